@@ -1,0 +1,162 @@
+"""One forward pass over a packed batch, with attention over the cache's blocks.
+
+The model is an unmodified Hugging Face causal language model. It is called with one row that holds all sequences' new
+tokens, and its attention layers call back: each writes its new keys and values into the pool and attends over the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from radixkv.attention import QueryChunk, build_plan
+from radixkv.attention.cpu_backend import CpuAttention
+from radixkv.engine.model_loader import LoadedModel, UnsupportedModelError
+from radixkv.memory import KVPool, LayerShape
+
+ATTENTION_NAME = "radixkv"
+
+
+class LogitRows(Enum):
+    """Which of a chunk's tokens need logits."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChunk:
+    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``block_ids``."""
+
+    token_ids: NDArray[np.int64]
+    num_context: int
+    block_ids: NDArray[np.int32]
+    logit_rows: LogitRows
+
+
+class ModelRunner:
+    """Runs one model; a model belongs to one runner at a time.
+
+    Raises:
+        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self._dtype = loaded.dtype
+        self._device = loaded.device
+        self._attention: CpuAttention | None = None
+        self._pool: KVPool | None = None
+        self._probed: dict[int, LayerShape] = {}
+        self._layer_of: dict[int, int] = {}
+
+        self._model.eval()
+        self._model.set_attn_implementation(ATTENTION_NAME)
+        used = self._model.config._attn_implementation
+        if used != ATTENTION_NAME:
+            raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                module.radixkv_runner = self
+        self._probe(loaded.name)
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What each attention layer stores a token, in the order of the pool's layers."""
+        return [self._probed[layer_idx] for layer_idx in self._layer_of]
+
+    def use_pool(self, pool: KVPool) -> None:
+        """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``."""
+        self._pool = pool
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[ModelChunk]) -> torch.Tensor:
+        """Compute the chunks' tokens and store their keys and values.
+
+        Returns:
+            float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
+        """
+        assert self._pool is not None, "use_pool comes first"
+        plan = build_plan([QueryChunk(c.block_ids, c.num_context, len(c.token_ids)) for c in chunks], self._pool.block_size)
+        token_ids = np.concatenate([chunks[i].token_ids for i in plan.order])
+        last_row = {chunk: plan.row_starts[place + 1] - 1 for place, chunk in enumerate(plan.order)}
+        keep: list[int] = []
+        for index, chunk in enumerate(chunks):
+            count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
+            keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
+        self._attention = CpuAttention(plan, self._pool)
+        try:
+            # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
+            logits = self._forward(token_ids, plan.positions, keep or [0])
+        finally:
+            self._attention = None
+        return logits[: len(keep)].float()
+
+    def attend(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
+        layer_idx = module.layer_idx
+        if self._attention is None:
+            return self._probe_layer(layer_idx, query, key, value)
+        return self._attention.attend(
+            self._layer_of[layer_idx],
+            query,
+            key,
+            value,
+            scale=options.get("scaling") or query.shape[-1] ** -0.5,
+            softcap=options.get("softcap"),
+            sliding_window=options.get("sliding_window"),
+            sinks=options.get("s_aux"),
+        )
+
+    def _forward(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], keep: list[int]) -> torch.Tensor:
+        output = self._model(
+            input_ids=torch.from_numpy(token_ids).unsqueeze(0),
+            position_ids=torch.from_numpy(positions).unsqueeze(0),
+            use_cache=False,
+            past_key_values=None,
+            logits_to_keep=torch.tensor(keep),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self, name: str) -> None:
+        """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
+        self._forward(np.zeros(2, dtype=np.int64), np.arange(2), [0])
+        if not self._probed:
+            raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
+        self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+
+    def _probe_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        if layer_idx in self._probed:
+            raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
+        self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _attention_function(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
+    runner: ModelRunner = module.radixkv_runner
+    return runner.attend(module, query, key, value, options), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -1,0 +1,124 @@
+"""A request, the sequences that answer it, and the groups of sequences that advance together.
+
+::
+
+    Request            one prompt and its parameters
+      SequenceGroup    what the scheduler runs or preempts as one: a sample by itself, all beams together
+        Sequence       token ids, and the block table that holds the keys and values of those computed
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache import BlockTable
+from radixkv.engine.detokenizer import IncrementalDetokenizer
+from radixkv.engine.sampler import SampledToken, SamplingRow
+from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+if TYPE_CHECKING:
+    from radixkv.engine.beam_search import BeamSearch
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt to be answered.
+
+    Attributes:
+        request_id: chosen by the caller, unique among unfinished requests.
+        prompt: the text, where it was given as text.
+        prompt_token_ids: int32, at least one.
+        params: how to choose tokens.
+        seed: where the request's random numbers begin: its own seed, or one that the engine drew.
+        namespace: whose cached prefixes it may share.
+        read_cache: reuse what is cached.
+        write_cache: leave what it computes for others.
+        sequences: every sample or beam, finished ones included.
+        num_cached_tokens: prompt tokens that were reused when the request first ran; None before.
+        failure: why the engine gave the request up.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: NDArray[np.int32]
+    params: SamplingParams | BeamSearchParams
+    seed: int
+    namespace: str = ""
+    read_cache: bool = True
+    write_cache: bool = True
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+    num_cached_tokens: int | None = None
+    beams: BeamSearch | None = None
+    failure: Exception | None = None
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.metrics.finished_time is not None
+
+    @property
+    def num_slots(self) -> int:
+        """How many sequences the request will run side by side."""
+        return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One continuation of a request's prompt.
+
+    Attributes:
+        index: which sample of the request.
+        token_ids: prompt and generated tokens.
+        table: the blocks of what is computed; None while waiting.
+        num_computed: tokens whose keys and values are in the table's blocks. The table itself may know fewer: decoding
+            records them a block at a time.
+        row: what the sampler keeps of the sequence; None for a beam.
+    """
+
+    request: Request
+    index: int
+    token_ids: list[int]
+    table: BlockTable | None = None
+    num_computed: int = 0
+    row: SamplingRow | None = None
+    detokenizer: IncrementalDetokenizer | None = None
+    num_streamed: int = 0
+    cumulative_logprob: float = 0.0
+    logprobs: SampleLogprobs = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute before the next one can be chosen."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.request.num_prompt_tokens :]
+
+
+@dataclass(eq=False)
+class SequenceGroup:
+    """Sequences that are admitted, run and preempted as one. Beams choose their next tokens together."""
+
+    request: Request
+    sequences: list[Sequence]
+
+    @property
+    def num_pending(self) -> int:
+        return max(sequence.num_pending for sequence in self.sequences)
+
+
+__all__ = ["Request", "SampledToken", "Sequence", "SequenceGroup"]

@@ -1,0 +1,128 @@
+"""What users pass as prompts and messages, brought into one form.
+
+A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, and optionally
+
+- ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
+- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to leave what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.engine.model_loader import LoadedModel
+
+PromptInput = str | Mapping[str, Any]
+Message = Mapping[str, str]
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as token ids, with its text where there is one, and what it may do with the cache."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+    namespace: str = ""
+    read_cache: bool = True
+    write_cache: bool = True
+
+
+def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel) -> list[Prompt]:
+    """One prompt or a list of them, tokenized.
+
+    Raises:
+        TypeError, ValueError: a prompt is none of the forms above.
+    """
+    if isinstance(prompts, str | Mapping):
+        prompts = [prompts]
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts: expected a string, a dictionary or a list of those, got {type(prompts).__name__}")
+    return [_as_prompt(prompt, loaded) for prompt in prompts]
+
+
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
+    """One conversation or a list of them.
+
+    Raises:
+        TypeError, ValueError: a message is not a dictionary with ``role`` and ``content``, or a conversation is empty.
+    """
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages: expected a list of messages or of conversations, got {type(messages).__name__}")
+    if len(messages) == 0:
+        raise ValueError("messages: expected at least one message, got an empty list")
+    conversations = [messages] if isinstance(messages[0], Mapping) else messages
+    for conversation in conversations:
+        if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or len(conversation) == 0:
+            raise ValueError(f"messages: expected a non-empty list of messages, got {conversation!r:.80}")
+        for message in conversation:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
+    return [list(conversation) for conversation in conversations]
+
+
+def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generation_prompt: bool = True) -> str:
+    """The conversation as the model's chat template writes it.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
+    tokenizer = loaded.require_tokenizer()
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
+    text: str = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    return text
+
+
+def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
+    """Token ids of a text in which the chat template has already written every special token."""
+    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:
+    """The arguments of `Prompt` that say what it may do with the cache.
+
+    Raises:
+        TypeError, ValueError: the salt is no string, or ``cache`` has other keys than read and write, or no booleans.
+    """
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
+    switches = dict(cache or {})
+    if not set(switches) <= {"read", "write"} or not all(isinstance(value, bool) for value in switches.values()):
+        raise ValueError(f"cache: expected {{'read': bool, 'write': bool}}, got {cache!r}")
+    return {
+        "namespace": cache_salt or "",
+        "read_cache": switches.get("read", True),
+        "write_cache": switches.get("write", True),
+    }
+
+
+def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    if not isinstance(prompt, Mapping):
+        raise TypeError(
+            f"prompts: expected a string or a dictionary, got {prompt!r:.80}; "
+            "token ids are passed as {'prompt_token_ids': [...]}"
+        )
+    if not set(prompt) <= _PROMPT_KEYS or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise ValueError(
+            f"prompts: expected one of 'prompt' and 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, "
+            f"got {sorted(prompt)}"
+        )
+    options = cache_options(prompt.get("cache_salt"), prompt.get("cache"))
+    if "prompt_token_ids" in prompt:
+        return Prompt(prompt["prompt_token_ids"], **options)
+    text = prompt["prompt"]
+    if not isinstance(text, str):
+        raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
+    ids = loaded.require_tokenizer()(text)["input_ids"]
+    if not ids:
+        raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
+    return Prompt(ids, text, **options)
