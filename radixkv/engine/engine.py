@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.cache import PrefixCache
+from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.detokenizer import IncrementalDetokenizer
-from radixkv.engine.errors import NoBlocksLeftError, RequestTooLargeError
+from radixkv.engine.errors import NoBlocksLeftError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
 from radixkv.engine.request import Request, SequenceGroup
@@ -121,20 +122,27 @@ class Engine:
             ValueError, TypeError: the prompt is empty or longer than the model, or an id is outside the vocabulary.
             RequestTooLargeError: more sequences or blocks than there are.
         """
-        tokens = self._check_prompt(prompt_token_ids)
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
+        tokens = check_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
+        room = self.loaded.max_model_len - len(tokens)
+        if params.max_tokens is None:
+            # "As far as it goes" goes no further than the cache; the token generated last takes no slot.
+            room = max(1, min(room, self.cache.num_blocks * self.cache.block_size + 1 - len(tokens)))
+        own_seed = params.seed if isinstance(params, SamplingParams) else None
         request = Request(
             request_id,
             prompt,
             tokens,
             params,
-            seed=self._seeds.getrandbits(63) if getattr(params, "seed", None) is None else params.seed,  # type: ignore[union-attr]
+            seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
+            max_new_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            end_token_ids=frozenset() if params.ignore_eos else self.loaded.eos_token_ids,
             namespace=namespace,
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
         )
-        self._check_fits(request)
+        check_fits(request, self.cache.num_blocks, self.cache.block_size, self.max_num_seqs)
         return request
 
     def add(self, request: Request) -> None:
@@ -149,7 +157,7 @@ class Engine:
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
             request.beams = BeamSearch(
-                request.params, self._max_new_tokens(request), self._end_token_ids(request.params), self._stop_finder(request)
+                request.params, request.max_new_tokens, request.end_token_ids, self._stop_finder(request.params)
             )
         else:
             self._equip_for_sampling(sequence)
@@ -197,54 +205,11 @@ class Engine:
 
     # -- before the model ----------------------------------------------------------------------------------------
 
-    def _check_prompt(self, token_ids: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        tokens = np.asarray(token_ids)
-        if tokens.ndim != 1 or tokens.size == 0:
-            raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {token_ids!r:.80}")
-        if not np.issubdtype(tokens.dtype, np.integer):
-            raise TypeError(f"prompt_token_ids: expected whole numbers, got {tokens.dtype}")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.loaded.vocab_size:
-            bad = low if low < 0 else high
-            raise ValueError(f"prompt_token_ids: {bad} is outside the vocabulary of {self.loaded.vocab_size} tokens")
-        if tokens.size >= self.loaded.max_model_len:
-            raise ValueError(
-                f"prompt of {tokens.size} tokens: the model takes {self.loaded.max_model_len}, "
-                "with at least one of them to be generated"
-            )
-        return tokens.astype(np.int32)
-
-    def _check_fits(self, request: Request) -> None:
-        if request.num_slots > self.max_num_seqs:
-            kind = "beam_width" if isinstance(request.params, BeamSearchParams) else "n"
-            raise RequestTooLargeError(
-                f"{kind}={request.num_slots} sequences run side by side, max_num_seqs allows {self.max_num_seqs}"
-            )
-        size, total = self.cache.block_size, self.cache.num_blocks
-        length = request.num_prompt_tokens + self._max_new_tokens(request)
-        # The last token generated is never computed, so it takes no slot.
-        needed = -(-(length - 1) // size)
-        if isinstance(request.params, BeamSearchParams):
-            shared = request.num_prompt_tokens // size
-            needed = shared + request.params.beam_width * (needed - shared)
-        if needed > total:
-            raise RequestTooLargeError(
-                f"{request.num_prompt_tokens} prompt tokens and up to {self._max_new_tokens(request)} new ones need "
-                f"{needed} blocks of {size} tokens, the cache has {total}: shorten them, or raise kv_cache_memory_bytes"
-            )
-
-    def _max_new_tokens(self, request: Request) -> int:
-        room = self.loaded.max_model_len - request.num_prompt_tokens
-        return room if request.params.max_tokens is None else min(room, request.params.max_tokens)
-
-    def _end_token_ids(self, params: SamplingParams | BeamSearchParams) -> frozenset[int]:
-        return frozenset() if params.ignore_eos else self.loaded.eos_token_ids
-
     def _equip_for_sampling(self, sequence: TokenSequence) -> None:
         request = sequence.request
         params = request.params
         assert isinstance(params, SamplingParams)
-        forbidden = self._end_token_ids(params) | frozenset(params.stop_token_ids) if params.min_tokens else frozenset()
+        forbidden = request.end_token_ids | frozenset(params.stop_token_ids) if params.min_tokens else frozenset()
         sequence.row = SamplingRow(
             params=params,
             seed=request.seed,
@@ -261,11 +226,9 @@ class Engine:
                 include_stop_str_in_output=params.include_stop_str_in_output,
             )
 
-    def _stop_finder(self, request: Request) -> Callable[[list[int]], str | None]:
-        tokenizer, params = self.loaded.tokenizer, request.params
-
+    def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:
-            text = tokenizer.decode(token_ids, skip_special_tokens=True)
+            text = self.loaded.require_tokenizer().decode(token_ids, skip_special_tokens=True)
             return next((stop for stop in params.stop if stop in text), None)
 
         return find
@@ -365,13 +328,13 @@ class Engine:
         stop = sequence.detokenizer.append([token.token_id]) if sequence.detokenizer is not None else None
         num_new = len(sequence.row.output_token_ids)
         if num_new >= params.min_tokens:
-            if token.token_id in self._end_token_ids(params):
+            if token.token_id in sequence.request.end_token_ids:
                 sequence.finish_reason = "stop"
             elif token.token_id in params.stop_token_ids:
                 sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
             elif stop is not None:
                 sequence.finish_reason, sequence.stop_reason = "stop", stop
-        if sequence.finish_reason is None and num_new >= self._max_new_tokens(sequence.request):
+        if sequence.finish_reason is None and num_new >= sequence.request.max_new_tokens:
             sequence.finish_reason = "length"
         if sequence.finish_reason is not None and sequence.detokenizer is not None:
             sequence.detokenizer.finish()

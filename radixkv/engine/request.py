@@ -36,6 +36,8 @@ class Request:
         prompt_token_ids: int32, at least one.
         params: how to choose tokens.
         seed: where the request's random numbers begin: its own seed, or one that the engine drew.
+        max_new_tokens: tokens to generate at most, the model's length considered.
+        end_token_ids: tokens that end an answer; none with ``ignore_eos``.
         namespace: whose cached prefixes it may share.
         read_cache: reuse what is cached.
         write_cache: leave what it computes for others.
@@ -49,6 +51,8 @@ class Request:
     prompt_token_ids: NDArray[np.int32]
     params: SamplingParams | BeamSearchParams
     seed: int
+    max_new_tokens: int
+    end_token_ids: frozenset[int]
     namespace: str = ""
     read_cache: bool = True
     write_cache: bool = True
