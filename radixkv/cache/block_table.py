@@ -1,0 +1,84 @@
+"""One sequence's map from token positions to physical blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache.block_pool import BlockIds
+from radixkv.cache.radix_tree import Node
+from radixkv.cache.tokens import decode
+
+
+class BlockTable:
+    """The blocks of one live sequence. `PrefixCache` makes, grows, forks and closes it; everybody else only reads.
+
+    Attributes:
+        namespace: whose prefixes it shares.
+        num_prompt_tokens: length of the prompt that it was opened with.
+        num_cached_tokens: how many of those were found, and are in its blocks from the start.
+        version: incremented when the block of an already reserved position changes (copy-on-write, or a block that turned
+            out to be known), so that whoever derived something from ``block_ids`` knows.
+        closed: it has let go of its blocks and can no longer be used.
+    """
+
+    def __init__(self, namespace: str, num_prompt_tokens: int, write: bool) -> None:
+        self.namespace = namespace
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
+        self.version = 0
+        self.closed = False
+        # The rest belongs to the cache.
+        self._tokens = bytearray()
+        self._ids: BlockIds = np.empty(0, dtype=np.int32)
+        self._num_blocks = 0
+        self._num_tokens = 0
+        self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else holds
+        self._num_published = 0  # leading blocks that are the tree's too
+        self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
+        self._write = write
+        self._node: Node | None = None  # the locked node that ends with the published blocks; None: publishes nothing
+
+    @property
+    def block_ids(self) -> BlockIds:
+        """The physical block of each ``block_size`` positions, reserved ones included; a view, int32."""
+        return self._ids[: self._num_blocks]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values are in the blocks."""
+        return self._num_tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Those tokens' ids, a copy."""
+        return decode(self._tokens)
+
+    def _add_blocks(self, blocks: BlockIds) -> None:
+        total = self._num_blocks + len(blocks)
+        if total > len(self._ids):
+            # Doubling: a sequence that grows by one block at a time must not copy its table each time.
+            grown = np.empty(max(total, 2 * len(self._ids)), dtype=np.int32)
+            grown[: self._num_blocks] = self._ids[: self._num_blocks]
+            self._ids = grown
+        self._ids[self._num_blocks : total] = blocks
+        self._num_blocks = total
+
+
+class Hold:
+    """A prefix kept from eviction until it is released. `PrefixCache.hold` makes it.
+
+    Attributes:
+        num_tokens: how much of the prompt is kept: whole blocks.
+        released: it keeps nothing any more; also after the cache was cleared.
+    """
+
+    def __init__(self, namespace: str, num_tokens: int, node: Node | None) -> None:
+        self.namespace = namespace
+        self.num_tokens = num_tokens
+        self.released = node is None
+        self._node = node

@@ -1,0 +1,35 @@
+"""What the cache refuses; every one of these leaves the cache as it was."""
+
+from __future__ import annotations
+
+
+class CacheError(Exception):
+    """Base of the cache's errors."""
+
+
+class InvalidArgumentError(CacheError, ValueError):
+    """An argument has a type or value that the call cannot take; the message names it."""
+
+
+class ClosedError(CacheError):
+    """A table or hold was used after it was closed, aborted or released, or with another cache than its own."""
+
+
+class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the condition
+    """There are not enough blocks, evictable ones included.
+
+    Attributes:
+        needed: blocks that the call had to take.
+        free: blocks that were free.
+        evictable: blocks that eviction could have freed.
+    """
+
+    def __init__(self, needed: int, free: int, evictable: int) -> None:
+        super().__init__(f"{needed} blocks needed, {free} free and {evictable} evictable")
+        self.needed = needed
+        self.free = free
+        self.evictable = evictable
+
+
+class InvariantViolation(CacheError, AssertionError):  # noqa: N818 - as above
+    """`PrefixCache.check` found the cache's bookkeeping broken; the message says where."""

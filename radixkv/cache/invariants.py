@@ -1,0 +1,128 @@
+"""Every rule that the cache keeps, verified from scratch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import numpy as np
+
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.block_table import BlockTable, Hold
+from radixkv.cache.errors import InvariantViolation
+from radixkv.cache.radix_tree import Node, RadixTree
+from radixkv.cache.stats import CacheStats
+from radixkv.cache.tokens import TOKEN_BYTES
+
+
+def check_cache(
+    pool: BlockPool,
+    tree: RadixTree,
+    tables: Collection[BlockTable],
+    holds: Collection[Hold],
+    stats: CacheStats,
+    block_size: int,
+) -> None:
+    """Raise InvariantViolation naming the first rule that does not hold."""
+    pool.check()
+    nodes = list(_nodes(tree))
+    _check_shape(tree, nodes, block_size)
+    _check_owners(pool, nodes, tables)
+    _check_locks(tree, nodes, tables, holds)
+    _check_tables(tables, block_size)
+    _check_eviction(pool, tree, nodes)
+    pending = sum(table._num_unaccounted for table in tables)
+    accounted = stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens + pending
+    if stats.queried_tokens != accounted:
+        raise InvariantViolation(f"{stats.queried_tokens} tokens queried, {accounted} accounted for")
+
+
+def _nodes(tree: RadixTree) -> Iterator[Node]:
+    pending: list[Node] = list(tree.roots.values())
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(node.children.values() if node.children else ())
+
+
+def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
+    for namespace, root in tree.roots.items():
+        if root.namespace != namespace or root.parent is not None or root.tokens or root.blocks:
+            raise InvariantViolation(f"root of {namespace!r} is not a root of that name")
+        if not root.children and not root.lock_count:
+            raise InvariantViolation(f"root of {namespace!r} is of no use to anybody and still there")
+    for node in nodes:
+        if -(-node.num_tokens // block_size) != node.num_blocks or (node.parent is not None and not node.tokens):
+            raise InvariantViolation(f"a node of {node.num_tokens} tokens has {node.num_blocks} blocks")
+        if node.num_tokens % block_size and (node.children or node.lock_count):
+            raise InvariantViolation("a node with a partly filled block is locked or has children")
+        keys = list(node.children) if node.children else []
+        for key, following in zip(keys, keys[1:], strict=False):
+            if following.startswith(key):
+                raise InvariantViolation("a child's first tokens continue those of its sibling")
+        for key in keys:
+            child = node.children[key]  # type: ignore[index]
+            if child.parent is not node or bytes(child.tokens[: block_size * TOKEN_BYTES]) != key:
+                raise InvariantViolation("a child is filed under a key that is not its own, or has another parent")
+    if tree.num_blocks != sum(node.num_blocks for node in nodes):
+        raise InvariantViolation(f"the tree counts {tree.num_blocks} blocks and has others")
+
+
+def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTable]) -> None:
+    """Rule 1: a reference for each table that holds a block, and one if the tree does."""
+    owners = np.zeros(pool.num_blocks, dtype=np.int64)
+    for holder in (*(table.block_ids for table in tables), *(node.block_ids() for node in nodes)):
+        if len(np.unique(holder)) != len(holder):
+            raise InvariantViolation("a table or node holds a block twice")
+        owners[holder] += 1
+    in_tree = np.concatenate([np.empty(0, dtype=np.int32), *(node.block_ids() for node in nodes)])
+    if len(np.unique(in_tree)) != len(in_tree):
+        raise InvariantViolation("a block is in the tree twice")
+    wrong = np.flatnonzero(owners != pool.ref_counts)
+    if len(wrong):
+        block = int(wrong[0])
+        raise InvariantViolation(f"block {block} counts {pool.ref_counts[block]} owners and has {owners[block]}")
+
+
+def _check_locks(
+    tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], holds: Collection[Hold]
+) -> None:
+    locks: Counter[int] = Counter()
+    for end in (*(table._node for table in tables), *(hold._node for hold in holds)):
+        if end is not None:
+            if list(end.path())[-1] not in tree.roots.values():
+                raise InvariantViolation("a table or hold ends in a node that is no longer in the tree")
+            locks.update(id(node) for node in end.path())
+    for node in nodes:
+        if node.lock_count != locks[id(node)]:
+            raise InvariantViolation(f"a node counts {node.lock_count} locks and has {locks[id(node)]}")
+
+
+def _check_tables(tables: Collection[BlockTable], block_size: int) -> None:
+    for table in tables:
+        if table.closed or len(table._tokens) != table.num_tokens * TOKEN_BYTES:
+            raise InvariantViolation("a closed table is still live, or a table's tokens are not those it counts")
+        if table.num_tokens > table.num_blocks * block_size:
+            raise InvariantViolation(f"a table of {table.num_blocks} blocks has {table.num_tokens} tokens")
+        if table._node is None:
+            continue
+        path = list(table._node.path())[::-1]
+        tokens = b"".join(bytes(node.tokens) for node in path)
+        blocks = np.concatenate([node.block_ids() for node in path])
+        if len(blocks) != table._num_published or not np.array_equal(blocks, table.block_ids[: len(blocks)]):
+            raise InvariantViolation("a table's published blocks are not those of the node it has locked")
+        if bytes(table._tokens[: len(tokens)]) != tokens:
+            raise InvariantViolation("a table's tokens are not those of the node it has locked")
+
+
+def _check_eviction(pool: BlockPool, tree: RadixTree, nodes: list[Node]) -> None:
+    """Rule 6: what may be evicted is exactly what nobody has locked, and only the tree owns it."""
+    unlocked = [node for node in nodes if node.lock_count == 0]
+    if tree.num_evictable_blocks != sum(node.num_blocks for node in unlocked):
+        raise InvariantViolation(f"{tree.num_evictable_blocks} blocks count as evictable, others are")
+    for node in unlocked:
+        if (pool.ref_counts[node.block_ids()] != 1).any():
+            raise InvariantViolation("a live table holds a block that could be evicted")
+    leaves = {node for node in unlocked if not node.children and node.parent is not None}
+    if set(tree.policy.leaves()) != leaves:
+        raise InvariantViolation("the eviction index is not the leaves that may be evicted")

@@ -1,0 +1,376 @@
+"""The face of the cache: open a sequence on what is known of its prompt, grow it, fork it, close it.
+
+::
+
+    table = cache.open(prompt)                  # holds the longest known prefix
+    cache.reserve(table, len(prompt))           # slots for the rest: evicts and copies on write as needed
+    ...                                         # carry out cache.drain_copies(), then write keys and values
+    cache.append(table, prompt[table.num_tokens:])   # they are written: whole blocks become known to everybody
+    cache.close(table)                          # all of it stays known until it is evicted
+
+The cache deals in token ids and block ids only. What is in the blocks is the caller's: it carries out the queued block
+copies, in order, before it writes anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.block_table import BlockTable, Hold
+from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
+from radixkv.cache.eviction import LRU, EvictionPolicy
+from radixkv.cache.invariants import check_cache
+from radixkv.cache.radix_tree import Match, RadixTree
+from radixkv.cache.snapshot import NodeSnapshot, snapshot
+from radixkv.cache.stats import CacheStats
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first ``num_tokens`` slots of block ``source`` are to be copied into block ``target``."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class PrefixCache:
+    """Shares the blocks of common prefixes between sequences.
+
+    Args:
+        num_blocks: physical blocks, with ids from 0 on.
+        block_size: tokens a block.
+        policy: which leaf goes first when blocks are needed; by default the least recently used.
+
+    Raises:
+        InvalidArgumentError: a size is not a whole number of at least 1.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, policy: EvictionPolicy | None = None) -> None:
+        if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
+            raise InvalidArgumentError(f"block_size: expected a whole number of at least 1, got {block_size!r}")
+        self.block_size = block_size
+        self._pool = BlockPool(num_blocks)
+        self._tree = RadixTree(self._pool, block_size, LRU() if policy is None else policy)
+        self._tables: set[BlockTable] = set()
+        self._holds: set[Hold] = set()
+        self._copies: list[BlockCopy] = []
+        self._stats = CacheStats()
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks with an owner: live sequences, the tree, or both."""
+        return self._pool.num_blocks - self._pool.num_free
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Blocks that only the tree owns, and that eviction could free."""
+        return self._tree.num_evictable_blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        return self._pool.num_free + self._tree.num_evictable_blocks
+
+    @property
+    def stats(self) -> CacheStats:
+        """A copy of the counters."""
+        return replace(self._stats)
+
+    def match(self, tokens: TokenIds, namespace: str = "") -> int:
+        """Length of the longest known prefix of ``tokens``, in tokens. Changes nothing, not even what was used last.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+        """
+        self._check_namespace(namespace)
+        match = self._tree.match(encode(tokens), namespace)
+        return 0 if match is None else match.num_tokens
+
+    def open(self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True) -> BlockTable:
+        """Begin a sequence whose prompt is ``tokens``: its table already holds the longest known prefix.
+
+        At least one token is left to compute, for its logits. Whole blocks are shared; where the prefix ends inside a
+        block, that block's known part is queued to be copied into a block of the sequence's own.
+
+        Args:
+            namespace: only sequences with the same namespace share blocks.
+            read: reuse what is known.
+            write: make known what the sequence computes.
+
+        Raises:
+            InvalidArgumentError: no tokens, or not token ids.
+            OutOfBlocks: the block to copy into cannot be had.
+        """
+        self._check_namespace(namespace)
+        prompt = encode(tokens)
+        if not prompt:
+            raise InvalidArgumentError("tokens: expected at least one, got none")
+        num_prompt_tokens = len(prompt) // TOKEN_BYTES
+        tree = self._tree
+        match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
+        if match is not None and match.num_partial_tokens:
+            self._require(1, tree.num_evictable_on_path(match))
+        if match is None:
+            match = Match(0, tree.root(namespace), 0)
+
+        table = BlockTable(namespace, num_prompt_tokens, write)
+        shared = tree.path_blocks(match)
+        table._node = tree.lock(match)
+        self._pool.share(shared)
+        table._add_blocks(shared)
+        table._num_published = len(shared)
+        if match.num_partial_tokens:
+            (own,) = self._take(1, after=int(shared[-1]) if len(shared) else None)
+            self._queue_copy(match.partial_block, int(own), match.num_partial_tokens)
+            table._add_blocks(np.array([own], dtype=np.int32))
+        table._tokens += prompt[: match.num_tokens * TOKEN_BYTES]
+        table._num_tokens = table._num_writable = table.num_cached_tokens = match.num_tokens
+        table._num_unaccounted = num_prompt_tokens - match.num_tokens
+        self._tables.add(table)
+        self._stats.opened_tables += 1
+        self._stats.queried_tokens += num_prompt_tokens
+        self._stats.reused_tokens += match.num_tokens
+        return table
+
+    def reserve(self, table: BlockTable, num_tokens: int) -> None:
+        """Make the slots of positions ``table.num_tokens .. num_tokens`` the table's own and writable.
+
+        Raises:
+            InvalidArgumentError: ``num_tokens`` is no whole number of at least 0.
+            OutOfBlocks: not all blocks can be had; nothing is changed.
+            ClosedError: the table is closed or of another cache.
+        """
+        self._check_open(table)
+        if not isinstance(num_tokens, int | np.integer) or isinstance(num_tokens, bool) or num_tokens < 0:
+            raise InvalidArgumentError(f"num_tokens: expected a whole number of at least 0, got {num_tokens!r}")
+        if num_tokens <= table._num_writable or num_tokens <= table._num_tokens:
+            return
+        size = self.block_size
+        # Only the partly filled tail block can have other owners: forks that begin in it.
+        tail = table._num_tokens // size
+        copies_tail = tail < table._num_blocks and int(self._pool.ref_counts[table._ids[tail]]) > 1
+        num_new = max(0, -(-num_tokens // size) - table._num_blocks)
+        if num_new + copies_tail:
+            self._require(num_new + copies_tail)
+        if copies_tail:
+            shared = table._ids[tail : tail + 1].copy()
+            (own,) = self._take(1, after=int(table._ids[tail - 1]) if tail else None)
+            self._queue_copy(int(shared[0]), int(own), table._num_tokens % size)
+            table._ids[tail] = own
+            table.version += 1
+            self._pool.release(shared)
+        if num_new:
+            last = int(table._ids[table._num_blocks - 1]) if table._num_blocks else None
+            table._add_blocks(self._take(num_new, after=last))
+        table._num_writable = table._num_blocks * size
+
+    def append(self, table: BlockTable, tokens: TokenIds) -> None:
+        """Record that the next tokens' keys and values have been written, and make whole blocks known.
+
+        Where the tree knows such a block already, the table is pointed at the tree's and its own is freed.
+
+        Raises:
+            InvalidArgumentError: not token ids, or more than `reserve` made room for.
+            ClosedError: the table is closed or of another cache.
+        """
+        self._check_open(table)
+        data = encode(tokens)
+        count = len(data) // TOKEN_BYTES
+        if table._num_tokens + count > max(table._num_writable, table._num_tokens):
+            raise InvalidArgumentError(
+                f"tokens: {count} after {table._num_tokens}, but only {table._num_writable} positions are reserved"
+            )
+        table._tokens += data
+        table._num_tokens += count
+        computed = min(count, table._num_unaccounted)
+        table._num_unaccounted -= computed
+        self._stats.computed_tokens += computed
+        if table._write and table._num_tokens // self.block_size > table._num_published:
+            self._publish(table)
+
+    def fork(self, table: BlockTable, count: int = 1) -> list[BlockTable]:
+        """``count`` more sequences that go on from where ``table`` is. They share all of its blocks; none is taken.
+
+        Raises:
+            InvalidArgumentError: ``count`` is no whole number of at least 1.
+            ClosedError: the table is closed or of another cache.
+        """
+        self._check_open(table)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InvalidArgumentError(f"count: expected a whole number of at least 1, got {count!r}")
+        filled = table._ids[: -(-table._num_tokens // self.block_size)]
+        children = []
+        for _ in range(count):
+            child = BlockTable(table.namespace, table.num_prompt_tokens, table._write)
+            child.num_cached_tokens = table.num_cached_tokens
+            child._tokens += table._tokens
+            child._add_blocks(filled)
+            child._num_tokens = child._num_writable = table._num_tokens
+            child._num_published = table._num_published
+            child._node = table._node
+            self._pool.share(filled)
+            children.append(child)
+        # The tail block has several owners now: the next to write into it must copy it.
+        table._num_writable = table._num_tokens
+        if table._node is not None:
+            self._tree.lock_again(table._node, count)
+        self._tables.update(children)
+        self._stats.forked_tables += count
+        return children
+
+    def close(self, table: BlockTable) -> None:
+        """End a sequence: all of it, its partly filled last block included, stays known; its blocks become evictable.
+
+        Raises:
+            ClosedError: the table is closed already, or of another cache.
+        """
+        self._check_open(table)
+        num_partial = table._num_tokens % self.block_size
+        if table._write and num_partial and table._node is not None:
+            tail = int(table._ids[table._num_tokens // self.block_size])
+            # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
+            if int(self._pool.ref_counts[tail]) == 1:
+                self._tree.publish_partial(table._node, bytes(table._tokens[-num_partial * TOKEN_BYTES :]), tail)
+        self._let_go(table)
+
+    def abort(self, table: BlockTable) -> None:
+        """End a sequence without making anything more of it known.
+
+        Raises:
+            ClosedError: the table is closed already, or of another cache.
+        """
+        self._check_open(table)
+        self._let_go(table)
+
+    def hold(self, tokens: TokenIds, namespace: str = "") -> Hold:
+        """Keep the known whole blocks of a prefix from eviction, until `release` or `clear`.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+        """
+        self._check_namespace(namespace)
+        match = self._tree.match(encode(tokens), namespace)
+        if match is None or match.num_tokens < self.block_size:
+            return Hold(namespace, 0, None)
+        hold = Hold(namespace, match.num_tokens - match.num_partial_tokens, self._tree.lock(match))
+        self._holds.add(hold)
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        """Let a held prefix be evicted again; a hold that was released or cleared already is left as it is."""
+        if not hold.released:
+            if hold not in self._holds:
+                raise ClosedError("hold: it belongs to another cache")
+            assert hold._node is not None
+            self._tree.unlock(hold._node)
+            self._drop_hold(hold)
+
+    def clear(self, namespace: str | None = None) -> int:
+        """Forget everything that is known, of one namespace or of all; returns how many blocks became free.
+
+        Live sequences keep their blocks and go on, but make nothing known any more: it could depend on what was to be
+        forgotten, such as old weights. Holds of what is forgotten are released.
+        """
+        free_before = self._pool.num_free
+        for name in list(self._tree.roots) if namespace is None else [namespace]:
+            if name not in self._tree.roots:
+                continue
+            for table in self._tables:
+                if table.namespace == name:
+                    table._node, table._write, table._num_published = None, False, 0
+            for hold in [hold for hold in self._holds if hold.namespace == name]:
+                self._drop_hold(hold)
+            self._tree.remove_namespace(name)
+        return self._pool.num_free - free_before
+
+    def drain_copies(self) -> list[BlockCopy]:
+        """The block copies queued since the last call, to be carried out in this order before any other write.
+
+        In this order, because a later copy may read what an earlier one wrote. A source may be free by now, or the target
+        of a later copy: it is still read in time.
+        """
+        copies, self._copies = self._copies, []
+        return copies
+
+    def check(self) -> None:
+        """Verify every invariant of the cache.
+
+        Raises:
+            InvariantViolation: naming what is broken.
+        """
+        check_cache(self._pool, self._tree, self._tables, self._holds, self._stats, self.block_size)
+
+    def tree_snapshot(self) -> dict[str, NodeSnapshot]:
+        """The tree of each namespace as plain data, for drawings and inspection."""
+        return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
+
+    def _publish(self, table: BlockTable) -> None:
+        assert table._node is not None
+        start, stop = table._num_published, table._num_tokens // self.block_size
+        own = table._ids[start:stop].copy()
+        tokens = bytes(table._tokens[start * self.block_size * TOKEN_BYTES : stop * self.block_size * TOKEN_BYTES])
+        table._node, kept = self._tree.publish(table._node, tokens, own)
+        table._num_published = stop
+        known = kept != own
+        if known.any():
+            self._pool.share(kept[known])
+            self._pool.release(own[known])
+            table._ids[start:stop] = kept
+            table.version += 1
+            self._stats.deduplicated_blocks += int(known.sum())
+
+    def _let_go(self, table: BlockTable) -> None:
+        self._tables.remove(table)
+        table.closed = True
+        self._stats.abandoned_tokens += table._num_unaccounted
+        self._pool.release(table._ids[: table._num_blocks])
+        if table._node is not None:
+            self._tree.unlock(table._node)
+            table._node = None
+
+    def _drop_hold(self, hold: Hold) -> None:
+        self._holds.remove(hold)
+        hold.released, hold._node = True, None
+
+    def _require(self, count: int, soon_locked: int = 0) -> None:
+        """Raise OutOfBlocks unless ``count`` blocks can be had, of which ``soon_locked`` evictable ones cannot."""
+        evictable = self._tree.num_evictable_blocks - soon_locked
+        if count > self._pool.num_free + evictable:
+            raise OutOfBlocks(count, self._pool.num_free, evictable)
+
+    def _take(self, count: int, after: int | None) -> BlockIds:
+        missing = count - self._pool.num_free
+        if missing > 0:
+            tokens, blocks = self._tree.evict(missing)
+            self._stats.evicted_tokens += tokens
+            self._stats.evicted_blocks += blocks
+        return self._pool.allocate(count, after)
+
+    def _queue_copy(self, source: int, target: int, num_tokens: int) -> None:
+        self._stats.copied_blocks += 1
+        # The source itself may just have been evicted to make room for the copy: then its tokens are in place.
+        if source != target and num_tokens:
+            self._copies.append(BlockCopy(source, target, num_tokens))
+
+    def _check_open(self, table: BlockTable) -> None:
+        if not isinstance(table, BlockTable):
+            raise InvalidArgumentError(f"table: expected a BlockTable, got {type(table).__name__}")
+        if table not in self._tables:
+            raise ClosedError("table: it is closed" if table.closed else "table: it belongs to another cache")
+
+    @staticmethod
+    def _check_namespace(namespace: str) -> None:
+        if not isinstance(namespace, str):
+            raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")

@@ -1,0 +1,370 @@
+"""Token prefixes -> runs of blocks: one tree a namespace, with compressed edges.
+
+::
+
+    root ── "You are a helpful assistant." ──┬── " What is ..."   a leaf; its last block may be partly filled
+            16 blocks, locked by 3 tables    └── " Who was ..."
+
+An edge's tokens lie in one growing byte array, so a comparison is one memory comparison however long the edge. Children
+are found by their first block's bytes, in a dictionary that hashes and then compares them; the same keys, sorted, give
+the neighbour with the longest common prefix when a prompt parts from the tree inside a block. Nodes begin and end at
+block borders; only a leaf may end with a partly filled block, and only while nobody has it locked.
+
+(RadixAttention: SGLang, Zheng et al. 2024.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.eviction import EvictionPolicy
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+
+
+class Node:
+    """One edge and what lies below it.
+
+    Attributes:
+        tokens: the edge's token ids, encoded.
+        blocks: the edge's block ids; the tree owns one reference to each.
+        lock_count: tables and holds that end in this node or below it; its blocks cannot be evicted while there are any.
+        last_use: the cache's clock when a sequence last began or ended here or below.
+    """
+
+    __slots__ = ("blocks", "children", "last_use", "lock_count", "parent", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.blocks = blocks
+        self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
+        self.lock_count = 0
+        self.last_use = last_use
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
+        return np.array(self.blocks[start:stop], dtype=np.int32)
+
+    def path(self) -> Iterator[Node]:
+        """This node and its ancestors, up to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class Root(Node):
+    """Where a namespace begins. It has no tokens and no blocks, and goes when nothing is below it and nobody uses it."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(None, bytearray(), array("i"), 0)
+        self.namespace = namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a prompt is known.
+
+    Attributes:
+        num_tokens: length of the longest known prefix.
+        node: the node in which it ends.
+        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
+        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
+    """
+
+    num_tokens: int
+    node: Node
+    num_node_blocks: int
+    num_partial_tokens: int = 0
+    partial_block: int = -1
+
+
+class RadixTree:
+    """The trees of all namespaces over one pool.
+
+    Args:
+        pool: where the blocks' references are counted.
+        block_size: tokens a block.
+        policy: which leaf goes first.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, policy: EvictionPolicy) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        self.policy = policy
+        self.roots: dict[str, Root] = {}
+        self.num_blocks = 0
+        self.num_evictable_blocks = 0
+        self.clock = 0
+
+    # -- looking up ----------------------------------------------------------------------------------------------
+
+    def match(self, prompt: bytes, namespace: str) -> Match | None:
+        """The longest known prefix of an encoded prompt; None where the namespace is empty."""
+        node: Node | None = self.roots.get(namespace)
+        if node is None:
+            return None
+        size, offset = self._block_bytes, 0
+        while node.children:
+            child = node.children.get(prompt[offset : offset + size])
+            if child is None:
+                return self._match_in_first_block(node, prompt, offset)
+            if not prompt.startswith(child.tokens, offset):
+                return self._match_inside(child, prompt, offset)
+            node = child
+            offset += len(child.tokens)
+        whole, partial = divmod(node.num_tokens, self._block_size)
+        return Match(offset // TOKEN_BYTES, node, whole, partial, node.blocks[-1] if partial else -1)
+
+    def _match_in_first_block(self, node: Node, prompt: bytes, offset: int) -> Match:
+        """No child begins with the prompt's next block: the nearest of them in order shares the most of it."""
+        assert node.children is not None
+        key = prompt[offset : offset + self._block_bytes]
+        place = node.children.bisect_left(key)
+        best, longest = None, 0
+        for neighbour in node.children.islice(max(0, place - 1), place + 1):
+            common = common_tokens(key, 0, neighbour)
+            if common > longest:
+                best, longest = node.children[neighbour], common
+        known = offset // TOKEN_BYTES
+        if best is None:
+            return Match(known, node, node.num_blocks)
+        return Match(known + longest, best, 0, longest, best.blocks[0])
+
+    def _match_inside(self, node: Node, prompt: bytes, offset: int) -> Match:
+        common = common_tokens(prompt, offset, node.tokens)
+        whole, partial = divmod(common, self._block_size)
+        block = node.blocks[whole] if partial else -1
+        return Match(offset // TOKEN_BYTES + common, node, whole, partial, block)
+
+    def path_blocks(self, match: Match) -> BlockIds:
+        """The whole blocks of a matched prefix, from the first on."""
+        parts = [node.block_ids() for node in match.node.path()]
+        parts[0] = parts[0][: match.num_node_blocks]
+        return np.concatenate(parts[::-1])
+
+    def num_evictable_on_path(self, match: Match) -> int:
+        """Blocks that can be evicted now and could not if the match were locked."""
+        count = 0
+        for node in match.node.path():
+            if node.lock_count:
+                break
+            count += match.num_node_blocks if node is match.node else node.num_blocks
+        return count
+
+    # -- locks ---------------------------------------------------------------------------------------------------
+
+    def lock(self, match: Match) -> Node:
+        """Keep a match's whole blocks from eviction; returns the node that now ends with them, to be unlocked later."""
+        node = match.node
+        if match.num_node_blocks == 0 and node.parent is not None:
+            node = node.parent
+        elif match.num_node_blocks * self._block_bytes < len(node.tokens):
+            node = self._split(node, match.num_node_blocks)
+        self.clock += 1
+        for step in node.path():
+            self._lock_node(step)
+            step.last_use = self.clock
+        return node
+
+    def lock_again(self, node: Node, count: int) -> None:
+        """``count`` more locks on a locked node, for forks."""
+        for step in node.path():
+            step.lock_count += count
+
+    def unlock(self, node: Node) -> None:
+        self.clock += 1
+        for step in node.path():
+            step.last_use = self.clock
+            step.lock_count -= 1
+            if step.lock_count == 0:
+                self.num_evictable_blocks += step.num_blocks
+                self._let_go_if_leaf(step)
+
+    def _lock_node(self, node: Node) -> None:
+        if node.lock_count == 0:
+            self.num_evictable_blocks -= node.num_blocks
+            if not node.children and node.parent is not None:
+                self.policy.remove(node)
+        node.lock_count += 1
+
+    def _let_go_if_leaf(self, node: Node) -> None:
+        """A node without locks and children may be evicted; a root like that is of no use."""
+        if node.lock_count or node.children:
+            return
+        if isinstance(node, Root):
+            del self.roots[node.namespace]
+        else:
+            self.policy.add(node)
+
+    # -- growing -------------------------------------------------------------------------------------------------
+
+    def root(self, namespace: str) -> Node:
+        """The namespace's root, made if there is none."""
+        node = self.roots.get(namespace)
+        if node is None:
+            node = self.roots[namespace] = Root(namespace)
+        return node
+
+    def publish(self, node: Node, tokens: bytes, blocks: BlockIds) -> tuple[Node, BlockIds]:
+        """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
+
+        Where the tree already holds the same tokens, its own blocks stay.
+
+        Args:
+            tokens: the blocks' token ids, encoded.
+            blocks: the caller's block ids.
+
+        Returns:
+            The node that now ends with the last block, locked in ``node``'s place, and the tree's ids for the blocks.
+        """
+        size, place, kept = self._block_bytes, 0, blocks
+        while place < len(blocks):
+            offset = place * size
+            key = tokens[offset : offset + size]
+            child = node.children.get(key) if node.children else None
+            if child is None:
+                self._drop_partial_prefix(node, key)
+                return self._extend(node, tokens[offset:], blocks[place:]), kept
+            common = common_tokens(tokens, offset, child.tokens) // self._block_size
+            if common * size < len(child.tokens):
+                child = self._split(child, common)
+            self._lock_node(child)
+            if kept is blocks:
+                kept = blocks.copy()
+            kept[place : place + common] = child.block_ids()
+            node = child
+            place += common
+        return node, kept
+
+    def publish_partial(self, node: Node, tokens: bytes, block: int) -> bool:
+        """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
+
+        Returns False, and takes nothing, where the tree holds these tokens already.
+        """
+        if node.children:
+            place = node.children.bisect_left(tokens)
+            if place < len(node.children) and node.children.peekitem(place)[0].startswith(tokens):
+                return False
+            self._drop_partial_prefix(node, tokens)
+        blocks = np.array([block], dtype=np.int32)
+        if self._grows_in_place(node):
+            self._extend(node, tokens, blocks)
+        else:
+            child = self._add_child(node, tokens, blocks)
+            self.num_evictable_blocks += 1
+            self.policy.add(child)
+        return True
+
+    def _extend(self, node: Node, tokens: bytes, blocks: BlockIds) -> Node:
+        """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
+        if not self._grows_in_place(node):
+            child = self._add_child(node, tokens, blocks)
+            child.lock_count = 1
+            return child
+        node.tokens += tokens
+        node.blocks.frombytes(np.ascontiguousarray(blocks).tobytes())
+        self._pool.share(blocks)
+        self.num_blocks += len(blocks)
+        return node
+
+    def _grows_in_place(self, node: Node) -> bool:
+        return not node.children and node.lock_count == 1 and node.parent is not None
+
+    def _add_child(self, node: Node, tokens: bytes, blocks: BlockIds) -> Node:
+        child = Node(node, bytearray(tokens), array("i", blocks.tolist()), self.clock)
+        if node.children is None:
+            node.children = SortedDict()
+        node.children[tokens[: self._block_bytes]] = child
+        self._pool.share(blocks)
+        self.num_blocks += len(blocks)
+        return child
+
+    def _drop_partial_prefix(self, node: Node, key: bytes) -> None:
+        """Let go of the partly filled leaf whose tokens ``key`` continues: the fuller block takes its place."""
+        if not node.children:
+            return
+        place = node.children.bisect_left(key)
+        if place and key.startswith(node.children.peekitem(place - 1)[0]):
+            self._remove_leaf(node.children.peekitem(place - 1)[1])
+
+    def _split(self, node: Node, num_blocks: int) -> Node:
+        """Cut an edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked."""
+        assert node.parent is not None and node.parent.children is not None
+        size = num_blocks * self._block_bytes
+        upper = Node(node.parent, node.tokens[:size], node.blocks[:num_blocks], node.last_use)
+        upper.lock_count = node.lock_count
+        node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
+        del node.tokens[:size]
+        del node.blocks[:num_blocks]
+        upper.children = SortedDict({bytes(node.tokens[: self._block_bytes]): node})
+        node.parent = upper
+        return upper
+
+    # -- shrinking -----------------------------------------------------------------------------------------------
+
+    def evict(self, count: int) -> tuple[int, int]:
+        """Free ``count`` blocks, which must be evictable: leaves before their parents, a leaf from its tail.
+
+        Returns:
+            Tokens and blocks evicted.
+        """
+        tokens_before, missing = 0, count
+        while missing:
+            leaf = self.policy.next_leaf()
+            assert isinstance(leaf, Node)
+            tokens_before += leaf.num_tokens
+            if leaf.num_blocks <= missing:
+                missing -= leaf.num_blocks
+                self._remove_leaf(leaf)
+                continue
+            keep = leaf.num_blocks - missing
+            self._pool.release(leaf.block_ids(keep))
+            del leaf.blocks[keep:]
+            del leaf.tokens[keep * self._block_bytes :]
+            self.num_blocks -= missing
+            self.num_evictable_blocks -= missing
+            tokens_before -= leaf.num_tokens
+            missing = 0
+        return tokens_before, count
+
+    def _remove_leaf(self, leaf: Node) -> None:
+        """Take an unlocked leaf out."""
+        parent = leaf.parent
+        assert parent is not None and parent.children is not None
+        self.policy.remove(leaf)
+        self._pool.release(leaf.block_ids())
+        self.num_blocks -= leaf.num_blocks
+        self.num_evictable_blocks -= leaf.num_blocks
+        del parent.children[bytes(leaf.tokens[: self._block_bytes])]
+        self._let_go_if_leaf(parent)
+
+    def remove_namespace(self, namespace: str) -> None:
+        """Forget all of a namespace, locked nodes too: who holds their blocks must no longer publish there."""
+        pending: list[Node] = [self.roots.pop(namespace)]
+        while pending:
+            node = pending.pop()
+            if node.children:
+                pending.extend(node.children.values())
+            elif node.lock_count == 0 and node.parent is not None:
+                self.policy.remove(node)
+            if node.lock_count == 0:
+                self.num_evictable_blocks -= node.num_blocks
+            self.num_blocks -= node.num_blocks
+            self._pool.release(node.block_ids())

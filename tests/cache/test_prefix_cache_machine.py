@@ -1,0 +1,232 @@
+"""Random interleavings of everything that a cache can be asked, against a shadow memory and a brute-force tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from radixkv.cache import BlockTable, Hold, NodeSnapshot, OutOfBlocks, PrefixCache
+
+NAMESPACES = ("", "tenant")
+# A tiny alphabet, so that prompts share prefixes that end anywhere, inside blocks too.
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+
+
+class ShadowMemory:
+    """For every slot of every block, the namespace and the exact prefix whose last token was written there."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: list[Any] = [None] * (num_blocks * block_size)
+
+    def write(self, table: BlockTable, tokens: list[int], start: int) -> None:
+        for position in range(start, len(tokens)):
+            self._slots[self._slot(table, position)] = (table.namespace, tuple(tokens[: position + 1]))
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        a, b = source * self._block_size, target * self._block_size
+        self._slots[b : b + num_tokens] = self._slots[a : a + num_tokens]
+
+    def assert_reads_its_own(self, table: BlockTable, tokens: list[int]) -> None:
+        for position in range(table.num_tokens):
+            assert self._slots[self._slot(table, position)] == (table.namespace, tuple(tokens[: position + 1]))
+
+    def _slot(self, table: BlockTable, position: int) -> int:
+        return int(table.block_ids[position // self._block_size]) * self._block_size + position % self._block_size
+
+
+def longest_known(root: NodeSnapshot | None, tokens: list[int]) -> int:
+    """The longest prefix of ``tokens`` on any path of the tree, tried one by one."""
+    if root is None:
+        return 0
+    best, pending = 0, [(root, [])]
+    while pending:
+        node, before = pending.pop()
+        path = before + node.tokens.tolist()
+        common = next((i for i, (a, b) in enumerate(zip(path, tokens, strict=False)) if a != b), None)
+        best = max(best, min(len(path), len(tokens)) if common is None else common)
+        pending.extend((child, path) for child in node.children)
+    return best
+
+
+class CacheMachine(RuleBasedStateMachine):
+    live = Bundle("live")
+    holds = Bundle("holds")
+
+    @initialize(block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]), num_blocks=st.integers(1, 24))
+    def start(self, block_size: int, num_blocks: int) -> None:
+        self.cache = PrefixCache(num_blocks, block_size)
+        self.memory = ShadowMemory(num_blocks, block_size)
+        self.tokens: dict[BlockTable, list[int]] = {}
+        self.writes: dict[BlockTable, bool] = {}
+        self.open_holds: dict[Hold, list[int]] = {}
+        self.seen_prompts: list[list[int]] = [[0]]
+
+    def state(self) -> Any:
+        """Everything that a failed call must leave as it was."""
+        trees = repr(self.cache.tree_snapshot())
+        tables = [(t.block_ids.tolist(), t.num_tokens, t.version) for t in self.tokens]
+        return trees, tables, self.cache.stats, self.cache.num_free_blocks, self.cache.num_evictable_blocks
+
+    def assert_honest(self, error: OutOfBlocks, before: Any) -> None:
+        assert error.needed > error.free + error.evictable
+        assert error.free == self.cache.num_free_blocks
+        assert self.state() == before
+
+    def carry_out_copies(self) -> None:
+        for copy in self.cache.drain_copies():
+            self.memory.copy(copy.source, copy.target, copy.num_tokens)
+
+    @rule(
+        target=live,
+        data=st.data(),
+        tail=TOKENS,
+        namespace=st.sampled_from(NAMESPACES),
+        read=st.sampled_from([True, True, True, False]),
+        write=st.sampled_from([True, True, True, False]),
+    )
+    def open(self, data: st.DataObject, tail: list[int], namespace: str, read: bool, write: bool) -> Any:
+        stem = data.draw(st.sampled_from(self.seen_prompts))
+        prompt = stem[: data.draw(st.integers(0, len(stem)))] + tail
+        self.seen_prompts.append(prompt)
+        before = self.state()
+        known = self.cache.match(prompt[:-1], namespace) if len(prompt) > 1 else 0
+        try:
+            table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read=read, write=write)
+        except OutOfBlocks as error:
+            self.assert_honest(error, before)
+            return multiple()
+        assert table.num_tokens == table.num_cached_tokens == (known if read else 0)
+        assert table.tokens.tolist() == prompt[: table.num_tokens]
+        self.tokens[table] = prompt
+        self.writes[table] = write
+        return table
+
+    @rule(table=live, chunk=st.integers(1, 40), more=TOKENS, spare=st.integers(0, 9))
+    def grow(self, table: BlockTable, chunk: int, more: list[int], spare: int) -> None:
+        """Compute the next tokens of the prompt, or generate some when it is done."""
+        if table.closed:
+            return
+        known = self.tokens[table]
+        if table.num_tokens == len(known):
+            known = self.tokens[table] = known + more
+        stop = min(table.num_tokens + chunk, len(known))
+        before = self.state()
+        try:
+            self.cache.reserve(table, stop + spare)
+        except OutOfBlocks as error:
+            self.assert_honest(error, before)
+            return
+        self.carry_out_copies()
+        start = table.num_tokens
+        self.memory.write(table, known[:stop], start)
+        self.cache.append(table, known[start:stop])
+
+    @rule(target=live, table=live, count=st.integers(1, 3))
+    def fork(self, table: BlockTable, count: int) -> Any:
+        if table.closed:
+            return multiple()
+        free = self.cache.num_free_blocks
+        children = self.cache.fork(table, count)
+        assert self.cache.num_free_blocks == free
+        for child in children:
+            self.tokens[child] = list(self.tokens[table][: table.num_tokens])
+            self.writes[child] = self.writes[table]
+        return multiple(*children)
+
+    @rule(table=consumes(live))
+    def close(self, table: BlockTable) -> None:
+        if table.closed:
+            return
+        size, known = self.cache.block_size, self.tokens.pop(table)[: table.num_tokens]
+        tail_is_shared = any(
+            len(known) % size and len(known) // size < other.num_blocks
+            and other.block_ids[len(known) // size] == table.block_ids[len(known) // size]
+            for other in self.tokens
+        )
+        self.cache.close(table)
+        if self.writes[table] and known and not tail_is_shared:
+            assert self.cache.match(known, table.namespace) == len(known)
+
+    @rule(table=consumes(live))
+    def abort(self, table: BlockTable) -> None:
+        if not table.closed:
+            del self.tokens[table]
+            self.cache.abort(table)
+
+    @rule(target=holds, data=st.data(), namespace=st.sampled_from(NAMESPACES))
+    def hold(self, data: st.DataObject, namespace: str) -> Hold:
+        prompt = data.draw(st.sampled_from(self.seen_prompts))
+        hold = self.cache.hold(prompt, namespace)
+        known = self.cache.match(prompt, namespace)
+        assert hold.num_tokens == known // self.cache.block_size * self.cache.block_size
+        self.open_holds[hold] = prompt[: hold.num_tokens]
+        return hold
+
+    @rule(hold=consumes(holds))
+    def release(self, hold: Hold) -> None:
+        self.cache.release(hold)
+        del self.open_holds[hold]
+
+    @rule(namespace=st.sampled_from([None, *NAMESPACES]))
+    def clear(self, namespace: str | None) -> None:
+        free = self.cache.num_free_blocks
+        freed = self.cache.clear(namespace)
+        assert self.cache.num_free_blocks == free + freed
+        for name in NAMESPACES if namespace is None else [namespace]:
+            assert all(self.cache.match(prompt, name) == 0 for prompt in self.seen_prompts)
+        for table in self.tokens:
+            if namespace in (None, table.namespace):
+                self.writes[table] = False
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
+    def match(self, data: st.DataObject, namespace: str) -> None:
+        prompt = data.draw(st.sampled_from(self.seen_prompts))
+        root = self.cache.tree_snapshot().get(namespace)
+        assert self.cache.match(prompt, namespace) == longest_known(root, prompt)
+
+    @rule(spare=st.integers(1, 24))
+    def squeeze(self, spare: int) -> None:
+        """Another sequence comes and goes that needs many blocks, and leaves nothing behind."""
+        table = self.cache.open([9], "", read=False, write=False)
+        self.tokens[table] = [9]
+        before = self.state()
+        try:
+            self.cache.reserve(table, spare * self.cache.block_size)
+        except OutOfBlocks as error:
+            self.assert_honest(error, before)
+        del self.tokens[table]
+        self.cache.abort(table)
+
+    @invariant()
+    def rules_hold(self) -> None:
+        self.cache.check()
+        assert self.cache.num_free_blocks + self.cache.num_held_blocks == self.cache.num_blocks
+        self.carry_out_copies()
+        for table, tokens in self.tokens.items():
+            self.memory.assert_reads_its_own(table, tokens)
+        for hold, tokens in self.open_holds.items():
+            if not hold.released:
+                assert self.cache.match(tokens, hold.namespace) == len(tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for table in list(self.tokens):
+            self.cache.close(table)
+        for hold in self.open_holds:
+            self.cache.release(hold)
+        self.cache.check()
+        self.cache.clear()
+        self.cache.check()
+        assert self.cache.num_free_blocks == self.cache.num_blocks
+
+
+CacheMachine.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_the_cache_keeps_its_rules = CacheMachine.TestCase
