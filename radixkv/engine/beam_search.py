@@ -151,7 +151,7 @@ class BeamSearch:
     def _end_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:
         if history[-1].token_id in self._end_token_ids:
             return "stop", None
-        if self._params.stop:
+        if self._params.stop_strings:
             stop = self._find_stop([continuation.token_id for continuation in history])
             if stop is not None:
                 return "stop", stop

@@ -209,7 +209,7 @@ class Engine:
         request = sequence.request
         params = request.params
         assert isinstance(params, SamplingParams)
-        forbidden = request.end_token_ids | frozenset(params.stop_token_ids) if params.min_tokens else frozenset()
+        forbidden = request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset()
         sequence.row = SamplingRow(
             params=params,
             seed=request.seed,
@@ -222,14 +222,14 @@ class Engine:
             sequence.detokenizer = IncrementalDetokenizer(
                 self.loaded.tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
-                stop=params.stop,
+                stop=params.stop_strings,
                 include_stop_str_in_output=params.include_stop_str_in_output,
             )
 
     def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:
             text = self.loaded.require_tokenizer().decode(token_ids, skip_special_tokens=True)
-            return next((stop for stop in params.stop if stop in text), None)
+            return next((stop for stop in params.stop_strings if stop in text), None)
 
         return find
 
@@ -330,7 +330,7 @@ class Engine:
         if num_new >= params.min_tokens:
             if token.token_id in sequence.request.end_token_ids:
                 sequence.finish_reason = "stop"
-            elif token.token_id in params.stop_token_ids:
+            elif token.token_id in params.end_token_ids:
                 sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
             elif stop is not None:
                 sequence.finish_reason, sequence.stop_reason = "stop", stop
@@ -378,9 +378,9 @@ class Engine:
         request.prompt_logprobs.extend(self._named(token) for token in tokens)
 
     def _named(self, token: SampledToken) -> dict[int, Logprob]:
-        entries = token.top_logprobs or []
         return {
-            token_id: Logprob(logprob, rank, self.decode_token(token_id)) for token_id, logprob, rank in entries
+            token_id: Logprob(logprob, rank, self.decode_token(token_id))
+            for token_id, logprob, rank in token.top_logprobs
         }
 
     def decode_token(self, token_id: int) -> str | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable
 from radixkv.engine.detokenizer import IncrementalDetokenizer
-from radixkv.engine.sampler import SampledToken, SamplingRow
+from radixkv.engine.sampler import SamplingRow
 from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
@@ -123,6 +123,3 @@ class SequenceGroup:
     @property
     def num_pending(self) -> int:
         return max(sequence.num_pending for sequence in self.sequences)
-
-
-__all__ = ["Request", "SampledToken", "Sequence", "SequenceGroup"]

@@ -227,6 +227,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=1000, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_the_cache_keeps_its_rules = CacheMachine.TestCase

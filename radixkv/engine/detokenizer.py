@@ -1,0 +1,100 @@
+"""Text from tokens as they come, and the stop strings in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# What decoding gives for bytes that are not yet, or never, a whole character.
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class IncrementalDetokenizer:
+    """The text of one answer.
+
+    Only the last few tokens are decoded each time. How a token reads can depend on the one before (a leading space, the
+    bytes of one character), so a window is decoded with and without its newest tokens, and the difference is the new text::
+
+        token ids   ... a b c d | e f        prefix = a b c d, already text
+                        └─ window ─┘         new text = decode(a..f) minus decode(a..d)
+
+    Text is final once it does not end inside a character. (The scheme of vLLM and text-generation-inference.)
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        skip_special_tokens: leave special tokens out.
+        stop: strings that end the text.
+        include_stop_str_in_output: whether the text then ends with the string, or before it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        skip_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._stop = list(stop)
+        self._include_stop = include_stop_str_in_output
+        self._held_back = max((len(string) for string in self._stop), default=1) - 1
+        self._token_ids: list[int] = []
+        self._window_start = 0
+        self._num_read = 0
+        self._text = ""
+        self._num_given = 0
+        self._complete = False
+
+    @property
+    def text(self) -> str:
+        """All text so far, a stop string cut off."""
+        return self._text
+
+    def append(self, token_ids: Sequence[int]) -> str | None:
+        """Add tokens; returns the stop string that the text now contains, the one that ends first, or None."""
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            before = self._decode(self._window_start, self._num_read)
+            after = self._decode(self._window_start, len(self._token_ids))
+            if len(after) <= len(before) or after.endswith(_INCOMPLETE):
+                continue
+            stop = self._add(after[len(before) :])
+            self._window_start, self._num_read = self._num_read, len(self._token_ids)
+            if stop is not None:
+                return stop
+        return None
+
+    def finish(self) -> None:
+        """No more tokens will come: bytes that are no whole character are text now, and nothing is held back."""
+        if not self._complete and self._num_read < len(self._token_ids):
+            before = self._decode(self._window_start, self._num_read)
+            self._add(self._decode(self._window_start, len(self._token_ids))[len(before) :])
+        self._complete = True
+
+    def delta(self) -> str:
+        """Text that is new since the last call and final: no stop string can still begin in it."""
+        end = len(self._text) if self._complete else max(self._num_given, len(self._text) - self._held_back)
+        piece = self._text[self._num_given : end]
+        self._num_given = end
+        return piece
+
+    def _decode(self, start: int, stop: int) -> str:
+        text: str = self._tokenizer.decode(
+            self._token_ids[start:stop],
+            skip_special_tokens=self._skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def _add(self, piece: str) -> str | None:
+        search_from = max(0, len(self._text) - self._held_back)
+        self._text += piece
+        found = [(self._text.find(stop, search_from) + len(stop), stop) for stop in self._stop if stop in self._text]
+        if not found:
+            return None
+        end, stop = min(found)
+        self._text = self._text[: end if self._include_stop else end - len(stop)]
+        self._complete = True
+        return stop

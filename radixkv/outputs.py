@@ -1,0 +1,92 @@
+"""What requests return, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability under the model, its rank from 1, and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+SampleLogprobs = list[dict[int, Logprob]]
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When what happened, in seconds of `time.monotonic`."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer.
+
+    Attributes:
+        index: which of the request's ``n``.
+        text: the answer, without the stop string unless that was asked for.
+        token_ids: all generated tokens, an end token included.
+        cumulative_logprob: sum of the chosen tokens' log-probabilities; None unless ``logprobs`` was asked for.
+        logprobs: a token, the chosen one's and the likeliest ones' log-probabilities.
+        finish_reason: "stop", "length" or "abort"; None while unfinished.
+        stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: SampleLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's answers.
+
+    Attributes:
+        prompt: the text, where it was given as text.
+        prompt_logprobs: a prompt token, None for the first; None unless asked for.
+        num_cached_tokens: prompt tokens that were reused rather than computed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: its tokens and text with the prompt's, and the log-probabilities of what was generated."""
+
+    tokens: list[int]
+    logprobs: SampleLogprobs
+    cum_logprob: float
+    text: str | None
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """A search's beams, best first."""
+
+    sequences: list[BeamSearchSequence]

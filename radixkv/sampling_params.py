@@ -1,0 +1,165 @@
+"""How to choose tokens: parameters with vLLM's names, defaults and meanings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen.
+
+    Attributes:
+        n: how many answers; their prompt is computed once.
+        temperature: 0 takes the likeliest token; below 1 sharper, above 1 flatter.
+        top_p: keep the likeliest tokens whose probabilities add up to this.
+        top_k: keep this many of the likeliest; 0 or -1: all.
+        min_p: keep tokens at least this fraction as likely as the likeliest.
+        presence_penalty: subtracted from the logit of every token generated so far.
+        frequency_penalty: subtracted as often as the token was generated.
+        repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
+        seed: where the request's random numbers begin; None: the engine draws one. See `radixkv.engine.sampler`.
+        stop: strings that end an answer.
+        stop_token_ids: tokens that end an answer.
+        min_tokens: until there are so many, nothing ends the answer.
+        max_tokens: tokens to generate at most; None: as far as the model and the cache go.
+        logprobs: report the chosen token's log-probability and those of this many likeliest.
+        prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
+        logit_bias: added to the logits of these token ids, clamped to -100 .. 100.
+        ignore_eos: go on after the end-of-sequence token.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: let the text end with the stop string.
+
+    Raises:
+        TypeError, ValueError: a value is impossible; the message names it.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("n", self.n, 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _whole("top_k", self.top_k, -1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise ValueError(f"min_tokens: expected at most max_tokens={self.max_tokens}, got {self.min_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0)
+        self.stop_strings = _stop_strings(self.stop)
+        self.end_token_ids = frozenset(self.stop_token_ids or ())
+        for token_id in self.end_token_ids:
+            _whole("stop_token_ids", token_id, 0)
+        self.biases = {}
+        for token_id, bias in (self.logit_bias or {}).items():
+            _whole("logit_bias", token_id, 0)
+            _number("logit_bias", bias, -math.inf, math.inf)
+            self.biases[token_id] = max(-100.0, min(100.0, float(bias)))
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError(f"n: expected 1 with temperature 0, where all answers are the same, got {self.n}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def validate_for(self, vocab_size: int) -> None:
+        """Refuse token ids and counts that a vocabulary of ``vocab_size`` does not have.
+
+        Raises:
+            ValueError: naming the argument and the value.
+        """
+        for name, ids in (("logit_bias", self.biases), ("stop_token_ids", self.end_token_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise ValueError(f"{name}: {token_id} is outside the vocabulary of {vocab_size} tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(self, name) or 0) > vocab_size:
+                raise ValueError(f"{name}: expected at most {vocab_size}, got {getattr(self, name)}")
+
+
+@dataclass
+class BeamSearchParams:
+    """How one beam search goes.
+
+    Attributes:
+        beam_width: beams kept, and returned.
+        max_tokens: tokens to generate at most.
+        ignore_eos: go on after the end-of-sequence token.
+        temperature: divides the logits; 0 leaves them as they are.
+        length_penalty: a beam's score is divided by its length to this power.
+        stop: strings that end a beam.
+        logprobs: report this many likeliest tokens a step.
+
+    Raises:
+        TypeError, ValueError: a value is impossible; the message names it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    stop: str | Sequence[str] | None = None
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("beam_width", self.beam_width, 1)
+        _whole("max_tokens", self.max_tokens, 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("length_penalty", self.length_penalty, -math.inf, math.inf)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0)
+        self.stop_strings = _stop_strings(self.stop)
+
+
+def _whole(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name}: expected at least {low}, got {value}")
+
+
+def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    # Infinite values are refused too; NaN fails every comparison.
+    if not (math.isfinite(value) and low <= value <= high and not (above and value == low)):
+        raise ValueError(f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}")
+
+
+def _stop_strings(stop: Any) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"stop: expected non-empty strings, got {string!r}")
+    return strings
