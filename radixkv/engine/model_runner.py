@@ -18,7 +18,8 @@ from transformers import AttentionInterface
 
 from radixkv.attention import QueryChunk, build_plan
 from radixkv.attention.cpu_backend import CpuAttention
-from radixkv.engine.model_loader import LoadedModel, UnsupportedModelError
+from radixkv.engine.errors import UnsupportedModelError
+from radixkv.engine.model_loader import LoadedModel
 from radixkv.memory import KVPool, LayerShape
 
 ATTENTION_NAME = "radixkv"

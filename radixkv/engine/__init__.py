@@ -1,0 +1,1 @@
+"""Requests, scheduling and the model: from token ids to token ids."""

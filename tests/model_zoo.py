@@ -1,0 +1,122 @@
+"""Tiny random models of many architectures, built from configurations alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 200
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+_MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    **_MOE,
+}
+# A small window, so that short prompts reach beyond it. Only where the architecture has one: `generate` believes the
+# configuration even where the model's own layers ignore it.
+_WINDOW = {"sliding_window": 12}
+_ALTERNATING = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+SUPPORTED: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "biogpt": {"num_key_value_heads": 4},
+    "cohere": {},
+    "cohere2": _ALTERNATING,
+    "deepseek_v2": _MLA,
+    "deepseek_v3": _MLA,
+    "ernie4_5": {},
+    "exaone4": {**_ALTERNATING, "sliding_window_pattern": 2},
+    "gemma": {},
+    "gemma2": {**_ALTERNATING, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_ALTERNATING, "query_pre_attn_scalar": 8},
+    "glm": {},
+    "glm4": {},
+    "gpt2": {"num_key_value_heads": 4},
+    "gpt_bigcode": {"num_key_value_heads": 1},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "gpt_oss": {**_MOE, **_ALTERNATING},
+    "granite": {},
+    "granitemoe": _MOE,
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "llama": {},
+    "ministral": _ALTERNATING,
+    "mistral": _WINDOW,
+    "mixtral": {**_MOE, **_WINDOW},
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _ALTERNATING,
+    "olmoe": _MOE,
+    "opt": {"num_key_value_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "persimmon": {"num_key_value_heads": 4},
+    "phi": {},
+    "phi3": _WINDOW,
+    "qwen2": {},
+    "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 24},
+    "qwen3": {},
+    "qwen3_moe": _MOE,
+    "seed_oss": {},
+    "smollm3": {"layer_types": ["full_attention"] * 3},
+    "stablelm": {},
+    "starcoder2": _WINDOW,
+}
+
+_ROPE = {"rope_theta": 10000.0, "factor": 2.0}
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "bloom": {"n_head": 4},
+    "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "n_ctx": 512},
+    "falcon": {"head_dim": None},
+    "gptj": {"n_embd": 32, "n_head": 4, "rotary_dim": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "llama": {"rope_parameters": {"rope_type": "dynamic", **_ROPE}},
+    "mpt": {"d_model": 32, "n_heads": 4},
+    "xglm": {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 2},
+}
+
+
+def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.PreTrainedModel:
+    """A model of architecture ``name`` with random float32 weights, the same for the same seed."""
+    torch.manual_seed(seed)
+    options = {key: value for key, value in {**_COMMON, **options}.items() if value is not None}
+    config = transformers.AutoConfig.for_model(name, **options)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Sinks, biases and norms begin as constants, which would hide mistakes with them.
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() == 1 and ("sink" in key or "bias" in key):
+                parameter.normal_(0, 0.5)
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+def build_supported(name: str, seed: int = 0) -> transformers.PreTrainedModel:
+    return build(name, SUPPORTED[name], seed)
