@@ -37,7 +37,9 @@ class Chat:
         self._messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self._token_ids: list[int] = []
         self._rendered = ""
+        # Of the last answer: the request as it ended, and how many tokens it generated.
         self.last_output: RequestOutput | None = None
+        self.last_num_tokens = 0
 
     @property
     def history(self) -> list[dict[str, str]]:
@@ -87,7 +89,7 @@ class Chat:
             (part,) = output.outputs
             answer += part.text
             answer_ids += part.token_ids
-            self.last_output = output
+            self.last_output, self.last_num_tokens = output, len(answer_ids)
             if part.text:
                 yield part.text
         self._messages = [*messages, {"role": "assistant", "content": answer}]

@@ -100,6 +100,8 @@ class Engine:
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
+        # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
+        self.peak_held_blocks = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -188,6 +190,7 @@ class Engine:
         chunks = self.scheduler.schedule()
         if not chunks:
             return self._fail_stuck_request()
+        self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
         try:
             self.pool.copy_blocks(self.cache.drain_copies())
             logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])

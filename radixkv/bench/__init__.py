@@ -1,0 +1,1 @@
+"""What `radixkv bench` measures, always against a baseline in the same run."""

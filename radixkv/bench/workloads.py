@@ -1,0 +1,63 @@
+"""The work that is measured: prompts of exact lengths, the same for everybody who runs it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that are sent together, wave after wave, and how each is answered.
+
+    Attributes:
+        waves: lists of prompts, as token ids; a wave begins when the one before has been answered. With ``chained``, a
+            wave's prompts are what to append to the conversation so far, the answers included.
+        new_tokens: tokens of every answer.
+        num_samples: answers to each prompt.
+        beam_width: search with beams; 0: sample greedily.
+        warm: run once before, unmeasured, so that all prompts are cached.
+        warm_prefix: leading tokens of the prompts that are cached before.
+    """
+
+    name: str
+    waves: list[list[list[int]]]
+    new_tokens: int
+    chained: bool = False
+    num_samples: int = 1
+    beam_width: int = 0
+    warm: bool = False
+    warm_prefix: int = 0
+
+
+def make_workloads(tokenizer: Any) -> list[Workload]:
+    """All end-to-end workloads."""
+    rng = random.Random(7)
+
+    def text(length: int) -> list[int]:
+        words = " ".join(rng.choices(_WORDS, k=2 * length))
+        ids: list[int] = tokenizer(words, add_special_tokens=False)["input_ids"]
+        return ids[:length]
+
+    system = text(1000)
+    chats = [[system + text(40) for _ in range(16)]]
+    stems = [text(120) for _ in range(6)]
+    turns = [stems] + [[text(30) for _ in range(6)] for _ in range(3)]
+    return [
+        Workload("16 chats, one 1,000-token system prompt, 64 new", chats, 64),
+        Workload("the same, all prompts cached", chats, 64, warm=True),
+        Workload("16 unrelated prompts of 240, 64 new", [[text(240) for _ in range(16)]], 64),
+        Workload("one stream of 128 tokens", [[text(16)]], 128),
+        Workload("6 conversations of 4 turns, 48 new each", turns, 48, chained=True),
+        Workload("n = 8 samples of 64, 1,000-token prompt", [[text(1000)]], 64, num_samples=8),
+        Workload("beam 4, 48 tokens, 1,000-token prompt", [[text(1000)]], 48, beam_width=4),
+        Workload("first token, 1,000-token prompt, cold", [[text(1000)]], 1),
+        Workload("first token, system prompt cached", [[system + text(40)]], 1, warm_prefix=1000),
+    ]

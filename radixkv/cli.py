@@ -1,0 +1,125 @@
+"""The command line: it parses and calls. Heavy imports wait until a command needs them, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Prefix caching for language models.")
+bench = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
+app.add_typer(bench, name="bench")
+
+Model = Annotated[str | None, typer.Option(help="hub id, folder or GGUF file; by default SmolLM2-135M-Instruct")]
+JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")]
+
+
+@app.command()
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
+    max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
+) -> None:
+    """Talk to a model; under each answer stands how much of the prompt was reused."""
+    from radixkv import LLM, Chat, SamplingParams
+    from radixkv.chat_terminal import run_chat
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    console = Console()
+    with console.status("loading the model"):
+        llm = LLM(model)
+    run_chat(Chat(llm, system, params), console)
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
+    model: Model = None,
+    n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
+    beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
+) -> None:
+    """Complete prompts and print the completions."""
+    from radixkv import LLM, BeamSearchParams, SamplingParams
+
+    console = Console(highlight=False)
+    if beam_width:
+        beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop)
+        for search in LLM(model).beam_search(prompts, beam_params):
+            for beam in search.sequences:
+                line = json.dumps({"text": beam.text, "cum_logprob": beam.cum_logprob})
+                console.print(line if as_json else f"[{beam.cum_logprob:.2f}] {beam.text}", markup=False)
+        return
+    params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+    for output in LLM(model).generate(prompts, params, use_tqdm=sys.stderr.isatty()):
+        for sample in output.outputs:
+            if as_json:
+                print(json.dumps({**asdict(sample), "prompt": output.prompt, "cached": output.num_cached_tokens}))
+            else:
+                console.print(f"{output.prompt}{sample.text}", markup=False)
+
+
+@app.command()
+def demo(json_path: JsonPath = None) -> None:
+    """A tour on the real default model: what sharing saves, and that the answers stay the same."""
+    from radixkv.demo import run_demo
+
+    if not run_demo(Console(), json_path):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    prepare: Annotated[bool, typer.Option("--prepare", help="convert the default model now, if it is not yet")] = False,
+) -> None:
+    """Say what was found on this machine, and what to do about what is missing."""
+    from radixkv.doctor import report
+    from radixkv.engine.default_model import ensure_converted, find_default_model
+
+    console = Console()
+    if prepare:
+        ensure_converted(find_default_model(), console.print)
+    report(console)
+
+
+@bench.command()
+def e2e(
+    json_path: JsonPath = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
+) -> None:
+    """End to end against transformers' generate."""
+    from radixkv.bench.e2e import run_e2e
+
+    run_e2e(Console(), rounds, only, json_path)
+
+
+def main() -> None:
+    """Run a command; what a user can mend is one line on standard error, not a traceback."""
+    try:
+        app()
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        _fail(error)
+    except Exception as error:
+        # Named, not imported above: the engine's errors are light, but a mistyped option must not wait for anything.
+        from radixkv.engine.errors import EngineError
+
+        if not isinstance(error, EngineError):
+            raise
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    print(f"radixkv: {error}", file=sys.stderr)
+    raise SystemExit(1) from None
