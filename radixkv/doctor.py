@@ -43,7 +43,11 @@ def examine() -> list[Finding]:
     findings.append(Finding("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"))
     packed = torch.backends.mkldnn.is_available()
     findings.append(
-        Finding("oneDNN", "yes" if packed else "no", "" if packed else "linear layers run at half speed: use a torch with it")
+        Finding(
+            "oneDNN",
+            "yes" if packed else "no",
+            "" if packed else "linear layers run at half speed: use a torch with it",
+        )
     )
     if importlib.util.find_spec("triton"):
         findings.append(Finding("Triton", importlib.metadata.version("triton")))

@@ -172,7 +172,9 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if len(sampling_params) != len(prompts):
-            raise ValueError(f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}")
+            raise ValueError(
+                f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
+            )
         requests = [self._make(prompt, params) for prompt, params in zip(prompts, sampling_params, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]

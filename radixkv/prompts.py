@@ -54,7 +54,7 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         raise TypeError(f"messages: expected a list of messages or of conversations, got {type(messages).__name__}")
     if len(messages) == 0:
         raise ValueError("messages: expected at least one message, got an empty list")
-    conversations = [messages] if isinstance(messages[0], Mapping) else messages
+    conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
     for conversation in conversations:
         if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or len(conversation) == 0:
             raise ValueError(f"messages: expected a non-empty list of messages, got {conversation!r:.80}")

@@ -154,7 +154,9 @@ def _number(name: str, value: Any, low: float, high: float, above: bool = False)
         raise TypeError(f"{name}: expected a number, got {value!r}")
     # Infinite values are refused too; NaN fails every comparison.
     if not (math.isfinite(value) and low <= value <= high and not (above and value == low)):
-        raise ValueError(f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}")
+        raise ValueError(
+            f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}"
+        )
 
 
 def _stop_strings(stop: Any) -> list[str]:

@@ -13,6 +13,7 @@ into ``[rows, kv heads, group, dim]``, the layout that the model wants back.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -161,7 +162,9 @@ class CpuAttention:
         return calls
 
 
-def _merge(merged: torch.Tensor, merged_lse: torch.Tensor, call: _Call, output: torch.Tensor, lse: torch.Tensor) -> None:
+def _merge(
+    merged: torch.Tensor, merged_lse: torch.Tensor, call: _Call, output: torch.Tensor, lse: torch.Tensor
+) -> None:
     """Weigh a partial result into what its rows have so far (online softmax, Milakov and Gimelshein 2018)."""
     if call.first:
         merged[call.rows] = output.to(merged.dtype)
@@ -215,16 +218,14 @@ def _lower_item(
     covered[rows] = True
     if len(breaks) == 0 or view_pays(len(breaks) + 1, len(slots)):
         borders = [0, *breaks.tolist(), len(slots)]
-        for low, high in zip(borders, borders[1:], strict=False):
+        for low, high in itertools.pairwise(borders):
             part = None if visibility is None else visibility.keys(low, high)
             yield _ViewCall(rows, first and low == 0, int(slots[low]), int(slots[high - 1]) + 1, part)
     else:
         yield _GatherCall(rows, first, torch.from_numpy(slots).unsqueeze(0), visibility)
 
 
-def _lower_tails(
-    tails: list[tuple[WorkItem, int]], block_size: int, covered: NDArray[np.bool_]
-) -> Iterator[_Call]:
+def _lower_tails(tails: list[tuple[WorkItem, int]], block_size: int, covered: NDArray[np.bool_]) -> Iterator[_Call]:
     """The decoding rows' own keys: long ones in place, the others gathered with those of about their length."""
     tails = sorted(tails, key=lambda tail: tail[1] - tail[0].key_stop)
     while tails:

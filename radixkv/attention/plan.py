@@ -16,6 +16,7 @@ al. 2024, and ChunkAttention, Ye et al. 2024; merging by log-sum-exp: FlashAtten
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ class _Node:
 
 def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Iterator[_Node]:
     """The nodes worth sharing, parents first, and one rest for every sequence; ``tables`` are sorted."""
-    common = [_common_blocks(a, b) for a, b in zip(tables, tables[1:], strict=False)]
+    common = [_common_blocks(a, b) for a, b in itertools.pairwise(tables)]
     pending = [(0, len(tables), 0)]
     while pending:
         start, stop, depth = pending.pop()
@@ -161,7 +162,7 @@ def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Itera
             yield _Node(start, stop, depth * block_size, shared * block_size)
             depth = shared
         borders = [start, *parts_at, stop]
-        pending.extend(reversed([(a, b, depth) for a, b in zip(borders, borders[1:], strict=False)]))
+        pending.extend(reversed([(a, b, depth) for a, b in itertools.pairwise(borders)]))
 
 
 def _common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

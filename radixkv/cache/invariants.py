@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -57,7 +58,7 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
         if node.num_tokens % block_size and (node.children or node.lock_count):
             raise InvariantViolation("a node with a partly filled block is locked or has children")
         keys = list(node.children) if node.children else []
-        for key, following in zip(keys, keys[1:], strict=False):
+        for key, following in itertools.pairwise(keys):
             if following.startswith(key):
                 raise InvariantViolation("a child's first tokens continue those of its sibling")
         for key in keys:
@@ -84,9 +85,7 @@ def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTa
         raise InvariantViolation(f"block {block} counts {pool.ref_counts[block]} owners and has {owners[block]}")
 
 
-def _check_locks(
-    tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], holds: Collection[Hold]
-) -> None:
+def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], holds: Collection[Hold]) -> None:
     locks: Counter[int] = Counter()
     for end in (*(table._node for table in tables), *(hold._node for hold in holds)):
         if end is not None:

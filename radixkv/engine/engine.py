@@ -413,4 +413,3 @@ class Engine:
             self.scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._requests[request.request_id]
-

@@ -85,6 +85,7 @@ def load_model(
         with _quiet(), _load_errors(name):
             tokenizer = _load_tokenizer(folder)
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen)
+    assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
     check_supported(model, name)
     own_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
@@ -124,7 +125,9 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     if not model._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError(f"{name}: {type(model).__name__} cannot be asked for the logits of some tokens only")
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} cannot be asked for the logits of some tokens only"
+        )
 
 
 def _layer_types(config: Any) -> list[str]:

@@ -86,7 +86,9 @@ class ModelRunner:
             float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
         """
         assert self._pool is not None, "use_pool comes first"
-        plan = build_plan([QueryChunk(c.block_ids, c.num_context, len(c.token_ids)) for c in chunks], self._pool.block_size)
+        plan = build_plan(
+            [QueryChunk(c.block_ids, c.num_context, len(c.token_ids)) for c in chunks], self._pool.block_size
+        )
         token_ids = np.concatenate([chunks[i].token_ids for i in plan.order])
         last_row = {chunk: plan.row_starts[place + 1] - 1 for place, chunk in enumerate(plan.order)}
         keep: list[int] = []
@@ -138,9 +140,7 @@ class ModelRunner:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
 
-    def _probe_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if layer_idx in self._probed:
             raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
         self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])

@@ -38,7 +38,11 @@ def pack_linears(model: nn.Module) -> int:
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 # Subclasses compute something else; exactly nn.Linear is what can be replaced.
-                if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.device.type == "cpu":
+                if (
+                    type(child) is nn.Linear
+                    and child.weight.dtype == torch.float32
+                    and child.weight.device.type == "cpu"
+                ):
                     setattr(module, name, PackedLinear(child))
                     count += 1
     return count

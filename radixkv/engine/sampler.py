@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from radixkv.sampling_params import SamplingParams
 
@@ -41,7 +43,7 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     sample_index: int
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int] | NDArray[np.int32]
     output_token_ids: list[int] = field(default_factory=list)
     forbidden_token_ids: frozenset[int] = frozenset()
 

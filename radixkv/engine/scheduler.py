@@ -191,7 +191,9 @@ class Scheduler:
         """Open the group's tables and start it, if its blocks, and one more for each running sequence, can be had."""
         cache = self._cache
         request = group.request
-        wants_prompt_logprobs = isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
+        wants_prompt_logprobs = (
+            isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
+        )
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
         read = request.read_cache and not (wants_prompt_logprobs and request.metrics.first_token_time is None)
         opened: list[Sequence] = []

@@ -40,7 +40,10 @@ def make_batch(rng: random.Random, shape: LayerShape, block_size: int, num_seque
     for _ in range(num_sequences):
         shared = 0
         blocks: list[int] = []
-        key, value = torch.empty(0, shape.num_kv_heads, shape.key_dim), torch.empty(0, shape.num_kv_heads, shape.value_dim)
+        key, value = (
+            torch.empty(0, shape.num_kv_heads, shape.key_dim),
+            torch.empty(0, shape.num_kv_heads, shape.value_dim),
+        )
         if chunks and rng.random() < 0.7:
             parent = rng.randrange(len(chunks))
             shared = rng.randint(0, chunks[parent].num_context // block_size)

@@ -62,7 +62,7 @@ def test_each_row_reads_each_of_its_keys_once(batch: tuple[list[QueryChunk], int
 def test_a_tree_of_three_levels_becomes_nested_items() -> None:
     stem = list(range(32))
     left, right = stem + [40, 41] * 16, stem + [50, 51] * 16
-    tables = [left + [60], right + [61], left + [62], right + [63]]
+    tables = [[*left, 60], [*right, 61], [*left, 62], [*right, 63]]
     chunks = [QueryChunk(np.array(table, dtype=np.int32), 64 * 16, 1) for table in tables]
     plan = build_plan(chunks, 16)
     shared = [(item.num_rows, item.key_start, item.key_stop) for item in plan.items if item.num_rows > 1]

@@ -144,7 +144,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         size, known = self.cache.block_size, self.tokens.pop(table)[: table.num_tokens]
         tail_is_shared = any(
-            len(known) % size and len(known) // size < other.num_blocks
+            len(known) % size
+            and len(known) // size < other.num_blocks
             and other.block_ids[len(known) // size] == table.block_ids[len(known) // size]
             for other in self.tokens
         )
