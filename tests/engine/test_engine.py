@@ -1,0 +1,278 @@
+"""The engine on a tiny model: the same tokens however work is cut up, shared, preempted or interrupted; nothing leaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine.errors import NoBlocksLeftError, RequestTooLargeError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+def tiny(**options: Any) -> LLM:
+    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 400, **options})
+
+
+def family(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
+    """Prompts that continue one another's prefixes, cut anywhere."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = [[rng.randrange(3, VOCAB_SIZE) for _ in range(longest)]]
+    while len(prompts) < count:
+        stem = rng.choice(prompts)[: rng.randint(0, longest)]
+        prompts.append(stem + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, longest))])
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.cache.check()
+    return [sample.token_ids for output in outputs for sample in output.outputs]
+
+
+def assert_empty(llm: LLM) -> None:
+    """Nothing runs, nothing is lost: what is held is cached, and all of it can be let go."""
+    cache = llm.engine.cache
+    cache.check()
+    assert not llm.engine.has_unfinished_requests
+    assert not llm.engine.scheduler.has_work
+    assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+    assert llm.reset_prefix_cache()
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[int, int], list[list[int]]]:
+    """What an engine without any cache answers, one request at a time."""
+    llm = tiny(enable_prefix_caching=False, max_num_seqs=1)
+    known: dict[tuple[int, int], list[list[int]]] = {}
+
+    def of(seed: int, count: int) -> list[list[int]]:
+        if (seed, count) not in known:
+            known[seed, count] = tokens_of(llm, family(seed, count))
+        return known[seed, count]
+
+    return of
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("num_blocks_for", [100, 260, 2000])
+def test_cached_and_uncached_runs_give_the_same_tokens(
+    expected: Callable[[int, int], list[list[int]]], block_size: int, chunk: int, num_blocks_for: int
+) -> None:
+    num_blocks = -(-num_blocks_for // block_size) + 40 // block_size + 1
+    llm = tiny(block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=chunk)
+    rng = random.Random(block_size * chunk)
+    for seed in (1, 2):
+        prompts, answers = family(seed, 12), expected(seed, 12)
+        order = [i for i in rng.sample(range(12), 12) if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size]
+        assert tokens_of(llm, [prompts[i] for i in order]) == [answers[i] for i in order]
+    stats = llm.engine.cache.stats
+    assert stats.queried_tokens == stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens
+    assert_empty(llm)
+
+
+def test_preemption_changes_no_token(expected: Callable[[int, int], list[list[int]]]) -> None:
+    llm = tiny(num_blocks=40)
+    assert tokens_of(llm, family(3, 10)) == expected(3, 10)
+    assert llm.engine.scheduler.num_preemptions > 0
+    assert llm.engine.cache.stats.evicted_blocks > 0
+    assert_empty(llm)
+
+
+def test_a_cold_burst_of_equal_prefixes_computes_them_once() -> None:
+    llm = tiny(max_num_batched_tokens=32)
+    stem = [random.Random(5).randrange(3, VOCAB_SIZE) for _ in range(160)]
+    tokens_of(llm, [{"prompt_token_ids": [*stem, 10 + i]} for i in range(16)])
+    stats = llm.engine.cache.stats
+    assert stats.computed_tokens == 161 + 15
+    assert stats.reused_tokens == 15 * 160
+
+
+def test_one_new_token_leaves_its_prompt_in_the_cache() -> None:
+    llm = tiny()
+    (prompt,) = family(1, 1)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    llm.generate(prompt, params, use_tqdm=False)
+    assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 59
+
+
+def test_a_hot_prefix_survives_a_full_pool() -> None:
+    llm = tiny(num_blocks=60)
+    hot = [random.Random(6).randrange(3, VOCAB_SIZE) for _ in range(40)]
+    for number in range(12):
+        cold = [random.Random(100 + number).randrange(3, VOCAB_SIZE) for _ in range(100)]
+        tokens_of(llm, [{"prompt_token_ids": cold}])
+        output = llm.generate({"prompt_token_ids": [*hot, number]}, GREEDY, use_tqdm=False)[0]
+        assert output.num_cached_tokens == (40 if number else 0)
+
+
+def test_samples_share_their_prompt_and_part_within_a_block() -> None:
+    llm = tiny()
+    prompt = {"prompt_token_ids": list(range(3, 45))}
+    params = SamplingParams(n=6, temperature=1.5, seed=1, max_tokens=3, ignore_eos=True)
+    outputs = llm.generate(prompt, params, use_tqdm=False)[0].outputs
+    assert [output.index for output in outputs] == list(range(6))
+    assert len({tuple(output.token_ids) for output in outputs}) > 1
+    stats = llm.engine.cache.stats
+    assert stats.computed_tokens == 42
+    # 42 tokens fill ten blocks and half of one: five siblings copy that one, the last to part keeps it.
+    assert stats.copied_blocks == 5
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
+    params = SamplingParams(n=3, temperature=1.0, top_p=0.9, seed=42, max_tokens=20, ignore_eos=True)
+    prompts = family(8, 9)
+    alone = tokens_of(tiny(enable_prefix_caching=False), prompts[4:5], params)
+    others = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+    for options in ({}, {"num_blocks": 60}, {"max_num_batched_tokens": 9}):
+        llm = tiny(**options)
+        outputs = llm.generate(prompts, [others] * 4 + [params] + [others] * 4, use_tqdm=False)
+        assert [sample.token_ids for sample in outputs[4].outputs] == alone
+        again = llm.generate(prompts[4], params, use_tqdm=False)[0]
+        assert [sample.token_ids for sample in again.outputs] == alone
+
+
+def test_namespaces_and_switches_decide_what_is_reused() -> None:
+    llm = tiny()
+    (prompt,) = family(1, 1)
+
+    def cached(**options: Any) -> int:
+        return llm.generate({**prompt, **options}, GREEDY, use_tqdm=False)[0].num_cached_tokens
+
+    assert cached(cache={"write": False}) == 0
+    assert cached() == 0
+    assert cached() == 59
+    assert cached(cache={"read": False}) == 0
+    assert cached(cache_salt="another tenant") == 0
+    assert cached(cache_salt="another tenant") == 59
+
+
+@pytest.mark.parametrize("params", [SamplingParams(n=3, max_tokens=8), BeamSearchParams(3, 8)], ids=["samples", "beams"])
+def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchParams) -> None:
+    llm = tiny(max_num_batched_tokens=16, num_blocks=70)
+    prompts = family(2, 4)
+    for steps in range(14):
+        for number, prompt in enumerate(prompts):
+            request = llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], params)
+            llm.engine.add(request)
+        for _ in range(steps):
+            llm.engine.step()
+        for number in range(4):
+            llm.engine.abort(f"{number}")
+            llm.engine.cache.check()
+        assert not llm.engine.abort("0")
+        assert_empty(llm)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the model broke"), KeyboardInterrupt()])
+@pytest.mark.parametrize("params", [GREEDY, BeamSearchParams(3, 8)], ids=["greedy", "beams"])
+def test_a_model_that_raises_at_any_step_leaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, params: SamplingParams | BeamSearchParams
+) -> None:
+    llm = tiny(max_num_batched_tokens=16)
+    run = llm.engine._runner.run
+    for failing_step in range(8):
+        calls = 0
+
+        def failing(chunks: Any, failing_step: int = failing_step) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == failing_step + 1:
+                raise error
+            return run(chunks)
+
+        monkeypatch.setattr(llm.engine._runner, "run", failing)
+        with pytest.raises(type(error)):
+            if isinstance(params, BeamSearchParams):
+                llm.beam_search(family(2, 3), params)
+            else:
+                llm.generate(family(2, 3), params, use_tqdm=False)
+        monkeypatch.undo()
+        assert_empty(llm)
+        assert len(tokens_of(llm, family(2, 2))) == 2
+
+
+def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny(max_num_seqs=1)
+    for number, prompt in enumerate(family(2, 2)):
+        llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._runner, "run", lambda chunks: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.engine.step()
+    finished = []
+    while llm.engine.has_unfinished_requests:
+        finished += [request for request in llm.engine.step() if request.finished]
+    assert [request.request_id for request in finished] == ["1"]
+    assert_empty(llm)
+
+
+def test_leaving_a_stream_early_aborts_it() -> None:
+    llm = tiny()
+    stream = llm.stream(family(1, 1)[0], GREEDY)
+    next(stream)
+    stream.close()
+    assert_empty(llm)
+
+
+def test_a_stream_adds_up_to_the_answer() -> None:
+    llm = tiny()
+    (prompt,) = family(1, 1)
+    pieces = list(llm.stream(prompt, GREEDY))
+    assert [t for piece in pieces for t in piece.outputs[0].token_ids] == tokens_of(llm, [prompt])[0]
+    assert [piece.finished for piece in pieces] == [False] * 19 + [True]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], GREEDY, "non-empty"),
+        ([VOCAB_SIZE], GREEDY, f"{VOCAB_SIZE} is outside the vocabulary"),
+        ([-1], GREEDY, "-1 is outside"),
+        ([3] * 512, GREEDY, "512 tokens; the model takes 512"),
+        ([3] * 60, GREEDY, "need 20 blocks of 4 tokens, and there are 16"),
+        ([3], SamplingParams(n=9), "n=9 sequences"),
+        ([3], BeamSearchParams(9, 4), "beam_width=9 sequences"),
+        ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks"),
+        ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
+    ],
+)
+def test_impossible_requests_are_refused_before_anything_runs(
+    prompt: list[int], params: SamplingParams | BeamSearchParams, message: str
+) -> None:
+    llm = tiny(num_blocks=16, max_num_seqs=8)
+    inputs = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": prompt}]
+    with pytest.raises(ValueError, match=message):
+        if isinstance(params, BeamSearchParams):
+            llm.beam_search(inputs, params)
+        else:
+            llm.generate(inputs, params, use_tqdm=False)
+    assert llm.engine.cache.stats.queried_tokens == 0
+    assert_empty(llm)
+    assert issubclass(RequestTooLargeError, ValueError)
+
+
+def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
+    llm = tiny(num_blocks=16)
+    prompt = {"prompt_token_ids": list(range(3, 48))}
+    first = tokens_of(llm, [prompt])
+    for _ in range(3):
+        assert tokens_of(llm, [prompt]) == first
+
+
+def test_a_request_starved_by_holds_fails_and_the_rest_go_on() -> None:
+    llm = tiny(num_blocks=16)
+    tokens_of(llm, [{"prompt_token_ids": list(range(3, 35))}])
+    hold = llm.engine.cache.hold(list(range(3, 35)))
+    with pytest.raises(NoBlocksLeftError, match="free"):
+        llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
+    assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
+    llm.engine.cache.release(hold)
+    assert_empty(llm)
