@@ -71,7 +71,9 @@ def test_cached_and_uncached_runs_give_the_same_tokens(
     rng = random.Random(block_size * chunk)
     for seed in (1, 2):
         prompts, answers = family(seed, 12), expected(seed, 12)
-        order = [i for i in rng.sample(range(12), 12) if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size]
+        order = [
+            i for i in rng.sample(range(12), 12) if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size
+        ]
         assert tokens_of(llm, [prompts[i] for i in order]) == [answers[i] for i in order]
     stats = llm.engine.cache.stats
     assert stats.queried_tokens == stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens
@@ -154,7 +156,9 @@ def test_namespaces_and_switches_decide_what_is_reused() -> None:
     assert cached(cache_salt="another tenant") == 59
 
 
-@pytest.mark.parametrize("params", [SamplingParams(n=3, max_tokens=8), BeamSearchParams(3, 8)], ids=["samples", "beams"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(n=3, max_tokens=8), BeamSearchParams(3, 8)], ids=["samples", "beams"]
+)
 def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchParams) -> None:
     llm = tiny(max_num_batched_tokens=16, num_blocks=70)
     prompts = family(2, 4)

@@ -1,0 +1,28 @@
+"""The measured work is what it says it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.bench.e2e import run
+from radixkv.bench.workloads import Workload, make_workloads
+
+
+def test_prompts_have_the_lengths_in_their_names(default_tokenizer: Any) -> None:
+    workloads = {workload.name: workload for workload in make_workloads(default_tokenizer)}
+    chats = workloads["16 chats, one 1,000-token system prompt, 64 new"].waves[0]
+    assert len(chats) == 16
+    assert all(prompt[:1000] == chats[0][:1000] for prompt in chats)
+    assert len({tuple(prompt) for prompt in chats}) == 16
+    assert [len(p) for p in workloads["16 unrelated prompts of 240, 64 new"].waves[0]] == [240] * 16
+
+
+def test_a_conversation_carries_its_answers_along() -> None:
+    seen: list[list[list[int]]] = []
+
+    def answer(prompts: list[list[int]], workload: Workload) -> list[list[int]]:
+        seen.append(prompts)
+        return [[90 + len(seen)] for _ in prompts]
+
+    run(answer, Workload("", [[[1], [2]], [[3], [4]]], 1, chained=True))
+    assert seen == [[[1], [2]], [[1, 91, 3], [2, 91, 4]]]

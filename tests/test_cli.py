@@ -1,0 +1,57 @@
+"""The command line as a user runs it: real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def radixkv(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from radixkv.cli import main; main()", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_help_does_not_load_torch() -> None:
+    program = "import sys\nfrom radixkv.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("False\n")
+
+
+def test_the_cache_can_be_used_without_torch() -> None:
+    program = "import sys, radixkv.cache; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    result = radixkv("demo", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    document = json.loads(path.read_text())
+    assert [row["equal"] for row in document["rows"]] == [True] * 4
+    assert all(row["computed_with"] < row["computed_without"] for row in document["rows"])
+    wastes = [(round(m["contiguous_waste"], 3), m["block_waste"] < 0.02) for m in document["memory"]]
+    assert wastes == [(0.430, True), (0.451, True)]
+    assert "radix tree" in result.stdout
+
+
+def test_chat_answers_piped_turns_and_reuses_them() -> None:
+    result = radixkv("chat", "--max-tokens", "8", stdin="Hello!\n\nHow are you?\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("prompt tokens") == 2
+    assert " 0 reused" in result.stdout
+
+
+def test_generate_prints_json() -> None:
+    result = radixkv("generate", "One, two,", "--max-tokens", "5", "--json")
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["token_ids"]) == 5
+
+
+def test_what_a_user_can_mend_is_one_line() -> None:
+    for arguments in (["generate", "x", "--model", "/no/such/model"], ["generate", "x", "--top-p", "2"]):
+        result = radixkv(*arguments)
+        assert result.returncode == 1
+        assert result.stderr.startswith("radixkv: ")
+        assert result.stderr.count("\n") == 1
