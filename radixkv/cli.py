@@ -54,15 +54,18 @@ def generate(
     from radixkv import LLM, BeamSearchParams, SamplingParams
 
     console = Console(highlight=False)
-    if beam_width:
-        beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop)
-        for search in LLM(model).beam_search(prompts, beam_params):
+    # Before loading, which takes seconds: a mistyped option should not wait for it.
+    beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
+    params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+    with Console(stderr=True).status("loading the model"):
+        llm = LLM(model)
+    if beam_params is not None:
+        for search in llm.beam_search(prompts, beam_params):
             for beam in search.sequences:
                 line = json.dumps({"text": beam.text, "cum_logprob": beam.cum_logprob})
                 console.print(line if as_json else f"[{beam.cum_logprob:.2f}] {beam.text}", markup=False)
         return
-    params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-    for output in LLM(model).generate(prompts, params, use_tqdm=sys.stderr.isatty()):
+    for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
         for sample in output.outputs:
             if as_json:
                 print(json.dumps({**asdict(sample), "prompt": output.prompt, "cached": output.num_cached_tokens}))

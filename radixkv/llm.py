@@ -61,7 +61,7 @@ class LLM:
         block_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
         num_blocks: int | None = None,
-        max_num_batched_tokens: int = 1024,
+        max_num_batched_tokens: int = 512,
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
         seed: int = 0,

@@ -107,6 +107,8 @@ def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
     assert complete(stop_token_ids=[comma]).stop_reason == comma
     late = complete(stop_token_ids=[comma], min_tokens=10)
     assert comma not in late.token_ids[:10]
+    later = complete(stop=[word, "ten"], min_tokens=8)
+    assert word in later.text
     assert (whole.finish_reason, len(whole.token_ids)) == ("length", 24)
 
 

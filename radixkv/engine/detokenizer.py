@@ -52,15 +52,19 @@ class IncrementalDetokenizer:
         """All text so far, a stop string cut off."""
         return self._text
 
-    def append(self, token_ids: Sequence[int]) -> str | None:
-        """Add tokens; returns the stop string that the text now contains, the one that ends first, or None."""
+    def append(self, token_ids: Sequence[int], may_stop: bool = True) -> str | None:
+        """Add tokens; returns the stop string that the new text completes, the one that ends first, or None.
+
+        Args:
+            may_stop: False: stop strings are text like any other still.
+        """
         for token_id in token_ids:
             self._token_ids.append(token_id)
             before = self._decode(self._window_start, self._num_read)
             after = self._decode(self._window_start, len(self._token_ids))
             if len(after) <= len(before) or after.endswith(_INCOMPLETE):
                 continue
-            stop = self._add(after[len(before) :])
+            stop = self._add(after[len(before) :], may_stop)
             self._window_start, self._num_read = self._num_read, len(self._token_ids)
             if stop is not None:
                 return stop
@@ -70,7 +74,7 @@ class IncrementalDetokenizer:
         """No more tokens will come: bytes that are no whole character are text now, and nothing is held back."""
         if not self._complete and self._num_read < len(self._token_ids):
             before = self._decode(self._window_start, self._num_read)
-            self._add(self._decode(self._window_start, len(self._token_ids))[len(before) :])
+            self._add(self._decode(self._window_start, len(self._token_ids))[len(before) :], may_stop=False)
         self._complete = True
 
     def delta(self) -> str:
@@ -88,10 +92,11 @@ class IncrementalDetokenizer:
         )
         return text
 
-    def _add(self, piece: str) -> str | None:
+    def _add(self, piece: str, may_stop: bool) -> str | None:
         search_from = max(0, len(self._text) - self._held_back)
         self._text += piece
-        found = [(self._text.find(stop, search_from) + len(stop), stop) for stop in self._stop if stop in self._text]
+        places = [(self._text.find(stop, search_from), stop) for stop in self._stop] if may_stop else []
+        found = [(place + len(stop), stop) for place, stop in places if place >= 0]
         if not found:
             return None
         end, stop = min(found)

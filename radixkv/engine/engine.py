@@ -18,17 +18,16 @@ from numpy.typing import NDArray
 from radixkv.cache import PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
-from radixkv.engine.detokenizer import IncrementalDetokenizer
+from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
 from radixkv.engine.errors import NoBlocksLeftError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
-from radixkv.engine.sampler import SampledToken, Sampler, SamplingRow
+from radixkv.engine.sampler import Sampler
 from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
-from radixkv.outputs import Logprob
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 DEFAULT_KV_CACHE_BYTES = 1 << 30
@@ -43,7 +42,8 @@ class Engine:
         num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
         kv_cache_memory_bytes: bytes for keys and values; by default 1 GiB, and no more than ``max_num_seqs``
             sequences of the model's full length could use.
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this.
+        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. From 512 on, the
+            activations of a step no longer fit the processor's cache: 1,024 took 10 to 20 % longer a token.
         max_num_seqs: sequences that run side by side at most.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         seed: where the random numbers of requests without a seed of their own begin.
@@ -61,7 +61,7 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
-        max_num_batched_tokens: int = 1024,
+        max_num_batched_tokens: int = 512,
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
         seed: int = 0,
@@ -126,6 +126,8 @@ class Engine:
         """
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
+        if params.stop_strings:
+            self.loaded.require_tokenizer()
         tokens = check_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
         room = self.loaded.max_model_len - len(tokens)
         if params.max_tokens is None:
@@ -162,7 +164,7 @@ class Engine:
                 request.params, request.max_new_tokens, request.end_token_ids, self._stop_finder(request.params)
             )
         else:
-            self._equip_for_sampling(sequence)
+            equip_for_sampling(sequence, self.loaded.tokenizer)
         request.sequences = [sequence]
         self.scheduler.add(SequenceGroup(request, [sequence]))
 
@@ -207,27 +209,6 @@ class Engine:
         return self.cache.clear()
 
     # -- before the model ----------------------------------------------------------------------------------------
-
-    def _equip_for_sampling(self, sequence: TokenSequence) -> None:
-        request = sequence.request
-        params = request.params
-        assert isinstance(params, SamplingParams)
-        forbidden = request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset()
-        sequence.row = SamplingRow(
-            params=params,
-            seed=request.seed,
-            sample_index=sequence.index,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=[],
-            forbidden_token_ids=forbidden,
-        )
-        if self.loaded.tokenizer is not None:
-            sequence.detokenizer = IncrementalDetokenizer(
-                self.loaded.tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-                stop=params.stop_strings,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-            )
 
     def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:
@@ -300,7 +281,7 @@ class Engine:
         siblings = []
         for index, sequence in enumerate(self.scheduler.fork(request.sequences[0], params.n - 1), start=1):
             sequence.index = index
-            self._equip_for_sampling(sequence)
+            equip_for_sampling(sequence, self.loaded.tokenizer)
             request.sequences.append(sequence)
             siblings.append(SequenceGroup(request, [sequence]))
             self.scheduler.running[siblings[-1]] = None
@@ -313,34 +294,12 @@ class Engine:
         states = [sequence.row for _, sequence, _ in sampled if sequence.row is not None]
         now = time.monotonic()
         for (group, sequence, _), token in zip(sampled, self._sampler.sample(logits, states), strict=True):
-            self._append_token(sequence, token)
+            append_token(sequence, token, self.loaded.tokenizer)
             if sequence.request.metrics.first_token_time is None:
                 sequence.request.metrics.first_token_time = now
             if sequence.finish_reason is not None:
                 self.scheduler.release(sequence)
                 self.scheduler.remove(group)
-
-    def _append_token(self, sequence: TokenSequence, token: SampledToken) -> None:
-        params = sequence.request.params
-        assert isinstance(params, SamplingParams) and sequence.row is not None
-        sequence.token_ids.append(token.token_id)
-        sequence.row.output_token_ids.append(token.token_id)
-        if token.logprob is not None:
-            sequence.cumulative_logprob += token.logprob
-            sequence.logprobs.append(self._named(token))
-        stop = sequence.detokenizer.append([token.token_id]) if sequence.detokenizer is not None else None
-        num_new = len(sequence.row.output_token_ids)
-        if num_new >= params.min_tokens:
-            if token.token_id in sequence.request.end_token_ids:
-                sequence.finish_reason = "stop"
-            elif token.token_id in params.end_token_ids:
-                sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
-            elif stop is not None:
-                sequence.finish_reason, sequence.stop_reason = "stop", stop
-        if sequence.finish_reason is None and num_new >= sequence.request.max_new_tokens:
-            sequence.finish_reason = "length"
-        if sequence.finish_reason is not None and sequence.detokenizer is not None:
-            sequence.detokenizer.finish()
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop the losers, fork the parents of several, continue the rest."""
@@ -378,17 +337,7 @@ class Engine:
         targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens]
         assert request.prompt_logprobs is not None
         tokens = self._sampler.prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
-        request.prompt_logprobs.extend(self._named(token) for token in tokens)
-
-    def _named(self, token: SampledToken) -> dict[int, Logprob]:
-        return {
-            token_id: Logprob(logprob, rank, self.decode_token(token_id))
-            for token_id, logprob, rank in token.top_logprobs
-        }
-
-    def decode_token(self, token_id: int) -> str | None:
-        tokenizer = self.loaded.tokenizer
-        return None if tokenizer is None else tokenizer.decode([token_id])
+        request.prompt_logprobs.extend(named_logprobs(token, self.loaded.tokenizer) for token in tokens)
 
     # -- requests that end early ---------------------------------------------------------------------------------
 

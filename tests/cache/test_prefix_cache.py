@@ -1,0 +1,253 @@
+"""What the cache promises, by example; what the random machine cannot easily say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixkv.cache import (
+    BlockCopy,
+    BlockTable,
+    ClosedError,
+    InvalidArgumentError,
+    InvariantViolation,
+    NodeSnapshot,
+    OutOfBlocks,
+    PrefixCache,
+)
+
+
+def compute(cache: PrefixCache, tokens: list[int], **options: Any) -> BlockTable:
+    """Open a sequence and compute all of its prompt."""
+    table = cache.open(tokens, **options)
+    cache.reserve(table, len(tokens))
+    cache.drain_copies()
+    cache.append(table, tokens[table.num_tokens :])
+    return table
+
+
+def leave(cache: PrefixCache, tokens: list[int], **options: Any) -> None:
+    cache.close(compute(cache, tokens, **options))
+    cache.check()
+
+
+def shape(cache: PrefixCache) -> Any:
+    def of(node: NodeSnapshot) -> Any:
+        return len(node.tokens), [of(child) for child in node.children]
+
+    return {name: of(root) for name, root in cache.tree_snapshot().items()}
+
+
+def test_a_match_ends_at_any_token_and_costs_one_block_copy() -> None:
+    cache = PrefixCache(20, 4)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    table = cache.open([1, 2, 3, 4, 5, 6, 9])
+    assert table.num_cached_tokens == 6
+    (copy,) = cache.drain_copies()
+    assert copy == BlockCopy(source=copy.source, target=int(table.block_ids[1]), num_tokens=2)
+    assert copy.source != copy.target
+
+
+def test_a_full_hit_computes_one_token() -> None:
+    cache = PrefixCache(20, 4)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert cache.open([1, 2, 3, 4, 5, 6, 7, 8]).num_cached_tokens == 7
+
+
+def test_a_long_chat_is_one_node() -> None:
+    cache = PrefixCache(200, 4)
+    tokens = [0]
+    for turn in range(40):
+        tokens = [*tokens, *range(turn, turn + 7)]
+        leave(cache, tokens)
+    assert shape(cache) == {"": (0, [(281, [])])}
+
+
+def test_the_same_block_computed_twice_is_kept_once() -> None:
+    cache = PrefixCache(20, 4)
+    first = cache.open([1, 2, 3, 4, 5])
+    second = cache.open([1, 2, 3, 4, 6])
+    for table in (first, second):
+        cache.reserve(table, 5)
+    cache.append(first, [1, 2, 3, 4])
+    version = second.version
+    cache.append(second, [1, 2, 3, 4])
+    assert first.block_ids[0] == second.block_ids[0]
+    assert second.version > version
+    assert cache.stats.deduplicated_blocks == 1
+    cache.check()
+
+
+def test_a_fuller_block_replaces_the_partly_filled_one() -> None:
+    cache = PrefixCache(20, 4)
+    leave(cache, [1, 2])
+    leave(cache, [1, 2, 3])
+    assert shape(cache) == {"": (0, [(3, [])])}
+    assert cache.num_held_blocks == 1
+
+
+def test_the_least_recently_used_leaf_goes_first_from_its_tail() -> None:
+    cache = PrefixCache(8, 2)
+    leave(cache, [1, 1, 2, 2, 3, 3])
+    leave(cache, [4, 4, 5, 5, 6, 6])
+    leave(cache, [1, 1, 2, 2, 3, 3])
+    table = cache.open(list(range(20, 27)))
+    cache.reserve(table, 7)
+    assert cache.match([4, 4, 5, 5, 6, 6]) == 2
+    assert cache.match([1, 1, 2, 2, 3, 3]) == 6
+    assert cache.stats.evicted_blocks == 2
+    assert cache.stats.evicted_tokens == 4
+
+
+def test_leaves_go_before_their_parents() -> None:
+    cache = PrefixCache(4, 1)
+    leave(cache, [1, 2, 3])
+    leave(cache, [1, 2, 4])
+    for count, known in ((1, 2), (2, 2), (3, 1), (4, 0)):
+        table = cache.open([9], read=False, write=False)
+        cache.reserve(table, count)
+        cache.abort(table)
+        assert cache.match([1, 2, 3]) == known or count == 1
+
+
+def test_no_copy_block_where_everything_is_in_use() -> None:
+    cache = PrefixCache(2, 4)
+    table = compute(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    before = shape(cache), cache.stats
+    with pytest.raises(OutOfBlocks) as caught:
+        cache.open([1, 2, 9])
+    assert (caught.value.needed, caught.value.free, caught.value.evictable) == (1, 0, 0)
+    assert (shape(cache), cache.stats) == before
+    assert not table.closed
+
+
+def test_a_full_cache_of_the_prompt_itself_still_admits_it() -> None:
+    cache = PrefixCache(2, 4)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    table = cache.open([1, 2, 3, 4, 5, 6, 7, 8])
+    assert table.num_cached_tokens == 7
+    # The block to copy from was evicted to make room for the copy: its tokens are in place already.
+    assert cache.drain_copies() == []
+    cache.check()
+
+
+def test_namespaces_never_share_and_roots_go_when_empty() -> None:
+    cache = PrefixCache(20, 2)
+    leave(cache, [1, 2, 3], namespace="a")
+    assert cache.match([1, 2, 3], "b") == 0
+    assert cache.open([1, 2, 3], "b").num_cached_tokens == 0
+    assert cache.clear("a") == 2
+    assert set(cache.tree_snapshot()) == {"b"}
+
+
+def test_a_table_that_was_open_at_a_clear_goes_on_but_makes_nothing_known() -> None:
+    cache = PrefixCache(20, 2)
+    table = compute(cache, [1, 2, 3, 4])
+    child = cache.fork(table)[0]
+    cache.clear()
+    cache.reserve(table, 6)
+    cache.append(table, [5, 6])
+    cache.close(table)
+    cache.close(child)
+    assert cache.match([1, 2]) == 0
+    assert cache.num_free_blocks == 20
+
+
+def test_a_deep_and_a_wide_tree() -> None:
+    cache = PrefixCache(20_000, 1)
+    for token in range(3000):
+        leave_unchecked(cache, [7, token])
+    deep: list[int] = []
+    for token in range(300):
+        deep.append(token % 3)
+        leave_unchecked(cache, [8, *deep, 5])
+    cache.check()
+    assert cache.match([8, *deep, 5]) == 302
+    assert cache.match([7, 2999]) == 2
+    assert cache.clear() == cache.num_blocks - 20_000 + 3001 + 1 + 300 + 300
+
+
+def leave_unchecked(cache: PrefixCache, tokens: list[int]) -> None:
+    cache.close(compute(cache, tokens))
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [-1], [2**31], ["a"], [1.5], "text", np.zeros((2, 2), dtype=np.int32), np.array([1.0]), None]
+)
+def test_impossible_tokens_are_refused(tokens: Any) -> None:
+    cache = PrefixCache(4, 2)
+    with pytest.raises(InvalidArgumentError, match="tokens"):
+        cache.open(tokens)
+    assert cache.num_free_blocks == 4
+    assert cache.stats.queried_tokens == 0
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
+def test_impossible_sizes_are_refused(size: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="num_blocks"):
+        PrefixCache(size)
+    with pytest.raises(InvalidArgumentError, match="block_size"):
+        PrefixCache(4, size)
+
+
+def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
+    cache, other = PrefixCache(4, 2), PrefixCache(4, 2)
+    table = cache.open([1, 2, 3])
+    calls = [
+        lambda c: c.reserve(table, 1),
+        lambda c: c.append(table, [1]),
+        lambda c: c.fork(table),
+        lambda c: c.close(table),
+        lambda c: c.abort(table),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError, match="another cache"):
+            call(other)
+    with pytest.raises(InvalidArgumentError, match="reserved"):
+        cache.append(table, [1])
+    with pytest.raises(InvalidArgumentError, match="count"):
+        cache.fork(table, 0)
+    with pytest.raises(InvalidArgumentError, match="num_tokens"):
+        cache.reserve(table, -1)
+    with pytest.raises(InvalidArgumentError, match="namespace"):
+        cache.open([1], namespace=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="BlockTable"):
+        cache.close("table")  # type: ignore[arg-type]
+    cache.close(table)
+    for call in calls:
+        with pytest.raises(ClosedError, match="closed"):
+            call(cache)
+    hold = other.hold([1])
+    other.release(hold)
+    leave(cache, [1, 2, 3])
+    with pytest.raises(ClosedError, match="hold"):
+        other.release(cache.hold([1, 2]))
+
+
+def test_check_names_what_is_broken() -> None:
+    def broken(cache: PrefixCache, table: BlockTable, how: str) -> None:
+        node = table._node
+        assert node is not None
+        if how == "owners":
+            cache._pool.ref_counts[table.block_ids[0]] += 1
+        elif how == "locks":
+            node.lock_count += 1
+        elif how == "evictable":
+            cache._tree.num_evictable_blocks += 1
+        elif how == "accounted":
+            cache._stats.reused_tokens += 1
+        elif how == "tokens":
+            table._tokens[0] ^= 1
+        else:
+            node.tokens[-1] ^= 1
+            node.parent.children[b"other"] = node  # type: ignore[index, union-attr]
+
+    for how in ("owners", "locks", "evictable", "accounted", "tokens", "filed under a key"):
+        cache = PrefixCache(8, 2)
+        table = compute(cache, [1, 2, 3, 4])
+        cache.check()
+        broken(cache, table, how)
+        with pytest.raises(InvariantViolation, match=how):
+            cache.check()
