@@ -38,7 +38,9 @@ def check_prompt(
     return tokens.astype(np.int32)
 
 
-def check_fits(request: Request, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+def check_fits(
+    request: Request, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
+) -> None:
     """Refuse what would not fit into an empty engine.
 
     Raises:
@@ -49,6 +51,11 @@ def check_fits(request: Request, num_blocks: int, block_size: int, max_num_seqs:
         name = "beam_width" if beams else "n"
         raise RequestTooLargeError(
             f"{name}={request.num_slots} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
+        )
+    if beams and request.num_slots > max_num_batched_tokens:
+        raise RequestTooLargeError(
+            f"beam_width={request.num_slots} beams take a token each in one step, "
+            f"max_num_batched_tokens={max_num_batched_tokens} allows no more"
         )
     # The last token generated is never computed, so it takes no slot.
     needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // block_size)

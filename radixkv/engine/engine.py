@@ -146,7 +146,13 @@ class Engine:
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
         )
-        check_fits(request, self.cache.num_blocks, self.cache.block_size, self.max_num_seqs)
+        check_fits(
+            request,
+            self.cache.num_blocks,
+            self.cache.block_size,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+        )
         return request
 
     def add(self, request: Request) -> None:

@@ -163,6 +163,8 @@ class Scheduler:
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the youngest groups as needed; False: the group itself gave way."""
         group = planned[0].group
+        # Only decoding groups get here with blocks to take, oldest first, for a prompt's were all reserved when it was
+        # admitted. So the youngest group is never one that this step has planned already.
         for chunk in planned:
             while not self._reserve(chunk.sequence, chunk.num_tokens):
                 victim = next(reversed(self.running))

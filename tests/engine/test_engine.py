@@ -244,6 +244,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
         ([3] * 60, GREEDY, "need 20 blocks of 4 tokens, and there are 16"),
         ([3], SamplingParams(n=9), "n=9 sequences"),
         ([3], BeamSearchParams(9, 4), "beam_width=9 sequences"),
+        ([3], BeamSearchParams(7, 4), "max_num_batched_tokens=6 allows"),
         ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks"),
         ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
     ],
@@ -251,7 +252,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
 def test_impossible_requests_are_refused_before_anything_runs(
     prompt: list[int], params: SamplingParams | BeamSearchParams, message: str
 ) -> None:
-    llm = tiny(num_blocks=16, max_num_seqs=8)
+    llm = tiny(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=6)
     inputs = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": prompt}]
     with pytest.raises(ValueError, match=message):
         if isinstance(params, BeamSearchParams):
