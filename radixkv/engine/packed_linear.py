@@ -2,7 +2,7 @@
 
 torch hands a float32 `nn.Linear` to MKL, which packs the weight anew at every call and on AMD processors does not use
 the widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding. On two cores of an
-AMD EPYC 9005, SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows.
+AMD EPYC (Zen 5), SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows.
 """
 
 from __future__ import annotations
