@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from transformers.utils import logging as transformers_logging
@@ -170,7 +171,21 @@ def _folder(model: str | Path | None, progress: Progress) -> str:
         raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
     if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
         raise ModelLoadError(f"{model}: there is no such folder")
+    if not path.exists():
+        _require_on_hub(str(model))
     return str(model)
+
+
+def _require_on_hub(model: str) -> None:
+    """Ask the hub once: transformers would ask for every file again and again, most of a minute, before it gives up."""
+    if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        huggingface_hub.HfApi().model_info(model, timeout=10)
+    except Exception as error:  # whatever went wrong, there is no model to load
+        raise ModelLoadError(
+            f"{model}: neither a folder here nor a model that the hub could be asked for ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _load_tokenizer(folder: str) -> Any:

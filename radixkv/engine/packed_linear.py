@@ -2,7 +2,8 @@
 
 torch hands a float32 `nn.Linear` to MKL, which packs the weight anew at every call and on AMD processors does not use
 the widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding. On two cores of an
-AMD EPYC (Zen 5), SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows.
+AMD EPYC (Zen 5), SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows. In
+bfloat16, where the processor computes in it: 1.4 to 2.2 times up to 16 rows, no more than the same from 512 rows on.
 """
 
 from __future__ import annotations
@@ -30,19 +31,18 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every float32 `nn.Linear` on the CPU by a packed one, where torch has oneDNN; returns how many."""
+    """Replace every `nn.Linear` on the CPU by a packed one, where torch and the processor can; returns how many."""
     if not torch.backends.mkldnn.is_available():
         return 0
+    dtypes = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtypes.add(torch.bfloat16)
     count = 0
     with torch.inference_mode():
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 # Subclasses compute something else; exactly nn.Linear is what can be replaced.
-                if (
-                    type(child) is nn.Linear
-                    and child.weight.dtype == torch.float32
-                    and child.weight.device.type == "cpu"
-                ):
+                if type(child) is nn.Linear and child.weight.dtype in dtypes and child.weight.device.type == "cpu":
                     setattr(module, name, PackedLinear(child))
                     count += 1
     return count

@@ -42,3 +42,26 @@ def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
     model = build(name, REFUSED[name])
     with pytest.raises(UnsupportedModelError, match=r"replaced|layers of type|rotary positions"):
         LLM(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma2", "gpt_oss", "llama"])
+def test_half_precision_is_no_further_from_the_truth_than_transformers(name: str, dtype: torch.dtype) -> None:
+    """The mean error of log-probabilities against float32; capped scores, sinks and differing head sizes among them."""
+    prompt = prompts()[3]
+    exact = true_logprobs(build_supported(name), prompt)
+    theirs = (true_logprobs(build_supported(name).to(dtype), prompt) - exact).abs().mean()
+    llm = LLM(build_supported(name).to(dtype), block_size=4, num_blocks=200, max_num_batched_tokens=16)
+    assert llm.engine.pool.key_rows[0].dtype == dtype
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    given = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0].prompt_logprobs
+    assert given is not None
+    ours = torch.tensor([step[token].logprob for step, token in zip(given[1:], prompt[1:], strict=True) if step])
+    assert (ours - exact).abs().mean() <= 1.5 * theirs
+
+
+@torch.inference_mode()
+def true_logprobs(model: torch.nn.Module, prompt: list[int]) -> torch.Tensor:
+    """The log-probability that the model itself gives to each token of the prompt but the first."""
+    logits = model(torch.tensor([prompt])).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]

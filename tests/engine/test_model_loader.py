@@ -51,6 +51,19 @@ def test_models_that_are_not_there_are_refused(name: str, message: str) -> None:
         load_model(name)
 
 
+def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def model_info(self: object, name: str, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    with pytest.raises(ModelLoadError, match=r"nobody/nothing: neither a folder.*no network here"):
+        load_model("nobody/nothing")
+    assert asked == ["nobody/nothing"]
+
+
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"')
     with pytest.raises(ModelLoadError, match="could not be loaded"):
@@ -122,13 +135,18 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("shape", [(8, 16), (7, 3), (1, 1), (576, 192)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], bias: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor does not compute in bfloat16")
     torch.manual_seed(0)
-    linear = nn.Linear(*shape, bias=bias)
+    linear = nn.Linear(*shape, bias=bias, dtype=dtype)
     model = nn.Sequential(linear, nn.ReLU())
-    inputs = torch.randn(1, 5, shape[0])
+    inputs = torch.randn(1, 5, shape[0], dtype=dtype)
+    exact = inputs.double() @ linear.weight.double().T
+    exact = torch.relu(exact + linear.bias.double() if bias else exact)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     with torch.inference_mode():
-        expected = model(inputs)
         assert pack_linears(model) == 1
         assert isinstance(model[0], PackedLinear)
-        torch.testing.assert_close(model(inputs), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(inputs).double(), exact, rtol=tolerance, atol=tolerance)
