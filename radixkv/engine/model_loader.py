@@ -92,7 +92,7 @@ def load_model(
     own_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and not (isinstance(max_model_len, int) and 2 <= max_model_len <= own_length):
         raise ValueError(f"max_model_len: expected 2 to {own_length} for {name}, got {max_model_len!r}")
-    pack_linears(model)
+    pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

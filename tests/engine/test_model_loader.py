@@ -147,6 +147,36 @@ def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], b
     exact = torch.relu(exact + linear.bias.double() if bias else exact)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     with torch.inference_mode():
-        assert pack_linears(model) == 1
+        assert pack_linears(model, lambda: model(inputs)) == 1
         assert isinstance(model[0], PackedLinear)
         torch.testing.assert_close(model(inputs).double(), exact, rtol=tolerance, atol=tolerance)
+
+
+class Attention(nn.Module):
+    """Three layers with one input, one of which has no bias, and a fourth with as many features and another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 4, bias=False), nn.Linear(8, 4)
+        self.output = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.output(self.query(x) * torch.cat([self.key(x), self.value(x)], dim=-1))
+        return result
+
+
+def test_linears_with_the_same_input_are_one_product() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    first, second = torch.randn(2, 1, 5, 8)
+    with torch.inference_mode():
+        expected = model(first), model(second), model.key(second)
+        assert pack_linears(model, lambda: model(first)) == 4
+        assert model.query._product is model.key._product is model.value._product is not model.output._product
+        for _ in range(2):
+            torch.testing.assert_close(model(first), expected[0])
+            torch.testing.assert_close(model(second), expected[1])
+        # A part asked for alone, twice with the same input, and then in the middle of another order.
+        for _ in range(2):
+            torch.testing.assert_close(model.key(second), expected[2])
+        torch.testing.assert_close(model(second), expected[1])
