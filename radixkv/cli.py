@@ -108,6 +108,17 @@ def e2e(
     run_e2e(Console(), rounds, only, json_path)
 
 
+@bench.command()
+def cache(
+    json_path: JsonPath = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,
+) -> None:
+    """What the cache's bookkeeping costs, against a chain of block hashes."""
+    from radixkv.bench.cache import run_cache
+
+    run_cache(Console(), rounds, json_path)
+
+
 def main() -> None:
     """Run a command; what a user can mend is one line on standard error, not a traceback."""
     try:

@@ -6,11 +6,8 @@ each wave of prompts as one left-padded batch, as a careful user would; rounds a
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from radixkv.bench.machine import describe_machine
 from radixkv.bench.workloads import Workload, make_workloads
 from radixkv.engine.default_model import ensure_converted, find_default_model
 from radixkv.llm import LLM
@@ -153,25 +151,9 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
         results.insert(0, _measure_ready(rounds, folder))
     console.print(_table(results, rounds))
     if json_path is not None:
-        document = {"machine": describe_machine(), "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
+        machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
+        document = {"machine": machine, "rows": [{**asdict(r), "ratio": r.ratio} for r in results]}
         json_path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def describe_machine() -> dict[str, Any]:
-    """What a figure needs beside it to mean anything."""
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-    }
 
 
 def _timed(answer: Callable[[Tokens, Workload], Tokens], workload: Workload) -> tuple[Tokens, float]:

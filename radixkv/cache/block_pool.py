@@ -2,15 +2,20 @@
 
 Free blocks are kept as runs of consecutive ids, because whoever attends over consecutive blocks need not gather them::
 
-    ids   0 1 2 3 4 5 6 7 8 9          runs by start {0: 2, 5: 5}
-          . . A A B . . . . .          runs by size  [(2, 0), (5, 5)]
+    ids   0 1 2 3 4 5 6 7 8 9          runs, start -> stop   {0: 2, 5: 10}
+          . . A A B . . . . .          by size class         2..3: [stop 2]   4..7: [stop 10]
+
+Runs are filed under the power of two that their size has reached, and named by their end. So a run that gives up its
+first block, as a growing sequence makes it do all the time, mostly stays where it is filed, and every operation on a
+run takes constant time.
 """
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
-from sortedcontainers import SortedList
 
 from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOfBlocks
 
@@ -24,6 +29,9 @@ _SPREAD_SHARE = 8
 class BlockPool:
     """Reference counts and free runs of ``num_blocks`` blocks with ids from 0 on.
 
+    Attributes:
+        ref_counts: owners of each block, int32.
+
     Raises:
         InvalidArgumentError: ``num_blocks`` is not a whole number of at least 1.
     """
@@ -33,72 +41,111 @@ class BlockPool:
             raise InvalidArgumentError(f"num_blocks: expected a whole number of at least 1, got {num_blocks!r}")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self.ref_counts: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
-        self._size_of_run: dict[int, int] = {0: num_blocks}  # by first id
-        self._start_of_run: dict[int, int] = {num_blocks: 0}  # by the id after the last
-        self._runs_by_size: SortedList[tuple[int, int]] = SortedList([(num_blocks, 0)])
+        # Two views of the same counts: numpy for many blocks, the array for one, where it is three times as fast.
+        self._counts = array("i", bytes(4 * num_blocks))
+        self.ref_counts: NDArray[np.int32] = np.frombuffer(self._counts, dtype=np.int32)
+        self._stop_of: dict[int, int] = {}
+        self._start_of: dict[int, int] = {}
+        # Index n: the ends of the runs of 2 ** (n - 1) to 2 ** n - 1 blocks; a dict for its order and quick removal.
+        self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
+        self._add_run(0, num_blocks)
 
     def allocate(self, count: int, after: int | None = None) -> BlockIds:
-        """Take ``count`` free blocks, each with one owner then: as few runs of consecutive ids as can be.
+        """Take ``count`` free blocks, each with one owner then, in few runs of consecutive ids.
 
         Args:
             after: the block that the first of them should follow, where that one is free.
 
         Raises:
+            InvalidArgumentError: ``count`` is not a whole number of at least 0.
             OutOfBlocks: fewer are free; none is taken.
         """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise InvalidArgumentError(f"count: expected a whole number of at least 0, got {count!r}")
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free, 0)
+        if count == 1:
+            return np.array([self.allocate_one(after)], dtype=np.int32)
         parts: list[BlockIds] = []
         missing = count
-        if missing and after is not None and after + 1 in self._size_of_run:
-            taken = min(missing, self._size_of_run[after + 1])
+        if missing and after is not None and after + 1 in self._stop_of:
+            taken = min(missing, self._stop_of[after + 1] - after - 1)
             parts.append(self._take(after + 1, 0, taken))
             missing -= taken
         while missing:
-            size, start = self._runs_by_size[-1]
+            start, size = self._large_run()
             taken = min(missing, size)
-            offset = size // 2 if taken * _SPREAD_SHARE < size < self.num_blocks else 0
-            parts.append(self._take(start, offset, taken))
+            parts.append(self._take(start, self._offset(size, taken), taken))
             missing -= taken
         blocks = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
         self.ref_counts[blocks] = 1
         self.num_free -= count
         return blocks
 
-    def share(self, blocks: BlockIds) -> None:
-        """One more owner for each of these held blocks, which must be distinct."""
-        self.ref_counts[blocks] += 1
-
-    def release(self, blocks: BlockIds) -> int:
-        """One owner fewer for each of these distinct blocks; those without any become free. Returns how many did.
+    def allocate_one(self, after: int | None = None) -> int:
+        """`allocate` of one block, without an array: what decoding does most.
 
         Raises:
-            InvalidArgumentError: an id is foreign or its block is free already; nothing is changed.
+            OutOfBlocks: none is free.
+        """
+        if not self.num_free:
+            raise OutOfBlocks(1, 0, 0)
+        if after is not None and after + 1 in self._stop_of:
+            block = after + 1
+        else:
+            start, size = self._large_run()
+            offset = self._offset(size, 1)
+            block = start + offset
+            if offset:
+                self._split_run(start, block)
+        self._shorten_run(block, 1)
+        self._counts[block] = 1
+        self.num_free -= 1
+        return block
+
+    def share(self, blocks: BlockIds, count: int = 1) -> None:
+        """``count`` more owners for each of these blocks.
+
+        Raises:
+            InvalidArgumentError: an id is foreign or given twice, or its block is free; nothing is changed.
+        """
+        if len(blocks):
+            self._require_held(blocks)
+            self.ref_counts[blocks] += count
+
+    def release(self, blocks: BlockIds) -> int:
+        """One owner fewer for each of these blocks; those without any become free. Returns how many did.
+
+        Raises:
+            InvalidArgumentError: an id is foreign or given twice, or its block is free already; nothing is changed.
         """
         if not len(blocks):
             return 0
-        if int(blocks.min()) < 0 or int(blocks.max()) >= self.num_blocks:
-            raise InvalidArgumentError(f"blocks: expected ids from 0 to {self.num_blocks - 1}, got {blocks.tolist()}")
-        counts = self.ref_counts[blocks]
-        if not counts.all():
-            raise InvalidArgumentError(f"blocks: {blocks[counts == 0].tolist()} are free already")
-        self.ref_counts[blocks] = counts - 1
-        freed = blocks[counts == 1]
+        ordered = self._require_held(blocks)
+        if len(ordered) == 1:
+            return self._release_one(int(ordered[0]))
+        counts = self.ref_counts[ordered] - 1
+        self.ref_counts[ordered] = counts
+        freed = ordered[counts == 0]
         if len(freed):
-            self._put_back(np.sort(freed))
+            self.num_free += len(freed)
+            borders = np.flatnonzero(np.diff(freed) != 1) + 1
+            starts = freed[np.concatenate(([0], borders))].tolist()
+            stops = (freed[np.concatenate((borders, [len(freed)])) - 1] + 1).tolist()
+            for start, stop in zip(starts, stops, strict=True):
+                self._put_back(start, stop)
         return len(freed)
 
     def check(self) -> None:
         """Raise InvariantViolation unless the free runs are exactly the blocks without owners, and maximal."""
         free = np.zeros(self.num_blocks, dtype=bool)
-        for start, size in self._size_of_run.items():
-            if self._start_of_run.get(start + size) != start or (size, start) not in self._runs_by_size:
-                raise InvariantViolation(f"free run of {size} blocks at {start}: the indexes disagree")
-            if start + size in self._size_of_run:
-                raise InvariantViolation(f"free runs at {start} and {start + size} touch and are not one")
-            free[start : start + size] = True
-        if len(self._size_of_run) != len(self._runs_by_size) or len(self._size_of_run) != len(self._start_of_run):
+        for start, stop in self._stop_of.items():
+            if self._start_of.get(stop) != start or stop not in self._classes[(stop - start).bit_length()]:
+                raise InvariantViolation(f"free run {start}..{stop}: the indexes disagree")
+            if stop in self._stop_of:
+                raise InvariantViolation(f"free runs at {start} and {stop} touch and are not one")
+            free[start:stop] = True
+        if not len(self._stop_of) == len(self._start_of) == sum(map(len, self._classes)):
             raise InvariantViolation("the indexes of free runs differ in length")
         wrong = np.flatnonzero(free != (self.ref_counts == 0))
         if len(wrong):
@@ -106,36 +153,84 @@ class BlockPool:
         if self.num_free != int(free.sum()):
             raise InvariantViolation(f"num_free is {self.num_free}, {int(free.sum())} blocks are free")
 
+    def _require_held(self, blocks: BlockIds) -> BlockIds:
+        """The blocks in ascending order, once it is sure that each is held and named once."""
+        ordered = np.sort(blocks) if len(blocks) > 1 else blocks
+        if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_blocks:
+            raise InvalidArgumentError(f"blocks: expected ids from 0 to {self.num_blocks - 1}, got {blocks.tolist()}")
+        if len(ordered) == 1:
+            if not self._counts[int(ordered[0])]:
+                raise InvalidArgumentError(f"blocks: {blocks.tolist()} is free already")
+            return ordered
+        if (ordered[1:] == ordered[:-1]).any():
+            raise InvalidArgumentError(f"blocks: expected distinct ids, got {blocks.tolist()}")
+        counts = self.ref_counts[ordered]
+        if not counts.all():
+            raise InvalidArgumentError(f"blocks: {ordered[counts == 0].tolist()} are free already")
+        return ordered
+
+    def _release_one(self, block: int) -> int:
+        self._counts[block] -= 1
+        if self._counts[block]:
+            return 0
+        self.num_free += 1
+        self._put_back(block, block + 1)
+        return 1
+
+    def _large_run(self) -> tuple[int, int]:
+        """Start and size of a free run: none is twice as long."""
+        stop = next(reversed(next(filter(None, reversed(self._classes)))))
+        start = self._start_of[stop]
+        return start, stop - start
+
+    def _offset(self, size: int, count: int) -> int:
+        """Where in a free run of ``size`` blocks ``count`` are put."""
+        return size // 2 if count * _SPREAD_SHARE < size < self.num_blocks else 0
+
     def _take(self, start: int, offset: int, count: int) -> BlockIds:
-        size = self._size_of_run[start]
-        self._remove_run(start, size)
+        first = start + offset
         if offset:
-            self._add_run(start, offset)
-        if offset + count < size:
-            self._add_run(start + offset + count, size - offset - count)
-        return np.arange(start + offset, start + offset + count, dtype=np.int32)
+            self._split_run(start, first)
+        self._shorten_run(first, count)
+        return np.arange(first, first + count, dtype=np.int32)
 
-    def _put_back(self, freed: BlockIds) -> None:
-        self.num_free += len(freed)
-        borders = np.flatnonzero(np.diff(freed) != 1) + 1
-        for run in np.split(freed, borders) if len(borders) else [freed]:
-            start, stop = int(run[0]), int(run[-1]) + 1
-            if start in self._start_of_run:
-                before = self._start_of_run[start]
-                self._remove_run(before, start - before)
-                start = before
-            if stop in self._size_of_run:
-                size = self._size_of_run[stop]
-                self._remove_run(stop, size)
-                stop += size
-            self._add_run(start, stop - start)
+    def _put_back(self, start: int, stop: int) -> None:
+        if start in self._start_of:
+            before = self._start_of[start]
+            self._remove_run(before, start)
+            start = before
+        if stop in self._stop_of:
+            after = self._stop_of[stop]
+            self._remove_run(stop, after)
+            stop = after
+        self._add_run(start, stop)
 
-    def _add_run(self, start: int, size: int) -> None:
-        self._size_of_run[start] = size
-        self._start_of_run[start + size] = start
-        self._runs_by_size.add((size, start))
+    def _split_run(self, start: int, middle: int) -> None:
+        stop = self._stop_of[start]
+        self._remove_run(start, stop)
+        self._add_run(start, middle)
+        self._add_run(middle, stop)
 
-    def _remove_run(self, start: int, size: int) -> None:
-        del self._size_of_run[start]
-        del self._start_of_run[start + size]
-        self._runs_by_size.remove((size, start))
+    def _shorten_run(self, start: int, count: int) -> None:
+        """Take the first ``count`` blocks off a run. Its end stays, so only a changed size class moves it."""
+        stop = self._stop_of.pop(start)
+        before, after = (stop - start).bit_length(), (stop - start - count).bit_length()
+        if before != after:
+            del self._classes[before][stop]
+        if after == 0:
+            del self._start_of[stop]
+            return
+        if before != after:
+            self._classes[after][stop] = None
+        self._stop_of[start + count] = stop
+        self._start_of[stop] = start + count
+
+    def _add_run(self, start: int, stop: int) -> None:
+        self._stop_of[start] = stop
+        self._start_of[stop] = start
+        self._classes[(stop - start).bit_length()][stop] = None
+
+    def _remove_run(self, start: int, stop: int) -> None:
+        del self._stop_of[start]
+        del self._start_of[stop]
+        del self._classes[(stop - start).bit_length()][stop]

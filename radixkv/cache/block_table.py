@@ -22,22 +22,43 @@ class BlockTable:
         closed: it has let go of its blocks and can no longer be used.
     """
 
+    __slots__ = (
+        "_ids",
+        "_node",
+        "_num_blocks",
+        "_num_published",
+        "_num_tokens",
+        "_num_unaccounted",
+        "_num_writable",
+        "_tail",
+        "_write",
+        "closed",
+        "namespace",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "version",
+    )
+
     def __init__(self, namespace: str, num_prompt_tokens: int, write: bool) -> None:
         self.namespace = namespace
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
         self.version = 0
         self.closed = False
-        # The rest belongs to the cache.
-        self._tokens = bytearray()
+        # The rest belongs to the cache. The leading blocks are the tree's, kept by a lock on the node that ends with
+        # them; the others are counted in the pool as the table's own::
+        #
+        #     _ids    [ tree's: _num_published | own: tail, then reserved ]
+        #     _tail                            tokens of the own blocks, encoded
         self._ids: BlockIds = np.empty(0, dtype=np.int32)
+        self._tail = bytearray()
         self._num_blocks = 0
+        self._num_published = 0
         self._num_tokens = 0
-        self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else holds
-        self._num_published = 0  # leading blocks that are the tree's too
+        self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else owns
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
         self._write = write
-        self._node: Node | None = None  # the locked node that ends with the published blocks; None: publishes nothing
+        self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 
     @property
     def block_ids(self) -> BlockIds:
@@ -56,17 +77,33 @@ class BlockTable:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """Those tokens' ids, a copy."""
-        return decode(self._tokens)
+        return decode(self._encoded_tokens())
+
+    def _encoded_tokens(self) -> bytes:
+        path = [] if self._node is None else [node.tokens for node in self._node.path()]
+        return b"".join([*reversed(path), self._tail])
+
+    def _last_block(self) -> int | None:
+        return int(self._ids[self._num_blocks - 1]) if self._num_blocks else None
+
+    def _add_block(self, block: int) -> None:
+        if self._num_blocks == len(self._ids):
+            self._make_room(self._num_blocks + 1)
+        self._ids[self._num_blocks] = block
+        self._num_blocks += 1
 
     def _add_blocks(self, blocks: BlockIds) -> None:
         total = self._num_blocks + len(blocks)
         if total > len(self._ids):
-            # Doubling: a sequence that grows by one block at a time must not copy its table each time.
-            grown = np.empty(max(total, 2 * len(self._ids)), dtype=np.int32)
-            grown[: self._num_blocks] = self._ids[: self._num_blocks]
-            self._ids = grown
+            self._make_room(total)
         self._ids[self._num_blocks : total] = blocks
         self._num_blocks = total
+
+    def _make_room(self, total: int) -> None:
+        # Doubling: a sequence that grows by one block at a time must not copy its table each time.
+        grown = np.empty(max(total, 2 * len(self._ids)), dtype=np.int32)
+        grown[: self._num_blocks] = self._ids[: self._num_blocks]
+        self._ids = grown
 
 
 class Hold:

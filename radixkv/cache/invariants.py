@@ -31,7 +31,7 @@ def check_cache(
     _check_owners(pool, nodes, tables)
     _check_locks(tree, nodes, tables, holds)
     _check_tables(tables, block_size)
-    _check_eviction(pool, tree, nodes)
+    _check_eviction(tree, nodes)
     pending = sum(table._num_unaccounted for table in tables)
     accounted = stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens + pending
     if stats.queried_tokens != accounted:
@@ -70,15 +70,15 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
 
 
 def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTable]) -> None:
-    """Rule 1: a reference for each table that holds a block, and one if the tree does."""
+    """Rule 1: the tree owns its blocks once, tables the others; a table owns the tree's by a lock (`_check_locks`)."""
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
-    for holder in (*(table.block_ids for table in tables), *(node.block_ids() for node in nodes)):
+    for holder in (*(t.block_ids[t._num_published :] for t in tables), *(node.block_ids() for node in nodes)):
         if len(np.unique(holder)) != len(holder):
             raise InvariantViolation("a table or node holds a block twice")
         owners[holder] += 1
     in_tree = np.concatenate([np.empty(0, dtype=np.int32), *(node.block_ids() for node in nodes)])
-    if len(np.unique(in_tree)) != len(in_tree):
-        raise InvariantViolation("a block is in the tree twice")
+    if (owners[in_tree] != 1).any():
+        raise InvariantViolation("a block of the tree is in it twice, or counted as a table's own too")
     wrong = np.flatnonzero(owners != pool.ref_counts)
     if len(wrong):
         block = int(wrong[0])
@@ -99,29 +99,21 @@ def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTab
 
 def _check_tables(tables: Collection[BlockTable], block_size: int) -> None:
     for table in tables:
-        if table.closed or len(table._tokens) != table.num_tokens * TOKEN_BYTES:
+        if table.closed or len(table._encoded_tokens()) != table.num_tokens * TOKEN_BYTES:
             raise InvariantViolation("a closed table is still live, or a table's tokens are not those it counts")
         if table.num_tokens > table.num_blocks * block_size:
             raise InvariantViolation(f"a table of {table.num_blocks} blocks has {table.num_tokens} tokens")
-        if table._node is None:
-            continue
-        path = list(table._node.path())[::-1]
-        tokens = b"".join(bytes(node.tokens) for node in path)
-        blocks = np.concatenate([node.block_ids() for node in path])
+        path = [] if table._node is None else [node.block_ids() for node in table._node.path()]
+        blocks = np.concatenate([*reversed(path), np.empty(0, dtype=np.int32)])
         if len(blocks) != table._num_published or not np.array_equal(blocks, table.block_ids[: len(blocks)]):
             raise InvariantViolation("a table's published blocks are not those of the node it has locked")
-        if bytes(table._tokens[: len(tokens)]) != tokens:
-            raise InvariantViolation("a table's tokens are not those of the node it has locked")
 
 
-def _check_eviction(pool: BlockPool, tree: RadixTree, nodes: list[Node]) -> None:
-    """Rule 6: what may be evicted is exactly what nobody has locked, and only the tree owns it."""
+def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:
+    """Rule 6: what may be evicted is exactly what nobody has locked."""
     unlocked = [node for node in nodes if node.lock_count == 0]
     if tree.num_evictable_blocks != sum(node.num_blocks for node in unlocked):
         raise InvariantViolation(f"{tree.num_evictable_blocks} blocks count as evictable, others are")
-    for node in unlocked:
-        if (pool.ref_counts[node.block_ids()] != 1).any():
-            raise InvariantViolation("a live table holds a block that could be evicted")
     leaves = {node for node in unlocked if not node.children and node.parent is not None}
     if set(tree.policy.leaves()) != leaves:
         raise InvariantViolation("the eviction index is not the leaves that may be evicted")

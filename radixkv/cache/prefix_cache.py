@@ -14,11 +14,13 @@ copies, in order, before it writes anything else.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable, Hold
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
 from radixkv.cache.eviction import LRU, EvictionPolicy
@@ -126,16 +128,15 @@ class PrefixCache:
             match = Match(0, tree.root(namespace), 0)
 
         table = BlockTable(namespace, num_prompt_tokens, write)
-        shared = tree.path_blocks(match)
+        table._ids = tree.path_blocks(match)
+        table._num_blocks = table._num_published = len(table._ids)
         table._node = tree.lock(match)
-        self._pool.share(shared)
-        table._add_blocks(shared)
-        table._num_published = len(shared)
         if match.num_partial_tokens:
-            (own,) = self._take(1, after=int(shared[-1]) if len(shared) else None)
-            self._queue_copy(match.partial_block, int(own), match.num_partial_tokens)
-            table._add_blocks(np.array([own], dtype=np.int32))
-        table._tokens += prompt[: match.num_tokens * TOKEN_BYTES]
+            own = self._take_one(after=table._last_block())
+            self._queue_copy(match.partial_block, own, match.num_partial_tokens)
+            table._add_block(own)
+            whole = match.num_tokens - match.num_partial_tokens
+            table._tail += prompt[whole * TOKEN_BYTES : match.num_tokens * TOKEN_BYTES]
         table._num_tokens = table._num_writable = table.num_cached_tokens = match.num_tokens
         table._num_unaccounted = num_prompt_tokens - match.num_tokens
         self._tables.add(table)
@@ -157,24 +158,41 @@ class PrefixCache:
             raise InvalidArgumentError(f"num_tokens: expected a whole number of at least 0, got {num_tokens!r}")
         if num_tokens <= table._num_writable or num_tokens <= table._num_tokens:
             return
-        size = self.block_size
-        # Only the partly filled tail block can have other owners: forks that begin in it.
-        tail = table._num_tokens // size
-        copies_tail = tail < table._num_blocks and int(self._pool.ref_counts[table._ids[tail]]) > 1
-        num_new = max(0, -(-num_tokens // size) - table._num_blocks)
+        copies_tail = self._shares_tail(table)
+        num_new = max(0, -(-num_tokens // self.block_size) - table._num_blocks)
         if num_new + copies_tail:
             self._require(num_new + copies_tail)
-        if copies_tail:
-            shared = table._ids[tail : tail + 1].copy()
-            (own,) = self._take(1, after=int(table._ids[tail - 1]) if tail else None)
-            self._queue_copy(int(shared[0]), int(own), table._num_tokens % size)
-            table._ids[tail] = own
-            table.version += 1
-            self._pool.release(shared)
-        if num_new:
-            last = int(table._ids[table._num_blocks - 1]) if table._num_blocks else None
-            table._add_blocks(self._take(num_new, after=last))
-        table._num_writable = table._num_blocks * size
+        self._reserve(table, num_new, copies_tail)
+
+    def reserve_many(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> None:
+        """`reserve` for each of these distinct tables, all or none: what a decoding batch does every step.
+
+        Between block borders it costs one comparison a table.
+
+        Raises:
+            InvalidArgumentError: a table is given twice, or not as many ``num_tokens`` as tables.
+            OutOfBlocks: not all blocks can be had; nothing is changed.
+            ClosedError: a table is closed or of another cache.
+        """
+        if len(tables) != len(num_tokens):
+            raise InvalidArgumentError(f"num_tokens: expected {len(tables)}, one a table, got {len(num_tokens)}")
+        if not self._tables.issuperset(tables):
+            for table in tables:
+                self._check_open(table)
+        short = [(table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table._num_writable]
+        if not short:
+            return
+        if len({id(table) for table, _ in short}) < len(short):
+            raise InvalidArgumentError("tables: expected distinct tables, got one twice")
+        size = self.block_size
+        needed = sum(max(0, -(-total // size) - table._num_blocks) for table, total in short)
+        # Of the owners of a shared tail, the last to write need not copy it.
+        sharers = Counter(int(table._ids[table._num_tokens // size]) for table, _ in short if self._shares_tail(table))
+        needed += sum(min(count, int(self._pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
+        if needed:
+            self._require(needed)
+        for table, total in short:
+            self._reserve(table, max(0, -(-total // size) - table._num_blocks), self._shares_tail(table))
 
     def append(self, table: BlockTable, tokens: TokenIds) -> None:
         """Record that the next tokens' keys and values have been written, and make whole blocks known.
@@ -192,7 +210,7 @@ class PrefixCache:
             raise InvalidArgumentError(
                 f"tokens: {count} after {table._num_tokens}, but only {table._num_writable} positions are reserved"
             )
-        table._tokens += data
+        table._tail += data
         table._num_tokens += count
         computed = min(count, table._num_unaccounted)
         table._num_unaccounted -= computed
@@ -215,13 +233,14 @@ class PrefixCache:
         for _ in range(count):
             child = BlockTable(table.namespace, table.num_prompt_tokens, table._write)
             child.num_cached_tokens = table.num_cached_tokens
-            child._tokens += table._tokens
-            child._add_blocks(filled)
+            child._ids = filled.copy()
+            child._num_blocks = len(filled)
+            child._tail += table._tail
             child._num_tokens = child._num_writable = table._num_tokens
             child._num_published = table._num_published
             child._node = table._node
-            self._pool.share(filled)
             children.append(child)
+        self._pool.share(filled[table._num_published :], count)
         # The tail block has several owners now: the next to write into it must copy it.
         table._num_writable = table._num_tokens
         if table._node is not None:
@@ -239,10 +258,11 @@ class PrefixCache:
         self._check_open(table)
         num_partial = table._num_tokens % self.block_size
         if table._write and num_partial and table._node is not None:
-            tail = int(table._ids[table._num_tokens // self.block_size])
+            place = table._num_tokens // self.block_size
+            tail = int(table._ids[place])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
-            if int(self._pool.ref_counts[tail]) == 1:
-                self._tree.publish_partial(table._node, bytes(table._tokens[-num_partial * TOKEN_BYTES :]), tail)
+            if self._pool.ref_counts[tail] == 1 and self._tree.publish_partial(table._node, bytes(table._tail), tail):
+                table._num_published = place + 1
         self._let_go(table)
 
     def abort(self, table: BlockTable) -> None:
@@ -269,7 +289,14 @@ class PrefixCache:
         return hold
 
     def release(self, hold: Hold) -> None:
-        """Let a held prefix be evicted again; a hold that was released or cleared already is left as it is."""
+        """Let a held prefix be evicted again; a hold that was released or cleared already is left as it is.
+
+        Raises:
+            InvalidArgumentError: ``hold`` is no Hold.
+            ClosedError: it belongs to another cache.
+        """
+        if not isinstance(hold, Hold):
+            raise InvalidArgumentError(f"hold: expected a Hold, got {type(hold).__name__}")
         if not hold.released:
             if hold not in self._holds:
                 raise ClosedError("hold: it belongs to another cache")
@@ -282,13 +309,21 @@ class PrefixCache:
 
         Live sequences keep their blocks and go on, but make nothing known any more: it could depend on what was to be
         forgotten, such as old weights. Holds of what is forgotten are released.
+
+        Raises:
+            InvalidArgumentError: ``namespace`` is neither a string nor None.
         """
+        if namespace is not None:
+            self._check_namespace(namespace)
         free_before = self._pool.num_free
         for name in list(self._tree.roots) if namespace is None else [namespace]:
             if name not in self._tree.roots:
                 continue
             for table in self._tables:
                 if table.namespace == name:
+                    # What the tree owned for it becomes its own.
+                    self._pool.share(table._ids[: table._num_published])
+                    table._tail = bytearray(table._encoded_tokens())
                     table._node, table._write, table._num_published = None, False, 0
             for hold in [hold for hold in self._holds if hold.namespace == name]:
                 self._drop_hold(hold)
@@ -316,26 +351,49 @@ class PrefixCache:
         """The tree of each namespace as plain data, for drawings and inspection."""
         return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
 
+    def _shares_tail(self, table: BlockTable) -> bool:
+        """Only the partly filled tail block can have other owners: forks that begin in it."""
+        tail = table._num_tokens // self.block_size
+        return tail < table._num_blocks and bool(self._pool.ref_counts[table._ids[tail]] > 1)
+
+    def _reserve(self, table: BlockTable, num_new: int, copies_tail: bool) -> None:
+        """What `reserve` does once it is sure that the blocks can be had."""
+        if copies_tail:
+            tail = table._num_tokens // self.block_size
+            shared = table._ids[tail : tail + 1].copy()
+            own = self._take_one(after=int(table._ids[tail - 1]) if tail else None)
+            self._queue_copy(int(shared[0]), own, table._num_tokens % self.block_size)
+            table._ids[tail] = own
+            table.version += 1
+            self._pool.release(shared)
+        if num_new == 1:
+            table._add_block(self._take_one(after=table._last_block()))
+        elif num_new:
+            self._make_free(num_new)
+            table._add_blocks(self._pool.allocate(num_new, after=table._last_block()))
+        table._num_writable = table._num_blocks * self.block_size
+
     def _publish(self, table: BlockTable) -> None:
         assert table._node is not None
         start, stop = table._num_published, table._num_tokens // self.block_size
-        own = table._ids[start:stop].copy()
-        tokens = bytes(table._tokens[start * self.block_size * TOKEN_BYTES : stop * self.block_size * TOKEN_BYTES])
-        table._node, kept = self._tree.publish(table._node, tokens, own)
+        own = table._ids[start:stop]
+        num_bytes = (stop - start) * self.block_size * TOKEN_BYTES
+        table._node, kept = self._tree.publish(table._node, bytes(table._tail[:num_bytes]), own)
+        del table._tail[:num_bytes]
         table._num_published = stop
-        known = kept != own
-        if known.any():
-            self._pool.share(kept[known])
-            self._pool.release(own[known])
-            table._ids[start:stop] = kept
-            table.version += 1
-            self._stats.deduplicated_blocks += int(known.sum())
+        if kept is own:
+            return
+        known = own[kept != own]
+        table._ids[start:stop] = kept
+        table.version += 1
+        self._pool.release(known)
+        self._stats.deduplicated_blocks += len(known)
 
     def _let_go(self, table: BlockTable) -> None:
         self._tables.remove(table)
         table.closed = True
         self._stats.abandoned_tokens += table._num_unaccounted
-        self._pool.release(table._ids[: table._num_blocks])
+        self._pool.release(table._ids[table._num_published : table._num_blocks])
         if table._node is not None:
             self._tree.unlock(table._node)
             table._node = None
@@ -350,13 +408,16 @@ class PrefixCache:
         if count > self._pool.num_free + evictable:
             raise OutOfBlocks(count, self._pool.num_free, evictable)
 
-    def _take(self, count: int, after: int | None) -> BlockIds:
+    def _make_free(self, count: int) -> None:
         missing = count - self._pool.num_free
         if missing > 0:
             tokens, blocks = self._tree.evict(missing)
             self._stats.evicted_tokens += tokens
             self._stats.evicted_blocks += blocks
-        return self._pool.allocate(count, after)
+
+    def _take_one(self, after: int | None) -> int:
+        self._make_free(1)
+        return self._pool.allocate_one(after)
 
     def _queue_copy(self, source: int, target: int, num_tokens: int) -> None:
         self._stats.copied_blocks += 1

@@ -33,7 +33,8 @@ class Node:
     Attributes:
         tokens: the edge's token ids, encoded.
         blocks: the edge's block ids; the tree owns one reference to each.
-        lock_count: tables and holds that end in this node or below it; its blocks cannot be evicted while there are any.
+        lock_count: tables and holds that end in this node or below it: the further owners of each of its blocks, which
+            cannot be evicted while there are any.
         last_use: the cache's clock when a sequence last began or ended here or below.
     """
 
@@ -96,6 +97,9 @@ class Match:
 
 class RadixTree:
     """The trees of all namespaces over one pool.
+
+    A table owns the blocks of the tree that it uses by a lock on their nodes, not by a count on each block: opening,
+    forking and closing a sequence cost as much as its path has nodes, however many blocks these hold.
 
     Args:
         pool: where the blocks' references are counted.
@@ -225,7 +229,8 @@ class RadixTree:
     def publish(self, node: Node, tokens: bytes, blocks: BlockIds) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
-        Where the tree already holds the same tokens, its own blocks stay.
+        The caller's ownership of the blocks becomes the tree's, but for those whose tokens the tree already holds: there
+        its own blocks stay, and the caller's remain the caller's.
 
         Args:
             tokens: the blocks' token ids, encoded.
@@ -256,7 +261,8 @@ class RadixTree:
     def publish_partial(self, node: Node, tokens: bytes, block: int) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
-        Returns False, and takes nothing, where the tree holds these tokens already.
+        The caller's ownership of the block becomes the tree's. Returns False, and takes nothing, where the tree holds
+        these tokens already.
         """
         if node.children:
             place = node.children.bisect_left(tokens)
@@ -279,8 +285,7 @@ class RadixTree:
             child.lock_count = 1
             return child
         node.tokens += tokens
-        node.blocks.frombytes(np.ascontiguousarray(blocks).tobytes())
-        self._pool.share(blocks)
+        node.blocks.frombytes(blocks.tobytes())
         self.num_blocks += len(blocks)
         return node
 
@@ -288,11 +293,10 @@ class RadixTree:
         return not node.children and node.lock_count == 1 and node.parent is not None
 
     def _add_child(self, node: Node, tokens: bytes, blocks: BlockIds) -> Node:
-        child = Node(node, bytearray(tokens), array("i", blocks.tolist()), self.clock)
+        child = Node(node, bytearray(tokens), array("i", blocks.tobytes()), self.clock)
         if node.children is None:
             node.children = SortedDict()
         node.children[tokens[: self._block_bytes]] = child
-        self._pool.share(blocks)
         self.num_blocks += len(blocks)
         return child
 
@@ -302,7 +306,9 @@ class RadixTree:
             return
         place = node.children.bisect_left(key)
         if place and key.startswith(node.children.peekitem(place - 1)[0]):
-            self._remove_leaf(node.children.peekitem(place - 1)[1])
+            leaf = node.children.peekitem(place - 1)[1]
+            self._remove_leaf(leaf)
+            self._pool.release(leaf.block_ids())
 
     def _split(self, node: Node, num_blocks: int) -> Node:
         """Cut an edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked."""
@@ -325,31 +331,33 @@ class RadixTree:
         Returns:
             Tokens and blocks evicted.
         """
-        tokens_before, missing = 0, count
+        num_tokens, missing = 0, count
+        freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, Node)
-            tokens_before += leaf.num_tokens
             if leaf.num_blocks <= missing:
                 missing -= leaf.num_blocks
+                num_tokens += leaf.num_tokens
+                freed += leaf.blocks
                 self._remove_leaf(leaf)
                 continue
             keep = leaf.num_blocks - missing
-            self._pool.release(leaf.block_ids(keep))
+            num_tokens += leaf.num_tokens - keep * self._block_size
+            freed += leaf.blocks[keep:]
             del leaf.blocks[keep:]
             del leaf.tokens[keep * self._block_bytes :]
             self.num_blocks -= missing
             self.num_evictable_blocks -= missing
-            tokens_before -= leaf.num_tokens
             missing = 0
-        return tokens_before, count
+        self._pool.release(np.frombuffer(freed, dtype=np.int32))
+        return num_tokens, count
 
     def _remove_leaf(self, leaf: Node) -> None:
-        """Take an unlocked leaf out."""
+        """Take an unlocked leaf out; its blocks are the caller's to release."""
         parent = leaf.parent
         assert parent is not None and parent.children is not None
         self.policy.remove(leaf)
-        self._pool.release(leaf.block_ids())
         self.num_blocks -= leaf.num_blocks
         self.num_evictable_blocks -= leaf.num_blocks
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]

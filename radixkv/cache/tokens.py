@@ -1,7 +1,8 @@
-"""Token ids as big-endian bytes: the form in which the cache keeps and compares them.
+"""Token ids as bytes: the form in which the cache keeps and compares them.
 
-Four bytes a token, the highest first, so that the order of bytes is the order of tokens: equality and common prefixes
-are memory comparisons, and a sorted index of such keys has the longest common prefix at a neighbour.
+Four bytes a token, as the machine stores an int32, so that encoding an array is one copy, and equality and common
+prefixes are memory comparisons. In an index sorted by these bytes, the keys with the longest common prefix are
+neighbours; which order of tokens that is does not matter.
 """
 
 from __future__ import annotations
@@ -27,33 +28,44 @@ def encode(tokens: TokenIds) -> bytes:
         InvalidArgumentError: not that, or an id below 0 or above 2**31 - 1.
     """
     if isinstance(tokens, np.ndarray):
-        ids = tokens
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise InvalidArgumentError(
-                f"tokens: expected a one-dimensional integer array, got {ids.ndim} dimensions of {ids.dtype}"
-            )
-    else:
-        try:
-            # Three times as fast as numpy's own conversion of a list, and it refuses floats.
-            ids = np.frombuffer(array("i", tokens), dtype=np.int32)
-        except (TypeError, OverflowError) as error:
-            raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}: {error}") from error
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
+        return _encode_array(tokens)
+    if not isinstance(tokens, list | Sequence) or isinstance(tokens, bytes | bytearray | str | memoryview):
+        raise InvalidArgumentError(f"tokens: expected a list of ids or an integer array, got {type(tokens).__name__}")
+    try:
+        # Three times as fast as numpy's own conversion of a list, and it refuses floats.
+        ids = array("i", tokens)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}: {error}") from error
+    # For the token or two of a decoding step, calls of numpy would cost more than all else.
+    lowest = min(ids, default=0) if len(ids) < 64 else int(np.frombuffer(ids, dtype=np.int32).min())
+    if lowest < 0:
+        raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {lowest}")
+    return ids.tobytes()
+
+
+def _encode_array(ids: NDArray[np.integer]) -> bytes:
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {int(ids.min())} to {int(ids.max())}"
+            f"tokens: expected a one-dimensional integer array, got {ids.ndim} dimensions of {ids.dtype}"
         )
-    return ids.astype(">i4").tobytes()
+    if ids.size:
+        lowest, highest = int(ids.min()), 0 if ids.dtype == np.int32 else int(ids.max())
+        if lowest < 0 or highest > MAX_TOKEN_ID:
+            raise InvalidArgumentError(
+                f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {lowest if lowest < 0 else highest}"
+            )
+    return ids.astype(np.int32, copy=False).tobytes()
 
 
 def decode(data: bytes | bytearray) -> NDArray[np.int32]:
-    """The token ids of `encode`'s bytes, as a new int32 array."""
-    return np.frombuffer(data, dtype=">i4").astype(np.int32)
+    """The token ids of `encode`'s bytes, as a new array."""
+    return np.frombuffer(data, dtype=np.int32).copy()
 
 
 def common_tokens(a: bytes | bytearray, a_start: int, b: bytes | bytearray) -> int:
     """How many tokens ``a`` from byte ``a_start`` on and ``b`` have in common at their beginning."""
     size = min(len(a) - a_start, len(b))
-    left = np.frombuffer(a, dtype=np.uint32, count=size // TOKEN_BYTES, offset=a_start)
-    right = np.frombuffer(b, dtype=np.uint32, count=size // TOKEN_BYTES)
+    left = np.frombuffer(a, dtype=np.int32, count=size // TOKEN_BYTES, offset=a_start)
+    right = np.frombuffer(b, dtype=np.int32, count=size // TOKEN_BYTES)
     differs = left != right
     return int(differs.argmax()) if differs.any() else size // TOKEN_BYTES

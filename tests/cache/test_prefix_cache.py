@@ -239,7 +239,7 @@ def test_check_names_what_is_broken() -> None:
         elif how == "accounted":
             cache._stats.reused_tokens += 1
         elif how == "tokens":
-            table._tokens[0] ^= 1
+            table._tail.append(0)
         else:
             node.tokens[-1] ^= 1
             node.parent.children[b"other"] = node  # type: ignore[index, union-attr]

@@ -1,0 +1,25 @@
+"""What a figure needs beside it to mean anything."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """Processor, cores, Python, date, and the versions of ``packages``."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        **{package: metadata.version(package) for package in packages},
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }

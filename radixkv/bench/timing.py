@@ -1,0 +1,49 @@
+"""How short calls are timed: processor time of this thread, garbage collection frozen, medians of several rounds."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds a call."""
+
+    median_us: float
+    min_us: float
+
+
+def measure(prepare: Callable[[], State], work: Callable[[State], object], *, rounds: int, calls: int = 1) -> Timing:
+    """Time ``work`` on what ``prepare`` makes anew, unmeasured, for every round; the first round warms up and is dropped.
+
+    Args:
+        calls: how many calls one run of ``work`` stands for.
+    """
+    seconds = []
+    for _ in range(rounds + 1):
+        state = prepare()
+        start = time.thread_time_ns()
+        work(state)
+        seconds.append((time.thread_time_ns() - start) / 1e3 / calls)
+    return Timing(statistics.median(seconds[1:]), min(seconds[1:]))
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """No garbage collection, which would charge one call for what others left."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
