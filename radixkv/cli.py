@@ -112,11 +112,31 @@ def e2e(
 def cache(
     json_path: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,
+    scaling: Annotated[bool, typer.Option("--scaling", help="instead, how costs grow with prompts and trees")] = False,
+    plot: Annotated[Path, typer.Option(help="where --scaling draws its plot")] = Path("cache-scaling.png"),
 ) -> None:
     """What the cache's bookkeeping costs, against a chain of block hashes."""
-    from radixkv.bench.cache import run_cache
+    if scaling:
+        from radixkv.bench.scaling import run_scaling
 
-    run_cache(Console(), rounds, json_path)
+        run_scaling(Console(), json_path, plot)
+    else:
+        from radixkv.bench.cache import run_cache
+
+        run_cache(Console(), rounds, json_path)
+
+
+@bench.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
+    seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """Random work on the cache, every rule checked throughout."""
+    from radixkv.bench.soak import run_soak
+
+    if not run_soak(Console(), minutes, seed, json_path):
+        raise typer.Exit(1)
 
 
 def main() -> None:

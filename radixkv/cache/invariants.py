@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def check_cache(
 ) -> None:
     """Raise InvariantViolation naming the first rule that does not hold."""
     pool.check()
-    nodes = list(_nodes(tree))
+    nodes = list(tree.nodes())
     _check_shape(tree, nodes, block_size)
     _check_owners(pool, nodes, tables)
     _check_locks(tree, nodes, tables, holds)
@@ -36,14 +36,6 @@ def check_cache(
     accounted = stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens + pending
     if stats.queried_tokens != accounted:
         raise InvariantViolation(f"{stats.queried_tokens} tokens queried, {accounted} accounted for")
-
-
-def _nodes(tree: RadixTree) -> Iterator[Node]:
-    pending: list[Node] = list(tree.roots.values())
-    while pending:
-        node = pending.pop()
-        yield node
-        pending.extend(node.children.values() if node.children else ())
 
 
 def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable, Hold
@@ -132,7 +133,11 @@ class PrefixCache:
         table._num_blocks = table._num_published = len(table._ids)
         table._node = tree.lock(match)
         if match.num_partial_tokens:
-            own = self._take_one(after=table._last_block())
+            try:
+                own = self._take_one(after=table._last_block())
+            except OutOfBlocks:
+                tree.unlock(table._node)
+                raise
             self._queue_copy(match.partial_block, own, match.num_partial_tokens)
             table._add_block(own)
             whole = match.num_tokens - match.num_partial_tokens
@@ -347,6 +352,13 @@ class PrefixCache:
         """
         check_cache(self._pool, self._tree, self._tables, self._holds, self._stats, self.block_size)
 
+    def ref_counts(self) -> NDArray[np.int32]:
+        """Owners of each block: live sequences and holds, and one more where the tree has it."""
+        counts = self._pool.ref_counts.copy()
+        for node in self._tree.nodes():
+            counts[node.block_ids()] += node.lock_count
+        return counts
+
     def tree_snapshot(self) -> dict[str, NodeSnapshot]:
         """The tree of each namespace as plain data, for drawings and inspection."""
         return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
@@ -358,19 +370,21 @@ class PrefixCache:
 
     def _reserve(self, table: BlockTable, num_new: int, copies_tail: bool) -> None:
         """What `reserve` does once it is sure that the blocks can be had."""
-        if copies_tail:
-            tail = table._num_tokens // self.block_size
-            shared = table._ids[tail : tail + 1].copy()
-            own = self._take_one(after=int(table._ids[tail - 1]) if tail else None)
-            self._queue_copy(int(shared[0]), own, table._num_tokens % self.block_size)
-            table._ids[tail] = own
-            table.version += 1
-            self._pool.release(shared)
-        if num_new == 1:
+        if num_new == 1 and not copies_tail:
             table._add_block(self._take_one(after=table._last_block()))
-        elif num_new:
-            self._make_free(num_new)
-            table._add_blocks(self._pool.allocate(num_new, after=table._last_block()))
+        elif num_new or copies_tail:
+            # Taken all at once, before the table changes.
+            tail = table._num_tokens // self.block_size
+            before = (int(table._ids[tail - 1]) if tail else None) if copies_tail else table._last_block()
+            self._make_free(num_new + copies_tail)
+            blocks = self._pool.allocate(num_new + copies_tail, after=before)
+            if copies_tail:
+                shared = table._ids[tail : tail + 1].copy()
+                self._queue_copy(int(shared[0]), int(blocks[0]), table._num_tokens % self.block_size)
+                table._ids[tail] = blocks[0]
+                table.version += 1
+                self._pool.release(shared)
+            table._add_blocks(blocks[int(copies_tail) :])
         table._num_writable = table._num_blocks * self.block_size
 
     def _publish(self, table: BlockTable) -> None:

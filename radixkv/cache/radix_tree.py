@@ -117,6 +117,14 @@ class RadixTree:
         self.num_evictable_blocks = 0
         self.clock = 0
 
+    def nodes(self) -> Iterator[Node]:
+        """Every node of every namespace, roots included, parents first."""
+        pending: list[Node] = list(self.roots.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values() if node.children else ())
+
     # -- looking up ----------------------------------------------------------------------------------------------
 
     def match(self, prompt: bytes, namespace: str) -> Match | None:

@@ -70,12 +70,13 @@ class Scheduler:
         """The next step's chunks, with writable blocks reserved for each. Empty only when nothing can run."""
         chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
+        has_room = self._reserve_decoding()
         # Decoding goes first, so that no prompt chunk can delay a stream.
         for group in sorted(self.running, key=lambda group: group.num_pending > 1):
             if group not in self.running:
                 continue  # preempted for one before it
             planned = self._plan(group, budget)
-            if planned and self._reserve_or_preempt(planned):
+            if planned and ((has_room and group.num_pending == 1) or self._reserve_or_preempt(planned)):
                 chunks.extend(planned)
                 budget -= sum(chunk.num_tokens for chunk in planned)
         for group in list(self.waiting):
@@ -159,6 +160,16 @@ class Scheduler:
                 planned.append(ScheduledChunk(group, sequence, count))
                 budget -= count
         return planned
+
+    def _reserve_decoding(self) -> bool:
+        """Make the next slot of every decoding sequence writable, in one call; False, and nothing, if not all can be."""
+        decoding = [s for group in self.running if group.num_pending == 1 for s in group.sequences]
+        tables = [sequence.table for sequence in decoding if sequence.table is not None]
+        try:
+            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in decoding])
+        except OutOfBlocks:
+            return False
+        return True
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the youngest groups as needed; False: the group itself gave way."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,14 +58,42 @@ def test_shared_blocks_are_free_only_when_all_owners_are_gone() -> None:
     assert pool.release(blocks) == 2
 
 
-@pytest.mark.parametrize("blocks", [[4], [-1], [0, 3]])
-def test_foreign_and_free_blocks_cannot_be_released(blocks: list[int]) -> None:
+@pytest.mark.parametrize("blocks", [[4], [-1], [1, 4], [-1, 1], [1, 3], [2], [1, 1], [0, 1, 0]])
+@pytest.mark.parametrize("call", [BlockPool.release, BlockPool.share])
+def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object], blocks: list[int]) -> None:
     pool = BlockPool(4)
-    (held,) = pool.allocate(1)
+    assert pool.allocate(2).tolist() == [0, 1]
     with pytest.raises(InvalidArgumentError, match="blocks"):
-        pool.release(np.array([held, *(b for b in blocks if b != held)], dtype=np.int32))
-    assert pool.num_free == 3
+        call(pool, np.array(blocks, dtype=np.int32))
+    assert pool.ref_counts.tolist() == [1, 1, 0, 0]
     pool.check()
+
+
+@pytest.mark.parametrize("count", [-1, 1.0, True, "1"])
+def test_impossible_counts_are_refused(count: Any) -> None:
+    pool = BlockPool(4)
+    with pytest.raises(InvalidArgumentError, match="count"):
+        pool.allocate(count)
+    assert pool.num_free == 4
+
+
+def test_an_empty_pool_says_so() -> None:
+    pool = BlockPool(2)
+    pool.allocate(2)
+    assert len(pool.allocate(0)) == 0
+    for call in (pool.allocate_one, lambda: pool.allocate(1), lambda: pool.allocate(2)):
+        with pytest.raises(OutOfBlocks):
+            call()
+    pool.share(np.array([0, 1]), 2)
+    assert pool.ref_counts.tolist() == [3, 3]
+    assert pool.release(np.empty(0, dtype=np.int32)) == 0
+
+
+def test_small_requests_are_spread_so_that_both_can_grow() -> None:
+    pool = BlockPool(64)
+    first, second = pool.allocate_one(), pool.allocate_one()
+    assert abs(second - first) > 16
+    assert pool.allocate(3, after=first).tolist() == [first + 1, first + 2, first + 3]
 
 
 def test_check_sees_a_lost_block() -> None:

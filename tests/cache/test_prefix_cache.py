@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -173,15 +174,76 @@ def leave_unchecked(cache: PrefixCache, tokens: list[int]) -> None:
     cache.close(compute(cache, tokens))
 
 
+IMPOSSIBLE_TOKENS = [
+    [-1],
+    [2**31],
+    [5] * 100 + [-1],
+    ["a"],
+    [1.5],
+    "text",
+    b"bytes",
+    bytearray(b"more"),
+    {1, 2},
+    iter([1, 2]),
+    None,
+    7,
+    np.zeros((2, 2), dtype=np.int32),
+    np.array(3),
+    np.array([1.0]),
+    np.array([True]),
+    np.array([-1]),
+    np.array([2**31]),
+    np.array([-1], dtype=np.int8),
+    np.array([2**40], dtype=np.uint64),
+]
+
+
+@pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)
+def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
+    cache = PrefixCache(8, 2)
+    table = compute(cache, [1, 2, 3])
+    cache.reserve(table, 8)
+    before = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
+    for call in (cache.open, cache.match, cache.hold, lambda tokens: cache.append(table, tokens)):
+        with pytest.raises(InvalidArgumentError, match="tokens"):
+            call(tokens)
+    after = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
+    assert after == before
+    cache.check()
+
+
+def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
+    cache = PrefixCache(8, 2)
+    leave(cache, [1, 2, 3])
+    assert cache.match([]) == 0
+    assert cache.hold([]).num_tokens == 0
+    with pytest.raises(InvalidArgumentError, match="at least one"):
+        cache.open([])
+
+
 @pytest.mark.parametrize(
-    "tokens", [[], [-1], [2**31], ["a"], [1.5], "text", np.zeros((2, 2), dtype=np.int32), np.array([1.0]), None]
+    "tokens",
+    [
+        (1, 2, 300),
+        array("i", [1, 2, 300]),
+        range(1, 4),
+        *(np.array([1, 2, 3], dtype=t) for t in ("u1", "i8", ">i4", "u8")),
+    ],
+    ids=repr,
 )
-def test_impossible_tokens_are_refused(tokens: Any) -> None:
-    cache = PrefixCache(4, 2)
-    with pytest.raises(InvalidArgumentError, match="tokens"):
-        cache.open(tokens)
-    assert cache.num_free_blocks == 4
-    assert cache.stats.queried_tokens == 0
+def test_tokens_come_in_many_forms(tokens: Any) -> None:
+    cache = PrefixCache(8, 2)
+    leave(cache, list(map(int, tokens)))
+    assert cache.match(tokens) == 3
+    assert cache.match(np.repeat(np.array(list(tokens)), 2)[::2]) == 3
+    assert cache.open([*map(int, tokens), 5]).tokens.tolist() == list(tokens)
+
+
+@pytest.mark.parametrize("token", [0, 2**31 - 1])
+def test_the_first_and_last_token_ids_are_tokens(token: int) -> None:
+    cache = PrefixCache(8, 2)
+    leave(cache, [token] * 3)
+    assert cache.match([token] * 3) == 3
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
@@ -219,11 +281,45 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
     for call in calls:
         with pytest.raises(ClosedError, match="closed"):
             call(cache)
+    with pytest.raises(InvalidArgumentError, match="Hold"):
+        cache.release(table)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="namespace"):
+        cache.clear(5)  # type: ignore[arg-type]
+    with pytest.raises(ClosedError, match="closed"):
+        cache.reserve_many([table], [4])
     hold = other.hold([1])
     other.release(hold)
     leave(cache, [1, 2, 3])
     with pytest.raises(ClosedError, match="hold"):
         other.release(cache.hold([1, 2]))
+
+
+def test_many_tables_are_reserved_all_or_none() -> None:
+    cache = PrefixCache(6, 2)
+    stem = compute(cache, [1, 2, 3])
+    tables = [stem, *cache.fork(stem, 2)]
+    before = [table.block_ids.tolist() for table in tables]
+    # Two of the three must copy the shared tail, the last may write it; four more blocks are free.
+    with pytest.raises(OutOfBlocks) as caught:
+        cache.reserve_many(tables, [6, 6, 6])
+    assert (caught.value.needed, caught.value.free) == (5, 4)
+    assert [table.block_ids.tolist() for table in tables] == before
+    assert cache.drain_copies() == []
+    cache.reserve_many(tables, [4, 6, 6])
+    assert cache.num_free_blocks == 0
+    assert [copy.num_tokens for copy in cache.drain_copies()] == [1, 1]
+    assert len({int(table.block_ids[1]) for table in tables}) == 3
+    cache.check()
+    cache.reserve_many(tables, [4, 6, 6])
+    cache.reserve_many([], [])
+    with pytest.raises(InvalidArgumentError, match="expected 3, one a table"):
+        cache.reserve_many(tables, [4, 6])
+    with pytest.raises(InvalidArgumentError, match="distinct"):
+        cache.reserve_many([stem, stem], [5, 5])
+    with pytest.raises(InvalidArgumentError, match="BlockTable"):
+        cache.reserve_many([None], [5])  # type: ignore[list-item]
+    with pytest.raises(ClosedError, match="another cache"):
+        cache.reserve_many([PrefixCache(2, 2).open([1])], [2])
 
 
 def test_check_names_what_is_broken() -> None:

@@ -1,0 +1,211 @@
+"""Property tests for an allocator of your own, with `radixkv.testing`.
+
+Here is a deliberately simple block cache, its adapter, and three bugs that such code tends to have. Run it, and the kit
+finds each bug and tells the shortest story that shows it:
+
+    python examples/test_an_allocator.py
+
+In a test suite of your own the adapter and one line are enough:
+
+    TestMyCache = cache_machine(SimpleAdapter).TestCase
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from radixkv.testing import BlockCopy, CacheAdapter, cache_machine, find_violation
+
+Prefix = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class SimpleSequence:
+    namespace: str
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+
+
+class SimpleCache:
+    """Whole blocks, each known by all tokens up to its end, in one dictionary; the oldest unused one is evicted."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        self.owners = [0] * num_blocks
+        self.known: dict[Prefix, int] = {}
+        self.copies: list[BlockCopy] = []
+
+    def lookup(self, prompt: Sequence[int], namespace: str) -> list[int]:
+        blocks: list[int] = []
+        for stop in range(self.block_size, len(prompt) + 1, self.block_size):
+            block = self.known.get((namespace, tuple(prompt[:stop])))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def open(self, prompt: Sequence[int], namespace: str) -> SimpleSequence:
+        blocks = self.lookup(prompt[:-1], namespace)
+        for block in blocks:
+            self.owners[block] += 1
+        return SimpleSequence(namespace, list(prompt[: len(blocks) * self.block_size]), blocks)
+
+    def reserve(self, sequence: SimpleSequence, num_tokens: int) -> bool:
+        tail = len(sequence.tokens) // self.block_size
+        copies_tail = tail < len(sequence.blocks) and self.is_shared(sequence.blocks[tail])
+        num_new = max(0, -(-num_tokens // self.block_size) - len(sequence.blocks))
+        if num_new + copies_tail > len(self.free) + sum(map(self.is_evictable, self.known.values())):
+            return False
+        if copies_tail:
+            own = self.take_block()
+            self.copies.append(BlockCopy(sequence.blocks[tail], own, len(sequence.tokens) % self.block_size))
+            self.let_go(sequence.blocks[tail])
+            sequence.blocks[tail] = own
+        sequence.blocks += [self.take_block() for _ in range(num_new)]
+        return True
+
+    def commit(self, sequence: SimpleSequence, tokens: Sequence[int]) -> None:
+        sequence.tokens += tokens
+        for place in range(len(sequence.tokens) // self.block_size):
+            key = (sequence.namespace, tuple(sequence.tokens[: (place + 1) * self.block_size]))
+            own, known = sequence.blocks[place], self.known.get(key)
+            if known is None:
+                self.known[key] = own
+                self.owners[own] += 1
+            elif known != own:
+                # Computed twice: all use the known one, or the cache could lose a block and keep what follows it.
+                sequence.blocks[place] = known
+                self.owners[known] += 1
+                self.let_go(own)
+
+    def fork(self, sequence: SimpleSequence) -> SimpleSequence:
+        blocks = sequence.blocks[: -(-len(sequence.tokens) // self.block_size)]
+        for block in blocks:
+            self.owners[block] += 1
+        return SimpleSequence(sequence.namespace, list(sequence.tokens), blocks)
+
+    def close(self, sequence: SimpleSequence) -> None:
+        for block in sequence.blocks:
+            self.let_go(block)
+
+    def abort(self, sequence: SimpleSequence) -> None:
+        self.close(sequence)
+
+    def clear(self, namespace: str) -> None:
+        for key in [key for key in self.known if key[0] == namespace]:
+            self.let_go(self.known.pop(key))
+
+    def is_shared(self, block: int) -> bool:
+        return self.owners[block] > 1
+
+    def is_evictable(self, block: int) -> bool:
+        return self.owners[block] == 1
+
+    def take_block(self) -> int:
+        if not self.free:
+            # The longest prefix first, so that no known prefix loses its beginning.
+            victim = max(
+                (key for key, block in self.known.items() if self.is_evictable(block)), key=lambda k: len(k[1])
+            )
+            block = self.known.pop(victim)
+        else:
+            block = self.free.pop()
+        self.owners[block] = 1
+        return block
+
+    def let_go(self, block: int) -> None:
+        self.owners[block] -= 1
+        if self.owners[block] == 0:
+            self.free.append(block)
+
+
+class LeaksOnAbort(SimpleCache):
+    """Forgets that blocks were reserved for tokens that never came."""
+
+    def abort(self, sequence: SimpleSequence) -> None:
+        for block in sequence.blocks[: -(-len(sequence.tokens) // self.block_size)]:
+            self.let_go(block)
+
+
+class WritesSharedBlock(SimpleCache):
+    """Copies a shared block only where it is full."""
+
+    def is_shared(self, block: int) -> bool:
+        return False
+
+
+class EvictsBlockInUse(SimpleCache):
+    """Takes a block that one sequence uses for one that nobody does."""
+
+    def is_evictable(self, block: int) -> bool:
+        return self.owners[block] <= 2
+
+
+class SimpleAdapter(CacheAdapter):
+    """What the kit needs to know of `SimpleCache`: a line each."""
+
+    matches_tokens = False  # it knows whole blocks only
+
+    def __init__(self, num_blocks: int, block_size: int, kind: type[SimpleCache] = SimpleCache) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.cache = kind(num_blocks, block_size)
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return len(self.cache.lookup(prompt, namespace)) * self.block_size
+
+    def open(self, prompt: Sequence[int], namespace: str) -> SimpleSequence:
+        return self.cache.open(prompt, namespace)
+
+    def reserve(self, handle: SimpleSequence, num_tokens: int) -> bool:
+        return self.cache.reserve(handle, num_tokens)
+
+    def take_copies(self) -> list[BlockCopy]:
+        copies, self.cache.copies = self.cache.copies, []
+        return copies
+
+    def commit(self, handle: SimpleSequence, tokens: Sequence[int]) -> None:
+        self.cache.commit(handle, tokens)
+
+    def fork(self, handle: SimpleSequence) -> SimpleSequence:
+        return self.cache.fork(handle)
+
+    def close(self, handle: SimpleSequence) -> None:
+        self.cache.close(handle)
+
+    def abort(self, handle: SimpleSequence) -> None:
+        self.cache.abort(handle)
+
+    def clear(self, namespace: str) -> None:
+        self.cache.clear(namespace)
+
+    def length(self, handle: SimpleSequence) -> int:
+        return len(handle.tokens)
+
+    def blocks(self, handle: SimpleSequence) -> list[int]:
+        return handle.blocks
+
+    def free_blocks(self) -> list[int]:
+        return self.cache.free
+
+    def cached_blocks(self) -> list[int]:
+        return list(self.cache.known.values())
+
+    def ref_counts(self) -> list[int]:
+        return self.cache.owners
+
+
+TestSimpleCache = cache_machine(SimpleAdapter).TestCase
+
+
+def main() -> None:
+    for kind in (SimpleCache, LeaksOnAbort, WritesSharedBlock, EvictsBlockInUse):
+        violation = find_violation(
+            lambda num_blocks, block_size, kind=kind: SimpleAdapter(num_blocks, block_size, kind)
+        )
+        print(f"{kind.__name__}: {violation or 'no rule is broken'}\n")
+
+
+if __name__ == "__main__":
+    main()

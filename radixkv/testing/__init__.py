@@ -1,0 +1,78 @@
+"""Property tests for caches and allocators of key-value blocks: ours, or anybody's.
+
+Write a `CacheAdapter` of a few methods for a cache, then::
+
+    TestMyCache = cache_machine(MyAdapter).TestCase
+
+Hypothesis opens, grows, forks, closes and aborts sequences at random, many of which share prefixes, in pools so small that
+everything fails sometimes. A shadow memory remembers what was written to every slot, and eleven rules are checked after
+every step (`RULES`). What breaks one is shrunk, and told as a story of a few steps (`RuleViolation.story`).
+
+- `strategies`: prompts that share prefixes, pool shapes, and whole workloads to `replay`
+- `find_violation`: the shortest story in which a cache breaks a rule, outside of a test
+- `CheckedCache`: the rules without Hypothesis, for tests and long runs of your own
+- `policy_machine`: the contract of an eviction policy
+- `PrefixCacheAdapter`: RadixKV's own cache, with any eviction policy
+
+Needs hypothesis: ``pip install 'radixkv[testing]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.testing import strategies
+    from radixkv.testing.adapter import BlockCopy, CacheAdapter, PrefixCacheAdapter
+    from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+    from radixkv.testing.machine import cache_machine
+    from radixkv.testing.policies import FakeLeaf, policy_machine
+    from radixkv.testing.rules import RULES, RuleViolation
+    from radixkv.testing.search import find_violation
+    from radixkv.testing.shadow_memory import ShadowMemory
+    from radixkv.testing.workload import Step, replay
+
+__all__ = [
+    "RULES",
+    "BlockCopy",
+    "CacheAdapter",
+    "CheckedCache",
+    "FakeLeaf",
+    "LiveSequence",
+    "PrefixCacheAdapter",
+    "RuleViolation",
+    "ShadowMemory",
+    "Step",
+    "cache_machine",
+    "find_violation",
+    "policy_machine",
+    "replay",
+    "strategies",
+]
+
+_MODULE_OF = {
+    "RULES": "rules",
+    "RuleViolation": "rules",
+    "BlockCopy": "adapter",
+    "CacheAdapter": "adapter",
+    "PrefixCacheAdapter": "adapter",
+    "CheckedCache": "checked_cache",
+    "LiveSequence": "checked_cache",
+    "ShadowMemory": "shadow_memory",
+    "Step": "workload",
+    "replay": "workload",
+    "cache_machine": "machine",
+    "find_violation": "search",
+    "FakeLeaf": "policies",
+    "policy_machine": "policies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for, so that what does without Hypothesis can be used without it.
+    if name == "strategies":
+        return importlib.import_module("radixkv.testing.strategies")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"radixkv.testing.{_MODULE_OF[name]}"), name)

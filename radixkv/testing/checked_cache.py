@@ -1,0 +1,382 @@
+"""A cache whose every step is checked against the eleven rules.
+
+It plays the engine for a `CacheAdapter`: it knows what every sequence's tokens are, writes tags into a shadow memory where
+the cache says that keys and values belong, and looks whether every sequence still reads its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from radixkv.testing.adapter import CacheAdapter
+from radixkv.testing.rules import RuleViolation
+from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
+
+Result = TypeVar("Result")
+
+
+class LiveSequence:
+    """A sequence that the checked cache has open.
+
+    Attributes:
+        name: A, B, C ... in the story.
+        tokens: its prompt, and what was generated.
+        length: how many of them are computed.
+    """
+
+    def __init__(self, name: str, namespace: str, tokens: list[int], handle: Any) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.tokens = tokens
+        self.handle = handle
+        self.length = 0
+        self.closed = False
+        self._tags: list[int] = []
+        self._outlived_clear = False
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.tokens) - self.length
+
+
+class CheckedCache:
+    """Carries out steps on a cache and raises `RuleViolation` at the first rule that one of them breaks.
+
+    Args:
+        adapter: the cache, empty.
+        always: verify all rules after every step. False: only what a step itself can break, and `verify` is yours to call.
+        keep_story: remember every step to tell it; False for runs of millions.
+    """
+
+    def __init__(self, adapter: CacheAdapter, *, always: bool = True, keep_story: bool = True) -> None:
+        self.adapter = adapter
+        self.live: dict[str, LiveSequence] = {}
+        self.num_steps = 0
+        self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
+        self._root_tags: dict[str, int] = {}
+        self._broken = False
+        self._names = _names()
+        self._always = always
+        self._keep_story = keep_story
+        self._story: list[str] = []
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def open(self, prompt: Sequence[int], namespace: str = "") -> LiveSequence | None:
+        """Begin a sequence; None where the cache refuses for want of blocks."""
+        name = next(self._names)
+        self._tell(f"{name} opens with {_words(prompt)}{_under(namespace)}")
+        prompt = list(prompt)
+        expected = self._expected_match(prompt[:-1], namespace)
+        before = self._state()
+        handle = self._call(self.adapter.open, prompt, namespace)
+        if handle is None:
+            self._tell("refused", joined=True)
+            self._check_refusal(before, len(prompt), others=list(self.live.values()))
+            return None
+        sequence = LiveSequence(name, namespace, prompt, handle)
+        self.live[name] = sequence
+        sequence.length = self.adapter.length(handle)
+        self._tell(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}", joined=True)
+        if sequence.length >= len(prompt):
+            self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are taken from the cache")
+        if sequence.length != expected:
+            self._fail(4, f"{expected} tokens of {name}'s prompt are known, and it was given {sequence.length}")
+        sequence._tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
+        self._carry_out_copies()
+        self._check_reads(sequence)
+        self._done()
+        return sequence
+
+    def compute(self, sequence: LiveSequence, count: int, spare: int = 0) -> bool:
+        """Compute up to ``count`` pending tokens, with room for ``spare`` more; False where the cache refuses."""
+        tokens = sequence.tokens[sequence.length : sequence.length + count]
+        total = sequence.length + len(tokens) + spare
+        self._tell(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
+        before = self._state()
+        if not self._call(self.adapter.reserve, sequence.handle, total):
+            self._tell("refused", joined=True)
+            self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
+            return False
+        self._carry_out_copies()
+        blocks = self.adapter.blocks(sequence.handle)
+        self._tell(f"in blocks {self._blocks(sequence)}", joined=True)
+        if len(blocks) * self.adapter.block_size < total:
+            self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
+        if tokens:
+            self._check_sole_owner(sequence, blocks, sequence.length, len(tokens))
+            last_tag = sequence._tags[-1] if sequence._tags else self._root_tag(sequence.namespace)
+            tags = next_tags(last_tag, tokens)
+            self._memory.write(blocks, sequence.length, last_tag, tags)
+            sequence._tags += tags
+            sequence.length += len(tokens)
+            self._call(self.adapter.commit, sequence.handle, tokens)
+        self._check_reads(sequence)
+        self._done()
+        return True
+
+    def generate(self, sequence: LiveSequence, tokens: Sequence[int]) -> bool:
+        """Let a sequence whose tokens are all computed go on with ``tokens``, and compute them."""
+        sequence.tokens = sequence.tokens[: sequence.length] + list(tokens)
+        return self.compute(sequence, len(tokens))
+
+    def fork(self, sequence: LiveSequence) -> LiveSequence:
+        """A second sequence that goes on from where this one is."""
+        name = next(self._names)
+        self._tell(f"{name} forks from {sequence.name} at {sequence.length} tokens")
+        handle = self._call(self.adapter.fork, sequence.handle)
+        child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
+        child.length, child._tags = sequence.length, list(sequence._tags)
+        child._outlived_clear = sequence._outlived_clear
+        self.live[name] = child
+        if self.adapter.length(handle) != sequence.length:
+            self._fail(3, f"{name} has {self.adapter.length(handle)} tokens of {sequence.length}")
+        self._carry_out_copies()
+        self._check_reads(child)
+        self._done()
+        return child
+
+    def close(self, sequence: LiveSequence) -> None:
+        """End a sequence; its whole blocks must be known then."""
+        self._tell(f"{sequence.name} closes")
+        self._end(sequence)
+        self._call(self.adapter.close, sequence.handle)
+        whole = sequence.length // self.adapter.block_size * self.adapter.block_size
+        if not sequence._outlived_clear and whole:
+            known = self.adapter.match(sequence.tokens[:whole], sequence.namespace)
+            if known < whole:
+                self._fail(
+                    4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are known"
+                )
+        self._done()
+
+    def abort(self, sequence: LiveSequence) -> None:
+        """Give a sequence up."""
+        self._tell(f"{sequence.name} is aborted")
+        self._end(sequence)
+        self._call(self.adapter.abort, sequence.handle)
+        self._done()
+
+    def clear(self, namespace: str = "") -> None:
+        """Forget what is known under a namespace."""
+        self._tell(f"what is known{_under(namespace)} is cleared")
+        self._call(self.adapter.clear, namespace)
+        for sequence in self.live.values():
+            sequence._outlived_clear |= sequence.namespace == namespace
+        self._done()
+
+    def match(self, prompt: Sequence[int], namespace: str = "") -> int:
+        """Look a prompt up; every shorter prefix must be known as far."""
+        self._tell(f"{_words(prompt)} are looked up{_under(namespace)}")
+        before = self._state()
+        known = self._call(self.adapter.match, prompt, namespace)
+        if self._state() != before:
+            self._fail(7, "looking a prompt up changed the cache")
+        expected = self._expected_match(list(prompt), namespace)
+        if known != expected:
+            self._fail(4, f"{expected} tokens are known, and match says {known}")
+        for length in {known // 2, max(0, known - 1)}:
+            part = self.adapter.match(prompt[:length], namespace)
+            if part != self._whole(length):
+                self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
+        self._done()
+        return known
+
+    def finish(self) -> None:
+        """Close and clear everything; all blocks must be free then. Does nothing once a rule is broken."""
+        if self._broken:
+            return
+        for sequence in list(self.live.values()):
+            self.close(sequence)
+        for namespace in list(self._root_tags):
+            self.clear(namespace)
+        self.verify()
+        free = set(self.adapter.free_blocks())
+        if len(free) != self.adapter.num_blocks:
+            lost = sorted(set(range(self.adapter.num_blocks)) - free)
+            self._fail(10, f"everything is closed and cleared, and blocks {_ids(lost)} are not free")
+
+    # -- rules ---------------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Check every rule that the present state can break."""
+        free, cached = list(self.adapter.free_blocks()), list(self.adapter.cached_blocks())
+        holders = self._check_owners(free, cached)
+        for sequence in self.live.values():
+            self._check_reads(sequence)
+        self._check_namespaces(holders)
+        self._check_kept_once(cached)
+        try:
+            self.adapter.check()
+        except AssertionError as error:
+            self._fail(1, f"the cache's own check says: {error}")
+
+    def _check_owners(self, free: list[int], cached: list[int]) -> dict[int, list[LiveSequence]]:
+        holders: dict[int, list[LiveSequence]] = {}
+        for sequence in self.live.values():
+            for block in self.adapter.blocks(sequence.handle):
+                holders.setdefault(block, []).append(sequence)
+        for block in sorted(set(free) & holders.keys()):
+            self._fail(6, f"block {block} is free although {_these(holders[block])} uses it")
+        for block in sorted(set(free) & set(cached)):
+            self._fail(1, f"block {block} is free although the cache holds it")
+        everything = set(free) | set(cached) | holders.keys()
+        if len(everything) != self.adapter.num_blocks:
+            lost = sorted(set(range(self.adapter.num_blocks)) - everything)
+            self._fail(10, f"blocks {_ids(lost)} are neither free nor held by anybody")
+        counts = self.adapter.ref_counts()
+        if counts is not None:
+            in_cache = Counter(cached)
+            for block, count in enumerate(counts):
+                owners = len(holders.get(block, ())) + in_cache[block]
+                if count != owners:
+                    self._fail(1, f"block {block} counts {count} owners and has {owners}")
+        return holders
+
+    def _check_reads(self, sequence: LiveSequence) -> None:
+        if self.adapter.length(sequence.handle) != sequence.length:
+            told = self.adapter.length(sequence.handle)
+            self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {told}")
+        tags = np.array(sequence._tags, dtype=np.uint64)
+        wrong = self._memory.first_difference(self.adapter.blocks(sequence.handle), tags)
+        if wrong is not None:
+            block = self.adapter.blocks(sequence.handle)[wrong // self.adapter.block_size]
+            self._fail(3, f"{sequence.name} reads at position {wrong}, in block {block}, what is not its own")
+
+    def _check_sole_owner(self, sequence: LiveSequence, blocks: Sequence[int], start: int, count: int) -> None:
+        size = self.adapter.block_size
+        written = set(blocks[start // size : -(-(start + count) // size)])
+        for other in self.live.values():
+            if other is not sequence:
+                for block in sorted(written & set(self.adapter.blocks(other.handle))):
+                    self._fail(2, f"{sequence.name} writes block {block}, which {other.name} uses too")
+        for block in sorted(written & set(self.adapter.cached_blocks())):
+            self._fail(2, f"{sequence.name} writes block {block}, which the cache has given out as known")
+
+    def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
+        for block, sequences in holders.items():
+            if len({sequence.namespace for sequence in sequences}) > 1:
+                self._fail(8, f"block {block} is used by {_these(sequences)}, who have different namespaces")
+
+    def _check_kept_once(self, cached: list[int]) -> None:
+        if not self.adapter.deduplicates:
+            return
+        block_of: dict[int, int] = {}
+        for block, tag in self._memory.full_block_tags(cached).items():
+            if tag in block_of:
+                self._fail(11, f"blocks {block_of[tag]} and {block} are both cached and hold the same tokens")
+            block_of[tag] = block
+        size = self.adapter.block_size
+        holder_of: dict[int, tuple[int, str]] = {}
+        for sequence in self.live.values():
+            if sequence._outlived_clear:
+                continue
+            for place, block in enumerate(self.adapter.blocks(sequence.handle)[: sequence.length // size]):
+                tag = sequence._tags[(place + 1) * size - 1]
+                known, holder = holder_of.setdefault(tag, (block, sequence.name))
+                if known != block:
+                    self._fail(11, f"{holder} and {sequence.name} use blocks {known} and {block} for the same tokens")
+
+    def _check_refusal(self, before: Any, num_tokens: int, others: Sequence[LiveSequence]) -> None:
+        if self._state() != before:
+            self._fail(7, "the call was refused, and still changed something")
+        if not others and -(-num_tokens // self.adapter.block_size) <= self.adapter.num_blocks:
+            self._fail(
+                7,
+                f"{num_tokens} tokens fit into {self.adapter.num_blocks} blocks that nobody else uses, and were refused",
+            )
+        if self._always:
+            self.verify()
+
+    def _expected_match(self, prompt: list[int], namespace: str) -> int:
+        """How much of a prompt is known: by trying all known sequences, where the cache can tell them."""
+        known = self.adapter.known_sequences(namespace)
+        if known is None:
+            return self.adapter.match(prompt, namespace) if prompt else 0
+        longest = max((_common(sequence, prompt) for sequence in known), default=0)
+        return self._whole(longest)
+
+    def _whole(self, length: int) -> int:
+        return length if self.adapter.matches_tokens else length - length % self.adapter.block_size
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------------
+
+    def _carry_out_copies(self) -> None:
+        for copy in self.adapter.take_copies():
+            self._tell(f"block {copy.source} is copied to {copy.target}", joined=True)
+            self._memory.copy(copy.source, copy.target, copy.num_tokens)
+
+    def _call(self, method: Callable[..., Result], *arguments: Any) -> Result:
+        try:
+            return method(*arguments)
+        except Exception as error:
+            self._broken = True
+            raise RuleViolation(7, f"the cache raised {error!r}", self._story) from error
+
+    def _end(self, sequence: LiveSequence) -> None:
+        sequence.closed = True
+        del self.live[sequence.name]
+
+    def _done(self) -> None:
+        self.num_steps += 1
+        if self._always:
+            self.verify()
+
+    def _state(self) -> Any:
+        """Everything that a refused call must leave as it was; only looked at where every step is verified."""
+        if not self._always:
+            return None
+        adapter = self.adapter
+        tables = [(s.name, list(adapter.blocks(s.handle)), adapter.length(s.handle)) for s in self.live.values()]
+        return sorted(adapter.free_blocks()), sorted(adapter.cached_blocks()), tables
+
+    def _root_tag(self, namespace: str) -> int:
+        return self._root_tags.setdefault(namespace, namespace_tag(namespace))
+
+    def _blocks(self, sequence: LiveSequence) -> str:
+        return _ids(self.adapter.blocks(sequence.handle)) if self._keep_story else ""
+
+    def _tell(self, step: str, joined: bool = False) -> None:
+        if not self._keep_story:
+            self._story = [step]
+        elif joined:
+            self._story[-1] += f": {step}" if ":" not in self._story[-1] else f"; {step}"
+        else:
+            self._story.append(step)
+
+    def _fail(self, rule: int, problem: str) -> NoReturn:
+        self._broken = True
+        raise RuleViolation(rule, problem, self._story)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _names() -> Iterator[str]:
+    """A to Z, then A1 to Z1, and so on."""
+    for number in itertools.count():
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+            yield f"{letter}{number or ''}"
+
+
+def _words(tokens: Sequence[int]) -> str:
+    shown = " ".join(map(str, tokens[:12])) + (" ..." if len(tokens) > 12 else "")
+    return f"{len(tokens)} tokens [{shown}]" if len(tokens) != 1 else f"1 token [{shown}]"
+
+
+def _ids(blocks: Sequence[int]) -> str:
+    return " ".join(map(str, blocks)) or "(none)"
+
+
+def _under(namespace: str) -> str:
+    return f" under {namespace!r}" if namespace else ""
+
+
+def _these(sequences: Sequence[LiveSequence]) -> str:
+    return " and ".join(sequence.name for sequence in sequences)

@@ -1,0 +1,86 @@
+"""The contract of an eviction policy, as a state machine: it knows exactly the leaves that it was told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from radixkv.cache import EvictableLeaf, EvictionPolicy
+
+
+class FakeLeaf:
+    """A leaf as a policy sees it."""
+
+    def __init__(self, last_use: int, num_blocks: int) -> None:
+        self.last_use = last_use
+        self.num_blocks = num_blocks
+
+    def __repr__(self) -> str:
+        return f"leaf of {self.num_blocks} blocks, last used at {self.last_use}"
+
+
+def policy_machine(
+    make_policy: Callable[[], EvictionPolicy],
+    goes_before: Callable[[EvictableLeaf, EvictableLeaf], bool] | None = None,
+    *,
+    max_examples: int = 200,
+) -> type[RuleBasedStateMachine]:
+    """A state machine over the policies that ``make_policy`` makes.
+
+    Args:
+        goes_before: where given, no leaf in the index may go before the one that the policy names next.
+        max_examples: random runs.
+    """
+
+    class PolicyMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = make_policy()
+            self.leaves: list[FakeLeaf] = []
+            self.clock = 0
+
+        @rule(age=st.integers(0, 5), num_blocks=st.integers(1, 9))
+        def add(self, age: int, num_blocks: int) -> None:
+            """Mostly a leaf that was used just now; sometimes one whose last use is long ago, as a parent's is."""
+            self.clock += 1
+            leaf = FakeLeaf(max(0, self.clock - age), num_blocks)
+            self.policy.add(leaf)
+            self.leaves.append(leaf)
+
+        @precondition(lambda self: self.leaves)
+        @rule(data=st.data())
+        def remove(self, data: st.DataObject) -> None:
+            place = data.draw(st.integers(0, len(self.leaves) - 1))
+            self.policy.remove(self.leaves.pop(place))
+
+        @precondition(lambda self: self.leaves)
+        @rule(num_left=st.integers(0, 8))
+        def evict(self, num_left: int) -> None:
+            """The next leaf gives up blocks: some, then it stays, or all."""
+            leaf = self.policy.next_leaf()
+            assert isinstance(leaf, FakeLeaf)
+            if 0 < num_left < leaf.num_blocks:
+                leaf.num_blocks = num_left
+            else:
+                self.policy.remove(leaf)
+                self.leaves.remove(leaf)
+
+        @invariant()
+        def the_index_is_what_it_was_told(self) -> None:
+            assert sorted(map(id, self.policy.leaves())) == sorted(map(id, self.leaves))
+            if not self.leaves:
+                return
+            following = self.policy.next_leaf()
+            assert following in self.leaves, f"{following!r} goes next, and is not in the index"
+            assert self.policy.next_leaf() is following, "asked twice, the policy names two different leaves"
+            if goes_before is not None:
+                for leaf in self.leaves:
+                    assert not goes_before(leaf, following), f"{following!r} goes next, although there is {leaf!r}"
+
+    PolicyMachine.TestCase.settings = settings(
+        max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    return PolicyMachine

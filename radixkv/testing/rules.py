@@ -1,0 +1,36 @@
+"""The rules that a cache of shared blocks must keep, and how a broken one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+RULES = {
+    1: "a block is free, or counts as many owners as live sequences hold it, plus one if the cache does",
+    2: "a block is written only by a sequence that is its sole owner",
+    3: "a sequence reads exactly what was written for its own tokens under its own namespace",
+    4: "a match is the longest known prefix, and every prefix of a known prefix is known",
+    5: "at least one prompt token is left to compute",
+    6: "nothing that a live sequence uses is evicted",
+    7: "no call raises; one that is refused changes nothing; what fits is not refused when nobody else is there",
+    8: "two namespaces never share a block",
+    9: "tokens decide what is reused, not their hash",
+    10: "free and held blocks are all blocks, and all are free when everything is closed and cleared",
+    11: "what was computed twice is kept once",
+}
+
+
+class RuleViolation(AssertionError):  # noqa: N818 - it names what happened
+    """A cache broke a rule.
+
+    Attributes:
+        rule: its number in `RULES`.
+        problem: what was found.
+        story: the steps that led there, in words, the last being the one that broke the rule.
+    """
+
+    def __init__(self, rule: int, problem: str, story: Sequence[str]) -> None:
+        self.rule = rule
+        self.problem = problem
+        self.story = list(story)
+        steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(story, start=1))
+        super().__init__(f"rule {rule} is broken ({RULES[rule]}):\n{problem}\nThis is what happened:\n{steps}")

@@ -1,0 +1,54 @@
+"""Every point at which the engine takes a block fails once: requests wait or fail by name, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from failing_pool import FailingOnce
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine.errors import NoBlocksLeftError
+
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
+    SamplingParams(n=3, max_tokens=7, seed=1, ignore_eos=True),
+    BeamSearchParams(2, 6, ignore_eos=True),
+]
+STEM = [(7 * i) % (VOCAB_SIZE - 3) + 3 for i in range(22)]
+
+
+def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
+    """What each request generated; None where it failed for want of blocks. Runs step by step, as a server would."""
+    requests = []
+    for number, params in enumerate(PARAMS):
+        request = llm.engine.make_request(f"{number}", [*STEM, 3 + number, 4], params)
+        llm.engine.add(request)
+        requests.append(request)
+    while llm.engine.has_unfinished_requests:
+        llm.engine.step()
+        llm.engine.cache.check()
+    result: dict[str, list[list[int]] | None] = {}
+    for request in requests:
+        assert request.failure is None or isinstance(request.failure, NoBlocksLeftError)
+        done = None if request.failure else [sequence.output_token_ids for sequence in request.sequences]
+        if request.beams is not None and done is not None:
+            done = [beam.token_ids for beam in request.beams.results()]
+        result[request.request_id] = done
+    return result
+
+
+def test_a_failed_allocation_changes_no_token_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(build_supported("llama"), block_size=4, num_blocks=40, max_num_batched_tokens=16)
+    with monkeypatch.context() as patch:
+        calls = FailingOnce(patch, 0)
+        expected = answers(llm)
+    assert calls.num_calls > 15
+    for fails_at in range(1, calls.num_calls + 1):
+        llm.reset_prefix_cache()
+        with monkeypatch.context() as patch:
+            FailingOnce(patch, fails_at)
+            found = answers(llm)
+        for name, tokens in found.items():
+            assert tokens is None or tokens == expected[name], f"allocation {fails_at}"
+        cache = llm.engine.cache
+        assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks

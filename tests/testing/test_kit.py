@@ -1,0 +1,257 @@
+"""The kit finds what it should find, and nothing in a cache that keeps the rules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from radixkv.cache import LRU, BlockTable, EvictableLeaf
+from radixkv.testing import (
+    CacheAdapter,
+    CheckedCache,
+    LiveSequence,
+    PrefixCacheAdapter,
+    RuleViolation,
+    Step,
+    cache_machine,
+    find_violation,
+    policy_machine,
+    replay,
+    strategies,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import test_an_allocator as example
+
+TestOurCache = cache_machine(PrefixCacheAdapter).TestCase
+TestTheExamplesCache = cache_machine(example.SimpleAdapter).TestCase
+TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use).TestCase
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "most_steps"),
+    [
+        (example.LeaksOnAbort, {10}, 3),
+        (example.WritesSharedBlock, {2}, 4),
+        (example.EvictsBlockInUse, {1, 2, 3, 6}, 5),
+    ],
+)
+def test_the_examples_bugs_are_found_and_told_in_few_steps(
+    kind: type[example.SimpleCache], rules: set[int], most_steps: int
+) -> None:
+    violation = find_violation(lambda num_blocks, block_size: example.SimpleAdapter(num_blocks, block_size, kind))
+    assert violation is not None
+    assert violation.rule in rules
+    assert len(violation.story) <= most_steps
+    assert "1. A opens with" in str(violation)
+
+
+class Newest:
+    """A policy of somebody else: the most recently used leaf goes first."""
+
+    def __init__(self) -> None:
+        self._leaves: list[EvictableLeaf] = []
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        self._leaves.append(leaf)
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        self._leaves.remove(leaf)
+
+    def next_leaf(self) -> EvictableLeaf:
+        return max(self._leaves, key=lambda leaf: leaf.last_use)
+
+    def leaves(self) -> list[EvictableLeaf]:
+        return self._leaves
+
+
+class Forgetful(Newest):
+    """A policy that loses every fifth leaf."""
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        if leaf.last_use % 5:
+            super().add(leaf)
+
+
+TestOurCacheWithAnotherPolicy = cache_machine(lambda n, size: PrefixCacheAdapter(n, size, Newest())).TestCase
+TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use).TestCase
+
+
+def test_a_policy_that_loses_leaves_is_found() -> None:
+    assert find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful())) is not None
+    with pytest.raises(AssertionError):
+        policy_machine(Forgetful).TestCase().runTest()
+
+
+class Broken(PrefixCacheAdapter):
+    """Our cache, and one thing that goes wrong with it."""
+
+
+class ReusesEverything(Broken):
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return super().open([*prompt, 0], namespace)
+
+
+class SharesAcrossNamespaces(Broken):
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return super().open(prompt, "")
+
+    def known_sequences(self, namespace: str) -> None:
+        return None
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return self.cache.match(prompt, "")
+
+
+class ForgetsCopies(Broken):
+    def take_copies(self) -> list[Any]:
+        super().take_copies()
+        return []
+
+
+class MatchesWholeBlocksOnly(Broken):
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return super().match(prompt, namespace) // self.block_size * self.block_size
+
+
+class ChangesOnRefusal(Broken):
+    def reserve(self, handle: BlockTable, num_tokens: int) -> bool:
+        done = super().reserve(handle, num_tokens)
+        if not done:
+            self.cache.clear()
+        return done
+
+
+class RefusesForNothing(Broken):
+    def reserve(self, handle: BlockTable, num_tokens: int) -> bool:
+        return num_tokens < self.num_blocks * self.block_size and super().reserve(handle, num_tokens)
+
+
+class Raises(Broken):
+    def fork(self, handle: BlockTable) -> BlockTable:
+        raise KeyError(handle)
+
+
+class CountsWrong(Broken):
+    def ref_counts(self) -> list[int]:
+        return [min(count, 2) for count in super().ref_counts()]
+
+    def free_blocks(self) -> list[int]:
+        return [block for block, count in enumerate(super().ref_counts()) if not count]
+
+
+class KeepsTwice(Broken):
+    """Two caches that take turns: what one knows the other computes again."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._num_opened = 0
+
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        table = super().open(prompt, self._turn(namespace))
+        self._num_opened += 1
+        return table
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return super().match(prompt, self._turn(namespace))
+
+    def known_sequences(self, namespace: str) -> list[list[int]]:
+        return super().known_sequences(self._turn(namespace))
+
+    def _turn(self, namespace: str) -> str:
+        return f"{namespace}, turn {self._num_opened // 2 % 2}"
+
+
+def drive(cache: CheckedCache) -> None:
+    """Two tenants, prompts that part inside a block, forks, a refusal, eviction."""
+
+    def computed(prompt: list[int], namespace: str = "") -> LiveSequence:
+        sequence = cache.open(prompt, namespace)
+        assert sequence is not None
+        assert cache.compute(sequence, len(prompt))
+        return sequence
+
+    first = computed([1, 2, 3, 4, 5, 6])
+    second = computed([1, 2, 3, 4, 5, 7], "tenant")
+    twin = computed([1, 2, 3, 4, 5, 6])
+    for sequence in (first, second, twin):
+        cache.close(sequence)
+    cache.close(computed([1, 2, 3, 4, 5, 6]))
+    third = computed([1, 2, 3, 9])
+    child = cache.fork(third)
+    cache.generate(third, [5])
+    cache.generate(child, [6, 7, 8])
+    cache.match([1, 2, 3, 4, 5])
+    assert not cache.compute(cache.open([8] * 99) or child, 99)
+    cache.abort(child)
+    cache.finish()
+    alone = computed([7] * 48)
+    cache.close(alone)
+    cache.finish()
+
+
+def test_our_cache_can_be_driven_so() -> None:
+    drive(CheckedCache(PrefixCacheAdapter(12, 4)))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "rule"),
+    [
+        (ReusesEverything, 5),
+        (SharesAcrossNamespaces, 3),
+        (ForgetsCopies, 3),
+        (MatchesWholeBlocksOnly, 4),
+        (ChangesOnRefusal, 7),
+        (RefusesForNothing, 7),
+        (Raises, 7),
+        (CountsWrong, 1),
+        (KeepsTwice, 11),
+    ],
+)
+def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter], rule: int) -> None:
+    with pytest.raises(RuleViolation) as caught:
+        drive(CheckedCache(adapter(12, 4)))
+    assert caught.value.rule == rule
+    assert caught.value.story
+
+
+@settings(max_examples=100, deadline=None)
+@given(strategies.workloads(), strategies.pool_shapes(max_blocks=40))
+def test_workloads_that_read_like_traffic_keep_the_rules(steps: list[Step], shape: strategies.PoolShape) -> None:
+    replay(steps, CheckedCache(PrefixCacheAdapter(shape.num_blocks, shape.block_size)))
+
+
+@given(strategies.prompt_families())
+def test_prompts_of_a_family_begin_alike(family: list[list[int]]) -> None:
+    assert all(family)
+
+
+def test_the_story_is_told() -> None:
+    cache = CheckedCache(ForgetsCopies(8, 4))
+    first = cache.open([1, 2, 3])
+    assert first is not None
+    cache.compute(first, 3)
+    cache.close(first)
+    with pytest.raises(RuleViolation) as caught:
+        cache.open([1, 2, 9, 9])
+    assert caught.value.rule == 3
+    assert caught.value.story == [
+        "A opens with 3 tokens [1 2 3]: finds 0 known, in blocks (none)",
+        "A computes 3 tokens [1 2 3]: in blocks 0",
+        "A closes",
+        "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1",
+    ]
+
+
+def test_hypothesis_is_only_needed_by_what_uses_it() -> None:
+    program = (
+        "import sys; sys.modules['hypothesis'] = None; import radixkv.testing as kit; "
+        "kit.CheckedCache(kit.PrefixCacheAdapter(4, 4)).finish()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
