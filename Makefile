@@ -2,7 +2,9 @@
 # make test    all tests
 # make chat    talk to the default model
 # make check   lint, format, types
-# make bench   end-to-end speed against transformers' generate
+# make bench   end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
+# make soak    random work on the cache for half an hour, every rule checked; for nightly runs
+# make mutate  break the cache on purpose, line by line, and see which tests notice (10 minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 
-.PHONY: demo test chat check bench clean
+.PHONY: demo test chat check bench soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
@@ -28,6 +30,16 @@ check: $(INSTALLED)
 
 bench: $(MODEL)
 	$(BIN)/radixkv bench e2e
+	$(BIN)/radixkv bench cache
+
+soak: $(INSTALLED)
+	$(BIN)/radixkv bench soak --minutes 30
+
+mutate: $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[mutation]'
+	rm -rf mutants
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import Phase, settings
 
-from radixkv.llm import LLM
+if TYPE_CHECKING:
+    from radixkv.llm import LLM
+
+# For mutation testing, where every example is run thousands of times: few, always the same, and never shrunk.
+settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
 @pytest.fixture(scope="session")
 def default_llm() -> LLM:
     """The real default model. Tests leave its cache as they like, but nothing running."""
+    # Only here: tests of the cache do without torch.
+    from radixkv.llm import LLM
+
     return LLM(block_size=16, num_blocks=600)
 
 

@@ -124,7 +124,8 @@ class PrefixCache:
         tree = self._tree
         match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
         if match is not None and match.num_partial_tokens:
-            self._require(1, tree.num_evictable_on_path(match))
+            # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
+            self._require(1)
         if match is None:
             match = Match(0, tree.root(namespace), 0)
 
@@ -416,11 +417,11 @@ class PrefixCache:
         self._holds.remove(hold)
         hold.released, hold._node = True, None
 
-    def _require(self, count: int, soon_locked: int = 0) -> None:
-        """Raise OutOfBlocks unless ``count`` blocks can be had, of which ``soon_locked`` evictable ones cannot."""
-        evictable = self._tree.num_evictable_blocks - soon_locked
-        if count > self._pool.num_free + evictable:
-            raise OutOfBlocks(count, self._pool.num_free, evictable)
+    def _require(self, count: int) -> None:
+        """Raise OutOfBlocks unless ``count`` blocks can be had."""
+        free, evictable = self._pool.num_free, self._tree.num_evictable_blocks
+        if count > free + evictable:
+            raise OutOfBlocks(count, free, evictable)
 
     def _make_free(self, count: int) -> None:
         missing = count - self._pool.num_free

@@ -171,15 +171,6 @@ class RadixTree:
         parts[0] = parts[0][: match.num_node_blocks]
         return np.concatenate(parts[::-1])
 
-    def num_evictable_on_path(self, match: Match) -> int:
-        """Blocks that can be evicted now and could not if the match were locked."""
-        count = 0
-        for node in match.node.path():
-            if node.lock_count:
-                break
-            count += match.num_node_blocks if node is match.node else node.num_blocks
-        return count
-
     # -- locks ---------------------------------------------------------------------------------------------------
 
     def lock(self, match: Match) -> Node:

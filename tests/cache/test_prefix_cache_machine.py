@@ -126,6 +126,23 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory.write(table, known[:stop], start)
         self.cache.append(table, known[start:stop])
 
+    @rule(data=st.data(), spare=st.integers(1, 9))
+    def reserve_together(self, data: st.DataObject, spare: int) -> None:
+        """Room for several sequences, forks of one another among them: for all or none."""
+        chosen = [table for table in self.tokens if data.draw(st.booleans())]
+        before = self.state()
+        try:
+            self.cache.reserve_many(chosen, [table.num_tokens + spare for table in chosen])
+        except OutOfBlocks as error:
+            self.assert_honest(error, before)
+            return
+        self.carry_out_copies()
+        owners = self.cache.ref_counts()
+        for table in chosen:
+            first, last = table.num_tokens, table.num_tokens + spare - 1
+            writable = table.block_ids[first // self.cache.block_size : last // self.cache.block_size + 1]
+            assert (owners[writable] == 1).all()
+
     @rule(target=live, table=live, count=st.integers(1, 3))
     def fork(self, table: BlockTable, count: int) -> Any:
         if table.closed:
@@ -228,6 +245,9 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=1000, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10 * settings().max_examples,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 test_the_cache_keeps_its_rules = CacheMachine.TestCase
