@@ -18,7 +18,8 @@ demo: $(MODEL)
 	$(BIN)/radixkv demo
 
 test: $(MODEL)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest --ignore=tests/cache
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat

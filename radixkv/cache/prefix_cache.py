@@ -176,7 +176,7 @@ class PrefixCache:
         Between block borders it costs one comparison a table.
 
         Raises:
-            InvalidArgumentError: a table is given twice, or not as many ``num_tokens`` as tables.
+            InvalidArgumentError: a table is given twice, or ``num_tokens`` are not as many whole numbers as tables.
             OutOfBlocks: not all blocks can be had; nothing is changed.
             ClosedError: a table is closed or of another cache.
         """
@@ -185,9 +185,17 @@ class PrefixCache:
         if not self._tables.issuperset(tables):
             for table in tables:
                 self._check_open(table)
-        short = [(table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table._num_writable]
+        try:
+            short = [
+                (table, total) for table, total in zip(tables, num_tokens, strict=True) if total > table._num_writable
+            ]
+        except TypeError as error:
+            raise InvalidArgumentError(f"num_tokens: expected whole numbers, got {num_tokens!r}") from error
         if not short:
             return
+        for _, total in short:
+            if not isinstance(total, int | np.integer):
+                raise InvalidArgumentError(f"num_tokens: expected whole numbers, got {total!r}")
         if len({id(table) for table, _ in short}) < len(short):
             raise InvalidArgumentError("tables: expected distinct tables, got one twice")
         size = self.block_size
@@ -322,9 +330,7 @@ class PrefixCache:
         if namespace is not None:
             self._check_namespace(namespace)
         free_before = self._pool.num_free
-        for name in list(self._tree.roots) if namespace is None else [namespace]:
-            if name not in self._tree.roots:
-                continue
+        for name in [name for name in self._tree.roots if namespace in (None, name)]:
             for table in self._tables:
                 if table.namespace == name:
                     # What the tree owned for it becomes its own.

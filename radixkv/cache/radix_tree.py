@@ -167,9 +167,10 @@ class RadixTree:
 
     def path_blocks(self, match: Match) -> BlockIds:
         """The whole blocks of a matched prefix, from the first on."""
-        parts = [node.block_ids() for node in match.node.path()]
-        parts[0] = parts[0][: match.num_node_blocks]
-        return np.concatenate(parts[::-1])
+        last, *before = match.node.path()
+        return np.concatenate(
+            [*(node.block_ids() for node in reversed(before)), last.block_ids(0, match.num_node_blocks)]
+        )
 
     # -- locks ---------------------------------------------------------------------------------------------------
 

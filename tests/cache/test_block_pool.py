@@ -54,11 +54,13 @@ def test_shared_blocks_are_free_only_when_all_owners_are_gone() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     pool.share(blocks)
+    assert pool.release(blocks[:1]) == pool.release(blocks[1:]) == 0
+    pool.share(blocks)
     assert pool.release(blocks) == 0
-    assert pool.release(blocks) == 2
+    assert pool.release(blocks[:1]) == pool.release(blocks[1:]) == 1
 
 
-@pytest.mark.parametrize("blocks", [[4], [-1], [1, 4], [-1, 1], [1, 3], [2], [1, 1], [0, 1, 0]])
+@pytest.mark.parametrize("blocks", [[4], [-1], [1, 4], [-1, 1], [1, 3], [2], [1, 1], [0, 1, 0], [0, 1, 1]])
 @pytest.mark.parametrize("call", [BlockPool.release, BlockPool.share])
 def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object], blocks: list[int]) -> None:
     pool = BlockPool(4)
@@ -67,6 +69,18 @@ def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object
         call(pool, np.array(blocks, dtype=np.int32))
     assert pool.ref_counts.tolist() == [1, 1, 0, 0]
     pool.check()
+
+
+def test_a_refusal_names_the_blocks_and_what_was_expected() -> None:
+    pool = BlockPool(4)
+    pool.allocate(2)
+    for blocks, message in (
+        ([0, 2, 3], r"blocks: \[2, 3\] are free already"),
+        ([0, 9], r"blocks: expected ids from 0 to 3, got \[0, 9\]"),
+        ([0, 0], r"blocks: expected distinct ids, got \[0, 0\]"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            pool.release(np.array(blocks, dtype=np.int32))
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, "1"])
@@ -81,9 +95,10 @@ def test_an_empty_pool_says_so() -> None:
     pool = BlockPool(2)
     pool.allocate(2)
     assert len(pool.allocate(0)) == 0
-    for call in (pool.allocate_one, lambda: pool.allocate(1), lambda: pool.allocate(2)):
-        with pytest.raises(OutOfBlocks):
+    for count, call in ((1, pool.allocate_one), (1, lambda: pool.allocate(1)), (2, lambda: pool.allocate(2))):
+        with pytest.raises(OutOfBlocks) as caught:
             call()
+        assert (caught.value.needed, caught.value.free, caught.value.evictable) == (count, 0, 0)
     pool.share(np.array([0, 1]), 2)
     assert pool.ref_counts.tolist() == [3, 3]
     assert pool.release(np.empty(0, dtype=np.int32)) == 0

@@ -214,7 +214,7 @@ def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
 def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
     cache = PrefixCache(8, 2)
     leave(cache, [1, 2, 3])
-    assert cache.match([]) == 0
+    assert cache.match([]) == cache.match(np.array([], dtype=np.int64)) == 0
     assert cache.hold([]).num_tokens == 0
     with pytest.raises(InvalidArgumentError, match="at least one"):
         cache.open([])
@@ -268,8 +268,9 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
             call(other)
     with pytest.raises(InvalidArgumentError, match="reserved"):
         cache.append(table, [1])
-    with pytest.raises(InvalidArgumentError, match="count"):
-        cache.fork(table, 0)
+    for count in (0, -1, True, 1.5, "2"):
+        with pytest.raises(InvalidArgumentError, match="count: expected a whole number of at least 1"):
+            cache.fork(table, count)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="num_tokens"):
         cache.reserve(table, -1)
     with pytest.raises(InvalidArgumentError, match="namespace"):
@@ -280,7 +281,7 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
     for call in calls:
         with pytest.raises(ClosedError, match="closed"):
             call(cache)
-    with pytest.raises(InvalidArgumentError, match="Hold"):
+    with pytest.raises(InvalidArgumentError, match=r"^hold: expected a Hold, got BlockTable$"):
         cache.release(table)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="namespace"):
         cache.clear(5)  # type: ignore[arg-type]
@@ -289,7 +290,7 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
     hold = other.hold([1])
     other.release(hold)
     leave(cache, [1, 2, 3])
-    with pytest.raises(ClosedError, match="hold"):
+    with pytest.raises(ClosedError, match=r"^hold: it belongs to another cache$"):
         other.release(cache.hold([1, 2]))
 
 
@@ -313,12 +314,65 @@ def test_many_tables_are_reserved_all_or_none() -> None:
     cache.reserve_many([], [])
     with pytest.raises(InvalidArgumentError, match="expected 3, one a table"):
         cache.reserve_many(tables, [4, 6])
-    with pytest.raises(InvalidArgumentError, match="distinct"):
+    with pytest.raises(InvalidArgumentError, match=r"^tables: expected distinct tables"):
         cache.reserve_many([stem, stem], [5, 5])
+    for impossible in ([None], [7.5], ["7"]):
+        with pytest.raises(InvalidArgumentError, match="whole numbers"):
+            cache.reserve_many([stem], impossible)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="BlockTable"):
         cache.reserve_many([None], [5])  # type: ignore[list-item]
     with pytest.raises(ClosedError, match="another cache"):
         cache.reserve_many([PrefixCache(2, 2).open([1])], [2])
+
+
+def test_blocks_that_are_begun_count_whole() -> None:
+    cache = PrefixCache(3, 4)
+    tables = [cache.open([number], write=False) for number in range(2)]
+    cache.reserve_many(tables, [4, 4])
+    with pytest.raises(OutOfBlocks):
+        cache.reserve_many(tables, [6, 6])
+    assert [table.num_blocks for table in tables] == [1, 1]
+
+
+def test_a_copy_goes_behind_the_prefix_that_it_continues() -> None:
+    cache = PrefixCache(64, 2)
+    leave(cache, [1, 1])
+    occupied = cache._pool.allocate(1, after=0)
+    leave_unchecked(cache, [1, 1, 2, 2])
+    assert occupied.tolist() == [1]
+    cache._pool.release(occupied)
+    table = cache.open([1, 1, 2, 7])
+    assert table.num_cached_tokens == 3
+    assert table.block_ids.tolist() == [0, 1]
+
+
+def test_room_that_a_fork_took_away_comes_back_with_its_end() -> None:
+    cache = PrefixCache(3, 4)
+    table = compute(cache, [1, 2])
+    cache.reserve(table, 8)
+    child = cache.fork(table)[0]
+    with pytest.raises(InvalidArgumentError, match="only 2 positions are reserved"):
+        cache.append(table, [3])
+    cache.abort(child)
+    cache.reserve_many([table], [8])
+    cache.append(table, [3, 4, 5, 6, 7, 8])
+    assert table.num_blocks == 2
+    assert cache.stats.copied_blocks == 0
+
+
+def test_what_others_computed_meanwhile_is_found_node_by_node() -> None:
+    cache = PrefixCache(40, 2)
+    late = cache.open([1, 1, 2, 2, 3, 3, 4, 4, 5])
+    cache.reserve(late, 9)
+    leave(cache, [1, 1, 2, 2, 3, 3])
+    leave(cache, [1, 1, 9, 9])  # cuts the others' path in two
+    cache.append(late, [1, 1, 2, 2, 3, 3, 4, 4, 5])
+    assert cache.stats.deduplicated_blocks == 3
+    assert cache.num_held_blocks == 6
+    cache.check()
+    cache.close(late)
+    assert cache.match([1, 1, 2, 2, 3, 3, 4, 4, 5]) == 9
+    assert cache.num_held_blocks == 6
 
 
 def test_everything_is_counted() -> None:
