@@ -37,10 +37,13 @@ class SimpleCache:
         self.known: dict[Prefix, int] = {}
         self.copies: list[BlockCopy] = []
 
+    def key(self, prefix: Sequence[int], namespace: str) -> Prefix:
+        return namespace, tuple(prefix)
+
     def lookup(self, prompt: Sequence[int], namespace: str) -> list[int]:
         blocks: list[int] = []
         for stop in range(self.block_size, len(prompt) + 1, self.block_size):
-            block = self.known.get((namespace, tuple(prompt[:stop])))
+            block = self.known.get(self.key(prompt[:stop], namespace))
             if block is None:
                 break
             blocks.append(block)
@@ -69,7 +72,7 @@ class SimpleCache:
     def commit(self, sequence: SimpleSequence, tokens: Sequence[int]) -> None:
         sequence.tokens += tokens
         for place in range(len(sequence.tokens) // self.block_size):
-            key = (sequence.namespace, tuple(sequence.tokens[: (place + 1) * self.block_size]))
+            key = self.key(sequence.tokens[: (place + 1) * self.block_size], sequence.namespace)
             own, known = sequence.blocks[place], self.known.get(key)
             if known is None:
                 self.known[key] = own

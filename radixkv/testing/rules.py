@@ -1,4 +1,8 @@
-"""The rules that a cache of shared blocks must keep, and how a broken one is told."""
+"""The rules that a cache of shared blocks must keep, and how a broken one is told.
+
+A broken rule 9 is reported as rule 3 or 4, for that is how a collision shows. To provoke one, test the cache with a hash
+of a few bits.
+"""
 
 from __future__ import annotations
 

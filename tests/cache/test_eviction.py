@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cache_driver import leave
 
 from radixkv.cache import LRU, PrefixCache
 from radixkv.testing import FakeLeaf, policy_machine
 
 TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use).TestCase
-
-
-def leave(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
-    table = cache.open(tokens, namespace)
-    cache.reserve(table, len(tokens))
-    cache.append(table, tokens[table.num_tokens :])
-    cache.close(table)
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:
@@ -93,8 +87,8 @@ def test_the_block_to_copy_from_can_be_the_one_that_goes() -> None:
 @pytest.mark.parametrize("namespace", ["a", "b"])
 def test_namespaces_are_evicted_by_age_alone(namespace: str) -> None:
     cache = PrefixCache(4, 1)
-    leave(cache, [1, 2], "a")
-    leave(cache, [1, 2], "b")
+    leave(cache, [1, 2], namespace="a")
+    leave(cache, [1, 2], namespace="b")
     cache.abort(cache.open([1, 2, 3], namespace))
     press(cache, 2)
     other = "b" if namespace == "a" else "a"

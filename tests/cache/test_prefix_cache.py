@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
-import numpy as np
 import pytest
+from cache_driver import compute, leave, leave_unchecked
 
 from radixkv.cache import (
     BlockCopy,
-    BlockTable,
     ClosedError,
     InvalidArgumentError,
     NodeSnapshot,
     OutOfBlocks,
     PrefixCache,
 )
-
-
-def compute(cache: PrefixCache, tokens: list[int], **options: Any) -> BlockTable:
-    """Open a sequence and compute all of its prompt."""
-    table = cache.open(tokens, **options)
-    cache.reserve(table, len(tokens))
-    cache.drain_copies()
-    cache.append(table, tokens[table.num_tokens :])
-    return table
-
-
-def leave(cache: PrefixCache, tokens: list[int], **options: Any) -> None:
-    cache.close(compute(cache, tokens, **options))
-    cache.check()
 
 
 def shape(cache: PrefixCache) -> Any:
@@ -167,131 +151,6 @@ def test_a_deep_and_a_wide_tree() -> None:
     assert cache.match([8, *deep, 5]) == 302
     assert cache.match([7, 2999]) == 2
     assert cache.clear() == cache.num_blocks - 20_000 + 3001 + 1 + 300 + 300
-
-
-def leave_unchecked(cache: PrefixCache, tokens: list[int]) -> None:
-    cache.close(compute(cache, tokens))
-
-
-IMPOSSIBLE_TOKENS = [
-    [-1],
-    [2**31],
-    [5] * 100 + [-1],
-    ["a"],
-    [1.5],
-    "text",
-    b"bytes",
-    bytearray(b"more"),
-    {1, 2},
-    iter([1, 2]),
-    None,
-    7,
-    np.zeros((2, 2), dtype=np.int32),
-    np.array(3),
-    np.array([1.0]),
-    np.array([True]),
-    np.array([-1]),
-    np.array([2**31]),
-    np.array([-1], dtype=np.int8),
-    np.array([2**40], dtype=np.uint64),
-]
-
-
-@pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)
-def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
-    cache = PrefixCache(8, 2)
-    table = compute(cache, [1, 2, 3])
-    cache.reserve(table, 8)
-    before = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
-    for call in (cache.open, cache.match, cache.hold, lambda tokens: cache.append(table, tokens)):
-        with pytest.raises(InvalidArgumentError, match="tokens"):
-            call(tokens)
-    after = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
-    assert after == before
-    cache.check()
-
-
-def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
-    cache = PrefixCache(8, 2)
-    leave(cache, [1, 2, 3])
-    assert cache.match([]) == cache.match(np.array([], dtype=np.int64)) == 0
-    assert cache.hold([]).num_tokens == 0
-    with pytest.raises(InvalidArgumentError, match="at least one"):
-        cache.open([])
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        (1, 2, 300),
-        array("i", [1, 2, 300]),
-        range(1, 4),
-        *(np.array([1, 2, 3], dtype=t) for t in ("u1", "i8", ">i4", "u8")),
-    ],
-    ids=repr,
-)
-def test_tokens_come_in_many_forms(tokens: Any) -> None:
-    cache = PrefixCache(8, 2)
-    leave(cache, list(map(int, tokens)))
-    assert cache.match(tokens) == 3
-    assert cache.match(np.repeat(np.array(list(tokens)), 2)[::2]) == 3
-    assert cache.open([*map(int, tokens), 5]).tokens.tolist() == list(tokens)
-
-
-@pytest.mark.parametrize("token", [0, 2**31 - 1])
-def test_the_first_and_last_token_ids_are_tokens(token: int) -> None:
-    cache = PrefixCache(8, 2)
-    leave(cache, [token] * 3)
-    assert cache.match([token] * 3) == 3
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, "4"])
-def test_impossible_sizes_are_refused(size: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="num_blocks"):
-        PrefixCache(size)
-    with pytest.raises(InvalidArgumentError, match="block_size"):
-        PrefixCache(4, size)
-
-
-def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
-    cache, other = PrefixCache(4, 2), PrefixCache(4, 2)
-    table = cache.open([1, 2, 3])
-    calls = [
-        lambda c: c.reserve(table, 1),
-        lambda c: c.append(table, [1]),
-        lambda c: c.fork(table),
-        lambda c: c.close(table),
-        lambda c: c.abort(table),
-    ]
-    for call in calls:
-        with pytest.raises(ClosedError, match="another cache"):
-            call(other)
-    with pytest.raises(InvalidArgumentError, match="reserved"):
-        cache.append(table, [1])
-    for count in (0, -1, True, 1.5, "2"):
-        with pytest.raises(InvalidArgumentError, match="count: expected a whole number of at least 1"):
-            cache.fork(table, count)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="num_tokens"):
-        cache.reserve(table, -1)
-    with pytest.raises(InvalidArgumentError, match="namespace"):
-        cache.open([1], namespace=None)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="BlockTable"):
-        cache.close("table")  # type: ignore[arg-type]
-    cache.close(table)
-    for call in calls:
-        with pytest.raises(ClosedError, match="closed"):
-            call(cache)
-    with pytest.raises(InvalidArgumentError, match=r"^hold: expected a Hold, got BlockTable$"):
-        cache.release(table)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="namespace"):
-        cache.clear(5)  # type: ignore[arg-type]
-    with pytest.raises(ClosedError, match="closed"):
-        cache.reserve_many([table], [4])
-    hold = other.hold([1])
-    other.release(hold)
-    leave(cache, [1, 2, 3])
-    with pytest.raises(ClosedError, match=r"^hold: it belongs to another cache$"):
-        other.release(cache.hold([1, 2]))
 
 
 def test_many_tables_are_reserved_all_or_none() -> None:

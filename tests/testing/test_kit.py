@@ -52,6 +52,17 @@ def test_the_examples_bugs_are_found_and_told_in_few_steps(
     assert "1. A opens with" in str(violation)
 
 
+class BelievesItsHash(example.SimpleCache):
+    def key(self, prefix: Sequence[int], namespace: str) -> example.Prefix:
+        return namespace, (sum(prefix) % 4, len(prefix))
+
+
+def test_a_cache_that_believes_its_hash_is_found() -> None:
+    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
+    assert violation is not None
+    assert violation.rule in (3, 4)
+
+
 class Newest:
     """A policy of somebody else: the most recently used leaf goes first."""
 
