@@ -48,6 +48,7 @@ class BlockPool:
         self._start_of: dict[int, int] = {}
         # Index n: the ends of the runs of 2 ** (n - 1) to 2 ** n - 1 blocks; a dict for its order and quick removal.
         self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
+        self._top_class = 0  # none above it has a run; lowered when somebody looks
         self._add_run(0, num_blocks)
 
     def allocate(self, count: int, after: int | None = None) -> BlockIds:
@@ -145,6 +146,8 @@ class BlockPool:
             if stop in self._stop_of:
                 raise InvariantViolation(f"free runs at {start} and {stop} touch and are not one")
             free[start:stop] = True
+        if any(self._classes[self._top_class + 1 :]):
+            raise InvariantViolation(f"there are free runs above size class {self._top_class}")
         if not len(self._stop_of) == len(self._start_of) == sum(map(len, self._classes)):
             raise InvariantViolation("the indexes of free runs differ in length")
         wrong = np.flatnonzero(free != (self.ref_counts == 0))
@@ -179,7 +182,9 @@ class BlockPool:
 
     def _large_run(self) -> tuple[int, int]:
         """Start and size of a free run: none is twice as long."""
-        stop = next(reversed(next(filter(None, reversed(self._classes)))))
+        while not self._classes[self._top_class]:
+            self._top_class -= 1
+        stop = next(reversed(self._classes[self._top_class]))
         start = self._start_of[stop]
         return start, stop - start
 
@@ -228,7 +233,9 @@ class BlockPool:
     def _add_run(self, start: int, stop: int) -> None:
         self._stop_of[start] = stop
         self._start_of[stop] = start
-        self._classes[(stop - start).bit_length()][stop] = None
+        size_class = (stop - start).bit_length()
+        self._classes[size_class][stop] = None
+        self._top_class = max(self._top_class, size_class)
 
     def _remove_run(self, start: int, stop: int) -> None:
         del self._stop_of[start]

@@ -60,7 +60,9 @@ def test_shared_blocks_are_free_only_when_all_owners_are_gone() -> None:
     assert pool.release(blocks[:1]) == pool.release(blocks[1:]) == 1
 
 
-@pytest.mark.parametrize("blocks", [[4], [-1], [1, 4], [-1, 1], [1, 3], [2], [1, 1], [0, 1, 0], [0, 1, 1]])
+@pytest.mark.parametrize(
+    "blocks", [[4], [-1], [1, 4], [-1, 1], [1, -1], [4, 1], [1, 3], [2], [1, 1], [0, 1, 0], [0, 1, 1]]
+)
 @pytest.mark.parametrize("call", [BlockPool.release, BlockPool.share])
 def test_foreign_free_and_repeated_blocks_are_refused(call: Callable[..., object], blocks: list[int]) -> None:
     pool = BlockPool(4)

@@ -80,6 +80,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("differ in length", lambda s: set_item(s.pool._start_of, 99, 98)),
     ("free with owners, or held without", lambda s: set_item(s.pool.ref_counts, s.run[0], 1)),
     ("free with owners, or held without", lambda s: set_item(s.pool.ref_counts, s.leaf.blocks[0], 0)),
+    ("free runs above size class 2", lambda s: setattr(s.pool, "_top_class", 2)),
     ("num_free is", lambda s: setattr(s.pool, "num_free", s.pool.num_free + 1)),
     ("not a root of that name", lambda s: set_item(s.tree.roots, "other", s.root)),
     ("not a root of that name", lambda s: setattr(s.root, "parent", s.leaf)),
