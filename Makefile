@@ -4,7 +4,7 @@
 # make check   lint, format, types
 # make bench   end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
 # make soak    random work on the cache for half an hour, every rule checked; for nightly runs
-# make mutate  break the cache on purpose, line by line, and see which tests notice (10 minutes)
+# make mutate  break the cache on purpose, line by line, and see which tests notice (20 minutes)
 
 PYTHON ?= python3
 VENV := .venv
