@@ -275,7 +275,7 @@ class PrefixCache:
             place = table._num_tokens // self.block_size
             tail = int(table._ids[place])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
-            if self._pool.ref_counts[tail] == 1 and self._tree.publish_partial(table._node, bytes(table._tail), tail):
+            if self._pool.ref_counts[tail] == 1 and self._tree.publish_partial(table._node, table._tail, tail):
                 table._num_published = place + 1
         self._let_go(table)
 
@@ -399,8 +399,9 @@ class PrefixCache:
         start, stop = table._num_published, table._num_tokens // self.block_size
         own = table._ids[start:stop]
         num_bytes = (stop - start) * self.block_size * TOKEN_BYTES
-        table._node, kept = self._tree.publish(table._node, bytes(table._tail[:num_bytes]), own)
-        del table._tail[:num_bytes]
+        tokens, table._tail = table._tail, table._tail[num_bytes:]
+        del tokens[num_bytes:]
+        table._node, kept = self._tree.publish(table._node, tokens, own)
         table._num_published = stop
         if kept is own:
             return

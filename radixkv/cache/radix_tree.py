@@ -226,14 +226,14 @@ class RadixTree:
             node = self.roots[namespace] = Root(namespace)
         return node
 
-    def publish(self, node: Node, tokens: bytes, blocks: BlockIds) -> tuple[Node, BlockIds]:
+    def publish(self, node: Node, tokens: bytearray, blocks: BlockIds) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
         The caller's ownership of the blocks becomes the tree's, but for those whose tokens the tree already holds: there
         its own blocks stay, and the caller's remain the caller's.
 
         Args:
-            tokens: the blocks' token ids, encoded.
+            tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
 
         Returns:
@@ -242,11 +242,11 @@ class RadixTree:
         size, place, kept = self._block_bytes, 0, blocks
         while place < len(blocks):
             offset = place * size
-            key = tokens[offset : offset + size]
+            key = bytes(tokens[offset : offset + size])
             child = node.children.get(key) if node.children else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                return self._extend(node, tokens[offset:], blocks[place:]), kept
+                return self._extend(node, tokens[offset:] if offset else tokens, blocks[place:]), kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
@@ -258,11 +258,11 @@ class RadixTree:
             place += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytes, block: int) -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
-        The caller's ownership of the block becomes the tree's. Returns False, and takes nothing, where the tree holds
-        these tokens already.
+        The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and takes nothing, where
+        the tree holds these tokens already.
         """
         if node.children:
             place = node.children.bisect_left(tokens)
@@ -278,7 +278,7 @@ class RadixTree:
             self.policy.add(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytes, blocks: BlockIds) -> Node:
+    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
         if not self._grows_in_place(node):
             child = self._add_child(node, tokens, blocks)
@@ -292,15 +292,15 @@ class RadixTree:
     def _grows_in_place(self, node: Node) -> bool:
         return not node.children and node.lock_count == 1 and node.parent is not None
 
-    def _add_child(self, node: Node, tokens: bytes, blocks: BlockIds) -> Node:
-        child = Node(node, bytearray(tokens), array("i", blocks.tobytes()), self.clock)
+    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
+        child = Node(node, tokens, array("i", blocks.tobytes()), self.clock)
         if node.children is None:
             node.children = SortedDict()
-        node.children[tokens[: self._block_bytes]] = child
+        node.children[bytes(tokens[: self._block_bytes])] = child
         self.num_blocks += len(blocks)
         return child
 
-    def _drop_partial_prefix(self, node: Node, key: bytes) -> None:
+    def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
         """Let go of the partly filled leaf whose tokens ``key`` continues: the fuller block takes its place."""
         if not node.children:
             return
