@@ -85,6 +85,22 @@ def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
     return ids
 
 
+def as_chat_prompts(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+    loaded: LoadedModel,
+    cache_salt: str | None = None,
+    cache: Mapping[str, bool] | None = None,
+) -> list[Prompt]:
+    """One conversation or a list of them, each as the prompt for the next answer.
+
+    Raises:
+        TypeError, ValueError: a conversation or a cache option is not possible, or there is no chat template.
+    """
+    options = cache_options(cache_salt, cache)
+    texts = [render_chat(conversation, loaded) for conversation in as_conversations(messages)]
+    return [Prompt(encode_rendered(text, loaded), text, **options) for text in texts]
+
+
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:
     """The arguments of `Prompt` that say what it may do with the cache.
 
