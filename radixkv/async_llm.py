@@ -50,7 +50,7 @@ class AsyncLLM:
         engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
         self.loaded: LoadedModel = engine.loaded
         self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
-        # As the engine was after its latest step.
+        # As the engine was after its latest step, abort or `call`.
         self.stats: EngineStats = engine_stats(engine)
         # Called in the event loop after every step, for whoever measures.
         self.on_step: Callable[[EngineStats], None] | None = None
@@ -178,7 +178,10 @@ class AsyncLLM:
             Exception: what the function raises.
         """
         self._start()
-        return await asyncio.wrap_future(self._engine_thread.call(function))
+        result, self.stats = await asyncio.wrap_future(
+            self._engine_thread.call(lambda engine: (function(engine), engine_stats(engine)))
+        )
+        return result
 
     async def run_tokenizer(self, function: Callable[[LoadedModel], _T]) -> _T:
         """Run a function that tokenizes, in the thread that does nothing else."""

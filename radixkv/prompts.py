@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from radixkv.engine.model_loader import LoadedModel
 
 PromptInput = str | Mapping[str, Any]
@@ -68,14 +70,17 @@ def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generat
     """The conversation as the model's chat template writes it.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: the tokenizer has no chat template, or it refuses the messages.
     """
     tokenizer = loaded.require_tokenizer()
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
-    text: str = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-    )
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateError as error:
+        raise ValueError(f"messages: the chat template refuses them: {error}") from error
     return text
 
 

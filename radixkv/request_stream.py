@@ -30,6 +30,11 @@ class RequestStream:
         self._failure: Exception | None = None
         self._arrived = asyncio.Event()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be read: it was closed, or read to its end."""
+        return self._on_close is None
+
     def put(self, news: News) -> None:
         """Take in what the engine delivered."""
         if isinstance(news, Exception):
@@ -51,7 +56,7 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Piece:
-        if self._on_close is None:
+        if self.closed:
             raise StopAsyncIteration
         await self._arrived.wait()
         self._arrived.clear()
