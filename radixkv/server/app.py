@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from radixkv import __version__
 from radixkv.server.admin import admin_routes
+from radixkv.server.body_limit import BodyLimit
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.errors import ErrorBody, add_error_handlers
@@ -27,9 +28,9 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
         # Its pages would load scripts from elsewhere; the description itself is at /openapi.json.
         docs_url=None,
         redoc_url=None,
-        max_body_size=max_body_bytes,
         responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
     )
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     add_error_handlers(app)
     app.include_router(chat_completion_routes(service))
     app.include_router(completion_routes(service))
