@@ -92,6 +92,11 @@ class PrefixCache:
         return tuple(self._tree.roots)
 
     @property
+    def version(self) -> int:
+        """Another number whenever `match` may answer otherwise than before: no change, no need to ask again."""
+        return self._tree.version
+
+    @property
     def stats(self) -> CacheStats:
         """A copy of the counters."""
         return replace(self._stats)
