@@ -16,6 +16,7 @@ be evicted, and it waits before all new ones; what survives is found again when 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._awaited = AwaitedPrefixes(cache)
         self._refusal: _Refusal | None = None
+        self._looked_up = False  # in this step
         self._arrivals = itertools.count()
 
     @property
@@ -105,22 +107,21 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         has_room = self._reserve_decoding()
         # Decoding goes first, so that no prompt chunk can delay a stream.
-        for group in sorted(self.running, key=lambda group: group.num_pending > 1):
+        for group in [group for group in self.running if group.num_pending == 1]:
             if group not in self.running:
                 continue  # preempted for one before it
             planned = self._plan(group, budget)
-            if planned and ((has_room and group.num_pending == 1) or self._reserve_or_preempt(planned)):
+            if planned and (has_room or self._reserve_or_preempt(planned)):
                 chunks.extend(planned)
-                budget -= sum(chunk.num_tokens for chunk in planned)
-        looked_up = False
-        while budget and self.waiting:
-            admitted = self._next_waiting(look_up=not looked_up)
-            looked_up = True
-            if admitted is None or not self._admit(admitted):
-                break
-            planned = self._plan(admitted, budget)
+                budget -= len(planned)
+        self._looked_up = False
+        for group in [group for group in self.running if group.num_pending > 1]:
+            # Who is more urgent than a prompt in progress need not wait for the end of it.
+            budget -= self._let_in(chunks, budget, group.request.priority)
+            planned = self._plan(group, budget)
             chunks.extend(planned)
             budget -= sum(chunk.num_tokens for chunk in planned)
+        self._let_in(chunks, budget)
         return chunks
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
@@ -203,8 +204,8 @@ class Scheduler:
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the last by rank as needed; False: the group itself gave way."""
         group = planned[0].group
-        # Only decoding groups get here with blocks to take, in the order of their ranks, for a prompt's were all reserved
-        # when it was admitted. So the last by rank is never one that this step has planned already.
+        # Groups get here in the order of their ranks, and before all prompts: the last by rank is never one that this step
+        # has planned already. A prompt's blocks were all reserved when it was admitted.
         for chunk in planned:
             while not self._reserve(chunk.sequence, chunk.num_tokens):
                 victim = next(reversed(self.running))
@@ -230,7 +231,19 @@ class Scheduler:
         self.waiting.add(group)
         self.num_preemptions += 1
 
-    def _next_waiting(self, look_up: bool) -> SequenceGroup | None:
+    def _let_in(self, chunks: list[ScheduledChunk], budget: int, before_priority: float = math.inf) -> int:
+        """Admit who waits, and is more urgent than ``before_priority``, while there is budget; returns the tokens planned."""
+        num_tokens = 0
+        while num_tokens < budget and self.waiting and self.waiting.most_urgent < before_priority:
+            group = self._next_waiting()
+            if group is None or group.request.priority >= before_priority or not self._admit(group):
+                break
+            planned = self._plan(group, budget - num_tokens)
+            chunks.extend(planned)
+            num_tokens += sum(chunk.num_tokens for chunk in planned)
+        return num_tokens
+
+    def _next_waiting(self) -> SequenceGroup | None:
         """Whose turn it is, if anything has come free for it since it was last tried."""
         if self._refusal is not None:
             group = self._refusal.group
@@ -243,7 +256,8 @@ class Scheduler:
             self._refusal = None
         if self.num_free_slots < 1:
             return None
-        candidates = self.waiting.candidates(look_up)
+        candidates = self.waiting.candidates(look_up=not self._looked_up)
+        self._looked_up = True  # once a step is enough
         return next((group for group in candidates if not self._awaited.is_worth_waiting(group, self.running)), None)
 
     def _admit(self, group: SequenceGroup) -> bool:

@@ -71,6 +71,11 @@ class WaitingQueue:
     def __contains__(self, group: SequenceGroup) -> bool:
         return _place(group) in self._line
 
+    @property
+    def most_urgent(self) -> int:
+        """The priority of the first in line, which is not empty."""
+        return int(self._line.peekitem(0)[0][0])
+
     def add(self, group: SequenceGroup) -> None:
         """Let a group stand in line: a new one, or one that was preempted."""
         if not self._line:
