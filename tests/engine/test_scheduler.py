@@ -35,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.max_samples = min(samples, sizes["max_num_seqs"])
 
     @rule(
-        stem=st.sampled_from(_STEMS),
+        stem=st.integers(0, 2),
         shared=st.integers(0, 40),
         own=st.integers(1, 20),
         priority=st.sampled_from([0, 0, 0, -1, 1]),
@@ -43,9 +43,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.integers(1, 3),
         copies=st.integers(1, 4),
     )
-    def add(self, stem: list[int], shared: int, own: int, priority: int, max_new: int, n: int, copies: int) -> None:
+    def add(self, stem: int, shared: int, own: int, priority: int, max_new: int, n: int, copies: int) -> None:
         for _ in range(copies):
-            prompt = stem[:shared] + tail(len(self.driver.requests), own)
+            prompt = _STEMS[stem][:shared] + tail(len(self.driver.requests), own)
             self.driver.add(prompt, priority=priority, max_new=max_new, n=min(n, self.max_samples))
 
     @rule(count=st.integers(1, 12))
@@ -55,9 +55,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.driver.step()
 
     @precondition(lambda self: self.driver.requests)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.driver.abort(data.draw(st.sampled_from(self.driver.requests)))
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which: int) -> None:
+        self.driver.abort(self.driver.requests[which % len(self.driver.requests)])
 
     @invariant()
     def cache_is_sound(self) -> None:
@@ -258,6 +258,24 @@ def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPat
     while len(driver.admitted) == 2:
         driver.step()
     assert calls["match"] - before["match"] <= 32 + 32
+
+
+def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SchedulerDriver()
+    warm(driver, _STEMS[0])
+    for number in range(50):
+        driver.add(_STEMS[0] + tail(number, 3))
+    line, cache = driver.scheduler.waiting, driver.cache
+    looked_up: list[int] = []
+    match = cache.match
+    monkeypatch.setattr(cache, "match", lambda tokens, namespace: looked_up.append(1) or match(tokens, namespace))
+    line.candidates(look_up=True)
+    assert len(looked_up) == 32
+    line.candidates(look_up=True)
+    assert len(looked_up) == 32
+    cache.clear()
+    line.candidates(look_up=True)
+    assert len(looked_up) == 64
 
 
 def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
