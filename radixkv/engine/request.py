@@ -150,4 +150,8 @@ class SequenceGroup:
 
     @property
     def num_pending(self) -> int:
+        """Tokens to compute before the next can be chosen, of the sequence that has the most."""
+        if len(self.sequences) == 1:  # all but beams; asked of every running group in every step
+            sequence = self.sequences[0]
+            return len(sequence.token_ids) - sequence.num_computed
         return max(sequence.num_pending for sequence in self.sequences)

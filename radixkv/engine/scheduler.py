@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,7 @@ from radixkv.engine.waiting_queue import WaitingQueue
 from radixkv.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step."""
 
     group: SequenceGroup
@@ -105,9 +105,13 @@ class Scheduler:
         """The next step's chunks, with writable blocks reserved for each. Empty only when nothing can run."""
         chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
-        has_room = self._reserve_decoding()
+        decoding: list[SequenceGroup] = []
+        prompts: list[SequenceGroup] = []
+        for group in self.running:
+            (decoding if group.num_pending == 1 else prompts).append(group)
+        has_room = self._reserve_decoding(decoding)
         # Decoding goes first, so that no prompt chunk can delay a stream.
-        for group in [group for group in self.running if group.num_pending == 1]:
+        for group in decoding:
             if group not in self.running:
                 continue  # preempted for one before it
             planned = self._plan(group, budget)
@@ -115,7 +119,9 @@ class Scheduler:
                 chunks.extend(planned)
                 budget -= len(planned)
         self._looked_up = False
-        for group in [group for group in self.running if group.num_pending > 1]:
+        for group in prompts:
+            if group not in self.running:
+                continue
             # Who is more urgent than a prompt in progress need not wait for the end of it.
             budget -= self._let_in(chunks, budget, group.request.priority)
             planned = self._plan(group, budget)
@@ -191,12 +197,12 @@ class Scheduler:
                 budget -= count
         return planned
 
-    def _reserve_decoding(self) -> bool:
+    def _reserve_decoding(self, groups: list[SequenceGroup]) -> bool:
         """Make the next slot of every decoding sequence writable, in one call; False, and nothing, if not all can be."""
-        decoding = [s for group in self.running if group.num_pending == 1 for s in group.sequences]
-        tables = [sequence.table for sequence in decoding if sequence.table is not None]
+        sequences = [sequence for group in groups for sequence in group.sequences]
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
         try:
-            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in decoding])
+            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in sequences])
         except OutOfBlocks:
             return False
         return True
