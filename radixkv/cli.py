@@ -223,6 +223,20 @@ def bench_serve(
         raise typer.Exit(1)
 
 
+@bench.command()
+def http_cost(
+    model: Model = None,
+    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="length of each")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """What HTTP costs, against the same load on the engine in the same run."""
+    from radixkv.bench.http_cost import run_http_cost
+
+    run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)
+
+
 def main() -> None:
     """Run a command; what a user can mend is one line on standard error, not a traceback."""
     try:

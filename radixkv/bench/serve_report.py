@@ -16,7 +16,7 @@ from radixkv.bench.serve_client import Answer
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds; not a number where nothing was measured."""
+    """Milliseconds."""
 
     median_ms: float
     p99_ms: float
@@ -24,9 +24,10 @@ class Latency:
     max_ms: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Latency:
+    def of(cls, seconds: Sequence[float]) -> Latency | None:
+        """None where nothing was measured."""
         if not seconds:
-            return cls(*[float("nan")] * 4)
+            return None
         ms = np.array(seconds) * 1e3
         return cls(float(np.median(ms)), float(np.percentile(ms, 99)), float(ms.mean()), float(ms.max()))
 
@@ -53,10 +54,10 @@ class Report:
     prompt_tokens: int
     cached_tokens: int | None
     output_tokens: int
-    time_to_first_token: Latency
-    time_between_tokens: Latency
-    time_between_pieces: Latency
-    latency: Latency
+    time_to_first_token: Latency | None
+    time_between_tokens: Latency | None
+    time_between_pieces: Latency | None
+    latency: Latency | None
     errors: Mapping[str, int]
 
 
@@ -106,7 +107,7 @@ def report_table(report: Report, title: str) -> Table:
         ("time between pieces", report.time_between_pieces),
         ("request, end to end", report.latency),
     ):
-        figures = (latency.median_ms, latency.p99_ms, latency.mean_ms, latency.max_ms)
+        figures = () if latency is None else (latency.median_ms, latency.p99_ms, latency.mean_ms, latency.max_ms)
         table.add_row(name, *(f"{figure:,.1f}" for figure in figures))
     return table
 
@@ -149,7 +150,8 @@ def plot_latencies(answers: Sequence[Answer], title: str, path: Path) -> None:
     over_time.set(xlabel="due at, seconds", ylabel="seconds", ylim=(0, None))
     for axis in (shares, gaps, over_time):
         axis.grid(alpha=0.3)
-        axis.legend()
+        if axis.lines:
+            axis.legend()
     figure.savefig(path, dpi=110)
 
 
