@@ -79,10 +79,10 @@ def page(chromium: webdriver.Chrome, server: ServerProcess) -> Iterator[Page]:
 def test_a_chat_shows_what_was_reused_and_the_tree_grows(page: Page) -> None:
     page.log_in(TENANT_A)
     assert page.one("#tree-empty").is_displayed()
-    assert page.ask("What is a library?").startswith("0 of ")
+    assert page.ask("What is the capital of France?").startswith("0 of ")
     first_answer = page.find(".message.assistant")[0].text
     assert first_answer
-    second = page.ask("And a librarian?")
+    second = page.ask("And of Italy?")
     reused, total = (int(word) for word in second.split()[:3:2])
     assert 0 < reused < total
     assert f"{total - reused} computed" in second
@@ -107,7 +107,6 @@ def test_boxes_lie_beside_what_they_go_on_from(page: Page, server: ServerProcess
             assert http.post("/v1/completions", json=body).status_code == 200
     page.log_in(TENANT_A)
     page.wait(lambda: len(page.find(".node")) == 4)
-    page.browser.execute_script("document.body.style.setProperty('--x', 0)")
     boxes = page.script(
         "[...document.querySelectorAll('.node')].map(n => ({text: n.textContent, left: parseFloat(n.style.left),"
         " top: parseFloat(n.style.top), width: parseFloat(n.style.width), height: parseFloat(n.style.height)}))"
@@ -132,7 +131,7 @@ def test_a_tenant_s_page_shows_nothing_of_another(page: Page, server: ServerProc
 
 def test_what_a_prompt_says_is_text_and_nothing_else(page: Page) -> None:
     page.log_in(TENANT_A)
-    page.ask("<img src=x onerror=\"document.title='broken'\"> <b id=injected>What is that?</b>")
+    page.ask("<img src=x onerror=\"document.title='broken'\"> <b id=injected>Hello!</b>")
     page.wait(lambda: page.find(".node"))
     assert page.browser.title == "RadixKV"
     assert page.find("#injected, #messages img, #tree img") == []
@@ -152,7 +151,7 @@ def test_it_fits_is_quiet_and_loads_nothing_from_elsewhere(page: Page, server: S
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     page.log_in(TENANT_A)
-    page.ask("Hello!")
+    page.ask("Hi")
     page.wait(lambda: page.find(".node"))
     assert page.script("document.documentElement.scrollWidth") <= width
     papers = []

@@ -79,7 +79,8 @@ function showHitRate(tokens) {
   $("hit-rate").textContent = rate === null ? "–" : `${(100 * rate).toFixed(1)} %`;
   seen.push(rate);
   if (seen.length > POINTS) seen.shift();
-  const known = seen.map((value, place) => [place, value]).filter(([, value]) => value !== null);
+  const first = POINTS - seen.length; // the newest is always at the right end
+  const known = seen.map((value, place) => [first + place, value]).filter(([, value]) => value !== null);
   const points = known.map(([place, value]) => `${(120 * place) / (POINTS - 1)},${(23 - 22 * value).toFixed(2)}`);
   $("hit-line").firstElementChild.setAttribute("points", points.join(" "));
 }
