@@ -153,7 +153,10 @@ def test_it_fits_is_quiet_and_loads_nothing_from_elsewhere(page: Page, server: S
     page.log_in(TENANT_A)
     page.ask("Hi")
     page.wait(lambda: page.find(".node"))
-    assert page.script("document.documentElement.scrollWidth") <= width
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with server.client(TENANT_A) as http, http.stream("POST", "/v1/completions", json=body):
+        page.wait(lambda: page.one("#requests").is_displayed())
+        assert page.script("document.documentElement.scrollWidth") <= width
     papers = []
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
