@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -71,9 +72,17 @@ class AsyncLLM:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece.
+
+        Args:
+            priority: lower values are handled earlier.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -85,7 +94,7 @@ class AsyncLLM:
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+        return self._stream(lambda loaded: _urgent(as_prompts(prompt, loaded), priority), params, request_id)
 
     def chat(
         self,
@@ -95,10 +104,15 @@ class AsyncLLM:
         *,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, a list of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id)
+
+        def make_prompts(loaded: LoadedModel) -> list[Prompt]:
+            return _urgent(as_chat_prompts(messages, loaded, cache_salt, cache), priority)
+
+        return self._stream(make_prompts, params, request_id)
 
     async def beam_search(
         self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None
@@ -152,6 +166,7 @@ class AsyncLLM:
                     namespace=prompt.namespace,
                     read_cache=prompt.read_cache,
                     write_cache=prompt.write_cache,
+                    priority=prompt.priority,
                 )
                 for name, prompt in zip(names, prompts, strict=True)
             ]
@@ -317,3 +332,7 @@ class AsyncLLM:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:
             self._idle.set()
+
+
+def _urgent(prompts: list[Prompt], priority: int) -> list[Prompt]:
+    return [replace(prompt, priority=priority) for prompt in prompts]

@@ -223,6 +223,28 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     run(test, tiny(max_num_seqs=2), max_queue=3)
 
 
+def test_the_more_urgent_is_answered_first() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        finished: list[int] = []
+
+        async def answer(priority: int) -> None:
+            async for _ in llm.generate({"prompt_token_ids": [5, 6]}, GREEDY, priority=priority):
+                pass
+            finished.append(priority)
+
+        running = llm.generate({"prompt_token_ids": [7]}, ENDLESS)
+        await anext(running)
+        # All wait for the one that runs, in the order in which they are submitted.
+        tasks = [asyncio.create_task(answer(priority)) for priority in (2, 1, -1, 0)]
+        while llm.stats.num_waiting < 4:
+            await llm.call(lambda engine: None)
+        await running.aclose()
+        await asyncio.gather(*tasks)
+        assert finished == [-1, 0, 1, 2]
+
+    run(test, tiny(max_num_seqs=1))
+
+
 @pytest.mark.parametrize("where", ["_runner.run", "_sampler.sample"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     offline = tiny(max_num_seqs=4)

@@ -49,13 +49,14 @@ class Service:
             )
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
-        """The prompt in the tenant's namespace, with what the request says of the cache."""
+        """The prompt in the tenant's namespace, with what the request says of the cache and of its priority."""
         return Prompt(
             prompt.token_ids,
             prompt.text,
             namespace=tenant.namespace(request.cache_salt),
             read_cache=request.cache is None or request.cache.read,
             write_cache=request.cache is None or request.cache.write,
+            priority=request.priority or 0,
         )
 
     def room_after(self, prompts: list[Prompt]) -> int:
