@@ -8,6 +8,7 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
     item_attention     one partial result a work item: shared prefixes, private tails, causal prompts
     split_decode       the same for one token a sequence where nothing is shared: no items needed
     merge              partial results into the final output
+    advance            between two decoding steps: positions and slots of the next token
     online_softmax     what the two attention kernels have in common
     reference          the same operations in plain torch, the truth in tests
 
@@ -18,18 +19,21 @@ Every kernel also runs in Triton's interpreter (``TRITON_INTERPRET=1`` before th
 So all arithmetic is in a ``COMPUTE`` type, converted right after each load: float32 there, the query's type on a GPU.
 """
 
+from radixkv_kernels.advance import advance_rows
 from radixkv_kernels.block_copy import BlockCopier
 from radixkv_kernels.cache_write import write_cache
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.split_decode import attend_split, merge_splits
-from radixkv_kernels.work_items import ITEM_FIELDS, OPEN_END
+from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 
 __all__ = [
     "ITEM_FIELDS",
+    "NO_PARTIAL",
     "OPEN_END",
     "TILE_ROWS",
     "BlockCopier",
+    "advance_rows",
     "attend_items",
     "attend_split",
     "merge_partials",

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_attention
+from radixkv_kernels.checks import check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import (
@@ -33,7 +33,7 @@ __all__ = ["attend_split", "merge_splits"]
 
 @triton.jit
 def _attend_split(
-    query, key_cache, value_cache, tables, positions,
+    query, key_cache, value_cache, tables, row_tables, positions,
     output, partial_output, partial_lse, sinks, key_scales, value_scales,
     scale, cap, window, num_splits, table_stride,
     query_row_stride, query_head_stride, output_row_stride, output_head_stride,
@@ -69,7 +69,7 @@ def _attend_split(
     result, row_max, row_sum = attend_range(
         tile, row_position, position, position,
         key_cache + head * key_head_stride, value_cache + head * value_head_stride,
-        tables + row.to(tl.int64) * table_stride,
+        tables + tl.load(row_tables + row).to(tl.int64) * table_stride,
         start, end, window, scale, cap,
         key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
         ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, False, SOFTCAP, COMPUTE,
@@ -97,6 +97,7 @@ def attend_split(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     tables: torch.Tensor,
+    row_tables: torch.Tensor,
     positions: torch.Tensor,
     output: torch.Tensor,
     partial_output: torch.Tensor,
@@ -113,9 +114,10 @@ def attend_split(
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` puts together.
 
     Args:
-        query: ``[rows, query heads, key dim]``, row i belonging to table i.
+        query: ``[rows, query heads, key dim]``.
         key_cache, value_cache: as in `attend_items`.
-        tables: int32 ``[rows or more, blocks]``.
+        tables: int32 ``[tables, blocks]``: block ids by position // block_size.
+        row_tables: int32 ``[rows]``: which table each row reads through.
         positions: int32 ``[rows]``: each row's position, itself included in what it sees; negative: padding, sees nothing.
         output: ``[rows, query heads, value dim]``, written when there is one part.
         partial_output: float32 ``[rows * num_splits or more, query heads, value dim]``, written when there are several.
@@ -133,8 +135,7 @@ def attend_split(
     )  # fmt: skip
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape
-    if tables.shape[0] < num_rows:
-        raise ValueError(f"tables: expected one for each of {num_rows} rows, got {list(tables.shape)}")
+    check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), query.device)
     if num_splits < 1:
         raise ValueError(f"num_splits: expected at least 1, got {num_splits}")
     if num_splits > 1 and partial_output.shape[0] < num_rows * num_splits:
@@ -148,7 +149,7 @@ def attend_split(
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     kernel_scale, cap = score_factors(scale, softcap)
     _attend_split[(num_kv_heads, num_splits, num_rows)](
-        query, key_cache, value_cache, tables, positions,
+        query, key_cache, value_cache, tables, row_tables, positions,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
         kernel_scale, cap, window or 0, num_splits, tables.stride(0),
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),

@@ -9,6 +9,8 @@ import torch
 
 from radixkv_kernels import BlockCopier, attend_items, attend_split, merge_partials, merge_splits, write_cache
 
+ROW_TABLES = torch.zeros(3, dtype=torch.int32)
+
 
 def attention_arguments() -> dict[str, Any]:
     return {
@@ -50,7 +52,7 @@ BAD_ATTENTION = {
 def test_attention_refuses(name: str, value: Any, message: str) -> None:
     arguments = attention_arguments() | {name: value}
     with pytest.raises(ValueError, match=message):
-        attend_split(**arguments, num_splits=2)
+        attend_split(**arguments, row_tables=ROW_TABLES, num_splits=2)
     with pytest.raises(ValueError, match=message):
         attend_items(**arguments, items=torch.zeros(1, 6, dtype=torch.int32), tile_rows=128)
 
@@ -58,13 +60,13 @@ def test_attention_refuses(name: str, value: Any, message: str) -> None:
 def test_blocks_of_a_size_that_kernels_do_not_know() -> None:
     caches = {"key_cache": torch.zeros(5, 8, 2, 64), "value_cache": torch.zeros(5, 8, 2, 32)}
     with pytest.raises(ValueError, match=r"key_cache: expected blocks of .* got shape \[5, 8, 2, 64\]"):
-        attend_split(**attention_arguments() | caches, num_splits=1)
+        attend_split(**attention_arguments() | caches, row_tables=ROW_TABLES, num_splits=1)
 
 
 def test_float8_caches_need_scales() -> None:
     caches = {name: attention_arguments()[name].to(torch.float8_e4m3fn) for name in ("key_cache", "value_cache")}
     with pytest.raises(ValueError, match="key_scales: expected exactly for a float8"):
-        attend_split(**attention_arguments() | caches, num_splits=1)
+        attend_split(**attention_arguments() | caches, row_tables=ROW_TABLES, num_splits=1)
 
 
 def test_items_and_tiles_and_splits() -> None:
@@ -74,11 +76,11 @@ def test_items_and_tiles_and_splits() -> None:
     with pytest.raises(ValueError, match=r"items: expected shape \[any, 6\], got \[1, 5\]"):
         attend_items(**attention_arguments(), items=items[:, :5], tile_rows=16)
     with pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
-        attend_split(**attention_arguments(), num_splits=0)
+        attend_split(**attention_arguments(), row_tables=ROW_TABLES, num_splits=0)
     with pytest.raises(ValueError, match=r"partial_output: expected 4 for each of 3 rows, got \[6, 4, 32\]"):
-        attend_split(**attention_arguments(), num_splits=4)
-    with pytest.raises(ValueError, match=r"tables: expected one for each of 3 rows, got \[2, 2\]"):
-        attend_split(**attention_arguments() | {"tables": torch.zeros(2, 2, dtype=torch.int32)}, num_splits=1)
+        attend_split(**attention_arguments(), row_tables=ROW_TABLES, num_splits=4)
+    with pytest.raises(ValueError, match=r"row_tables: expected shape \[3\], got \[2\]"):
+        attend_split(**attention_arguments(), row_tables=ROW_TABLES[:2], num_splits=1)
 
 
 def test_merging_refuses() -> None:

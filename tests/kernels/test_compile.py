@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv_kernels import BlockCopier, attend_items, attend_split, merge_partials, merge_splits, write_cache
+from radixkv_kernels import (
+    BlockCopier,
+    advance_rows,
+    attend_items,
+    attend_split,
+    merge_partials,
+    merge_splits,
+    write_cache,
+)
 from radixkv_kernels.target import interpreted
 
 if interpreted():
@@ -91,6 +99,7 @@ def test_the_other_kernels(arch: int) -> None:
             cache,
             torch.zeros(8, 16, dtype=torch.int32),
             ints[:8],
+            ints[:8],
             query,
             *partials,
             num_splits=2,
@@ -100,5 +109,6 @@ def test_the_other_kernels(arch: int) -> None:
         merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
         write_cache(cache[0], cache[0], cache, cache, torch.zeros(16, dtype=torch.int64))
         BlockCopier([cache]).copy([(0, 1, 16)])
-    assert len(compiled) == 5
+        advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
+    assert len(compiled) == 6
     assert all(kernel.spills == 0 for kernel in compiled)
