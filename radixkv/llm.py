@@ -43,6 +43,7 @@ class LLM:
         max_num_batched_tokens: tokens a step at most; longer prompts are computed in chunks.
         max_num_seqs: sequences that run side by side at most.
         enable_prefix_caching: False: no prompt reuses another's computation.
+        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         seed: where the random numbers begin of requests that bring no seed.
 
     Raises:
@@ -64,6 +65,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
         seed: int = 0,
     ) -> None:
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
@@ -75,6 +77,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
+            attention_backend=attention_backend,
             seed=seed,
         )
         self._ids = itertools.count()

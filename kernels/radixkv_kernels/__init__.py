@@ -22,12 +22,14 @@ So all arithmetic is in a ``COMPUTE`` type, converted right after each load: flo
 from radixkv_kernels.advance import advance_rows
 from radixkv_kernels.block_copy import BlockCopier
 from radixkv_kernels.cache_write import write_cache
+from radixkv_kernels.checks import BLOCK_SIZES
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.split_decode import attend_split, merge_splits
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 
 __all__ = [
+    "BLOCK_SIZES",
     "ITEM_FIELDS",
     "NO_PARTIAL",
     "OPEN_END",

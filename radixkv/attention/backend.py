@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
 
 from radixkv.attention.plan import QueryChunk
+from radixkv.cache import BlockCopy
 
 
 class AttentionBatch(Protocol):
@@ -50,7 +51,11 @@ class AttentionBatch(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Plans batches over one pool."""
+    """Plans batches over one pool, and copies its blocks."""
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order: a later one may read what an earlier one wrote."""
+        ...
 
     def prepare(self, chunks: Sequence[QueryChunk]) -> AttentionBatch:
         """Attention over one batch, for all layers; the one before must be done with.

@@ -14,7 +14,7 @@ into ``[rows, kv heads, group, dim]``, the layout that the model wants back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from radixkv.attention.cost_model import MIN_BATCH_FILL, view_pays
 from radixkv.attention.partial import Visibility, attend
 from radixkv.attention.plan import AttentionPlan, QueryChunk, WorkItem, build_plan
+from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
 
 Rows = slice | torch.Tensor
@@ -66,6 +67,10 @@ class CpuBackend:
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        self._pool.copy_blocks(copies)
 
     def prepare(self, chunks: Sequence[QueryChunk]) -> CpuAttention:
         """Attention over one batch, for all layers.

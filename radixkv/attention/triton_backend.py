@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from radixkv.attention.device_plan import DevicePlan, DevicePlanner, HeadShape
 from radixkv.attention.plan import QueryChunk
+from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
-from radixkv_kernels import attend_items, attend_split, merge_partials, merge_splits, write_cache
+from radixkv_kernels import (
+    BLOCK_SIZES,
+    BlockCopier,
+    attend_items,
+    attend_split,
+    merge_partials,
+    merge_splits,
+    write_cache,
+)
 
 
 class TritonBackend:
@@ -21,12 +30,18 @@ class TritonBackend:
         num_query_heads: of the first layer, by which sharing is weighed.
         max_sequences: in a batch.
         max_model_len: tokens of a sequence at most.
+
+    Raises:
+        ValueError: the kernels cannot take the pool's blocks.
     """
 
     def __init__(
         self, pool: KVPool, dtype: torch.dtype, num_query_heads: int, max_sequences: int, max_model_len: int
     ) -> None:
+        if pool.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
         self._pool = pool
+        self._copier = BlockCopier([*pool.keys, *pool.values])
         layer = pool.layers[0]
         device = pool.keys[0].device
         on_gpu = device.type == "cuda"
@@ -40,6 +55,10 @@ class TritonBackend:
             device=device,
             multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1,
         )
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order, all layers in one launch."""
+        self._copier.copy([(copy.source, copy.target, copy.num_tokens) for copy in copies])
 
     def prepare(self, chunks: Sequence[QueryChunk]) -> TritonAttention:
         """Attention over one batch, for all layers.

@@ -46,6 +46,7 @@ class Engine:
             activations of a step no longer fit the processor's cache: 1,024 took 10 to 20 % longer a token.
         max_num_seqs: sequences that run side by side at most.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
+        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         seed: where the random numbers of requests without a seed of their own begin.
 
     Raises:
@@ -64,6 +65,7 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
         seed: int = 0,
     ) -> None:
         for name, value in {
@@ -94,7 +96,7 @@ class Engine:
             else:
                 num_blocks = kv_cache_memory_bytes // a_block
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool)
+        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len)
         self.cache = PrefixCache(num_blocks, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self._sampler = Sampler()
@@ -200,7 +202,7 @@ class Engine:
             return self._fail_stuck_request()
         self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
         try:
-            self.pool.copy_blocks(self.cache.drain_copies())
+            self._runner.copy_blocks(self.cache.drain_copies())
             logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
         except BaseException as error:
             # What the blocks hold now is unknown: nothing of this batch may be published.
@@ -233,7 +235,7 @@ class Engine:
             rows = LogitRows.ALL
         elif chunk.num_tokens == sequence.num_pending:
             rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table.block_ids, rows)
+        return ModelChunk(token_ids, start, sequence.table, rows)
 
     @staticmethod
     def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
