@@ -39,6 +39,7 @@ class BatchTables:
         host: int32 ``[num_tables, max_blocks]``.
         device: the same on the device.
         order: the sequences, so that those with a common prefix are neighbours.
+        tables: which row of ``host`` each of them has.
         common: how many leading blocks ``order[i]`` and ``order[i + 1]`` have in common.
     """
 
@@ -46,13 +47,10 @@ class BatchTables:
         self.host: NDArray[np.int32] = np.zeros((num_tables, max_blocks), dtype=np.int32)
         self.device = torch.zeros(num_tables, max_blocks, dtype=torch.int32, device=device)
         self.order: list[Hashable] = []
+        self.tables: list[int] = []
         self.common: list[int] = []
         self._members: dict[Hashable, _Member] = {}
         self._free = list(range(num_tables))[::-1]
-
-    def table_of(self, owner: Hashable) -> int:
-        """The row of a sequence's table."""
-        return self._members[owner].table
 
     def update(self, chunks: Sequence[QueryChunk]) -> None:
         """Let exactly the chunks' sequences be members, with their blocks as they are now.
@@ -61,26 +59,28 @@ class BatchTables:
             ValueError: more sequences or longer tables than there is room for; nothing has changed then.
         """
         num_tables, max_blocks = self.host.shape
-        longest = max(len(chunk.block_ids) for chunk in chunks)
-        if len(chunks) > num_tables or longest > max_blocks:
+        lengths = [len(chunk.block_ids) for chunk in chunks]
+        if len(chunks) > num_tables or max(lengths) > max_blocks:
             raise ValueError(
-                f"chunks: room for {num_tables} sequences of {max_blocks} blocks, got {len(chunks)} of up to {longest}"
+                f"chunks: room for {num_tables} sequences of {max_blocks} blocks, got {len(chunks)} of up to {max(lengths)}"
             )
-        present = {chunk.owner: chunk.version for chunk in chunks}
-        for owner in [o for o in self.order if present.get(o) != self._members[o].version]:
+        members = self._members
+        staying = {
+            chunk.owner for chunk in chunks if chunk.owner in members and members[chunk.owner].version == chunk.version
+        }
+        for owner in members.keys() - staying:
             self._remove(owner)
         written: list[NDArray[np.int64]] = []
         joining: list[Hashable] = []
-        for chunk in chunks:
-            member = self._members.get(chunk.owner)
+        for chunk, length in zip(chunks, lengths, strict=True):
+            member = members.get(chunk.owner)
             if member is None:
-                member = self._members[chunk.owner] = _Member(self._free.pop(), chunk.version)
+                member = members[chunk.owner] = _Member(self._free.pop(), chunk.version)
                 joining.append(chunk.owner)
-            total = len(chunk.block_ids)
-            if member.num_blocks < total:
-                self.host[member.table, member.num_blocks : total] = chunk.block_ids[member.num_blocks :]
-                written.append(member.table * max_blocks + np.arange(member.num_blocks, total))
-                member.num_blocks = total
+            if member.num_blocks < length:
+                self.host[member.table, member.num_blocks : length] = chunk.block_ids[member.num_blocks :]
+                written.append(member.table * max_blocks + np.arange(member.num_blocks, length))
+                member.num_blocks = length
         for owner in joining:
             self._insert(owner)
         if written:
@@ -103,6 +103,7 @@ class BatchTables:
             else:
                 high = middle
         self.order.insert(low, owner)
+        self.tables.insert(low, self._members[owner].table)
         neighbours = [
             common_blocks(self._row(a), self._row(b))
             for a, b in itertools.pairwise(self.order[max(low - 1, 0) : low + 2])
@@ -111,7 +112,7 @@ class BatchTables:
 
     def _remove(self, owner: Hashable) -> None:
         place = self.order.index(owner)
-        del self.order[place]
+        del self.order[place], self.tables[place]
         if 0 < place < len(self.order):
             # What the neighbours on both sides share is what both shared with the one between them.
             self.common[place - 1 : place + 1] = [min(self.common[place - 1 : place + 1])]

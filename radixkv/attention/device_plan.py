@@ -143,9 +143,8 @@ class DevicePlan:
         items[:, 4] = np.where((piece == pieces[run] - 1) & runs.is_open[run], OPEN_END, stop)
 
         # A row's only item writes the output itself; the others write partial results, numbered through.
-        borders = np.zeros(self.num_rows + 1, dtype=np.int64)
-        np.add.at(borders, items[:, 0], 1)
-        np.add.at(borders, items[:, 0] + num_rows, -1)
+        size = self.num_rows + 1
+        borders = np.bincount(items[:, 0], minlength=size) - np.bincount(items[:, 0] + num_rows, minlength=size)
         direct = np.cumsum(borders)[items[:, 0]] == 1
         written = np.where(direct, 0, num_rows)
         first = np.cumsum(written) - written
@@ -154,7 +153,8 @@ class DevicePlan:
         offset = np.arange(num_partials) - np.repeat(first, written)
         row_of_partial = np.repeat(items[:, 0], written) + offset
         partials = np.argsort(row_of_partial, kind="stable").astype(np.int32)
-        starts = np.searchsorted(row_of_partial[partials], np.arange(self.num_rows + 1)).astype(np.int32)
+        starts = np.zeros(size, dtype=np.int32)
+        np.cumsum(np.bincount(row_of_partial, minlength=self.num_rows), out=starts[1:])
 
         # Longest first, so that no long item begins when the others are done.
         order = np.argsort(-(stop - items[:, 3]), kind="stable")
@@ -220,10 +220,10 @@ class DevicePlanner:
             self._steps_left -= 1
             return plan
         check_chunks(chunks, self._block_size)
-        if len({chunk.owner for chunk in chunks}) < len(chunks):
-            raise ValueError("chunks: expected an owner for each, all different")
         self._plan = None
         self._tables.update(chunks)
+        if len(self._tables.order) < len(chunks):
+            raise ValueError("chunks: expected an owner for each, all different")
         self._plan = self._make(chunks)
         self._steps_left = _STEPS_A_PLAN
         self._owners = [chunk.owner for chunk in chunks]
@@ -246,7 +246,7 @@ class DevicePlanner:
         size = self._block_size
         index_of = {chunk.owner: index for index, chunk in enumerate(chunks)}
         order = [index_of[owner] for owner in self._tables.order]
-        table = np.array([self._tables.table_of(owner) for owner in self._tables.order])
+        table = np.array(self._tables.tables)
         context = np.array([chunks[i].num_context for i in order])
         num_new = np.array([chunks[i].num_new for i in order])
         row_start = np.concatenate(([0], np.cumsum(num_new)))

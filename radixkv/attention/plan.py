@@ -141,12 +141,12 @@ def check_chunks(chunks: Sequence[QueryChunk], block_size: int) -> None:
     if not chunks:
         raise ValueError("chunks: expected at least one, got none")
     for chunk in chunks:
-        if chunk.num_new < 1 or chunk.num_context < 0:
+        num_context, num_new = chunk.num_context, chunk.num_new
+        if num_new < 1 or num_context < 0:
             raise ValueError(f"chunks: num_new must be at least 1 and num_context at least 0, got {chunk}")
-        if len(chunk.block_ids) * block_size < chunk.num_context + chunk.num_new:
+        if len(chunk.block_ids) * block_size < num_context + num_new:
             raise ValueError(
-                f"chunks: {len(chunk.block_ids)} blocks of {block_size} tokens cannot hold "
-                f"{chunk.num_context} + {chunk.num_new} tokens"
+                f"chunks: {len(chunk.block_ids)} blocks of {block_size} tokens cannot hold {num_context} + {num_new} tokens"
             )
 
 
