@@ -22,6 +22,7 @@ from radixkv.engine.completion import append_token, equip_for_sampling, named_lo
 from radixkv.engine.errors import NoBlocksLeftError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
 from radixkv.engine.sampler import Sampler
@@ -29,8 +30,6 @@ from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-
-DEFAULT_KV_CACHE_BYTES = 1 << 30
 
 
 class Engine:
@@ -40,11 +39,13 @@ class Engine:
         loaded: the model; from now on it belongs to this engine.
         block_size: tokens a block.
         num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
-        kv_cache_memory_bytes: bytes for keys and values; by default 1 GiB, and no more than ``max_num_seqs``
+        kv_cache_memory_bytes: bytes for keys and values; by default on a CPU 1 GiB, and no more than ``max_num_seqs``
             sequences of the model's full length could use.
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. From 512 on, the
-            activations of a step no longer fit the processor's cache: 1,024 took 10 to 20 % longer a token.
-        max_num_seqs: sequences that run side by side at most.
+        gpu_memory_utilization: without those two, the share of a GPU's memory to be used in all.
+        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. None: 8,192 on a
+            GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
+            to 20 % longer a token.
+        max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         seed: where the random numbers of requests without a seed of their own begin.
@@ -62,12 +63,18 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
-        max_num_batched_tokens: int = 512,
-        max_num_seqs: int = 64,
+        gpu_memory_utilization: float = 0.9,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         seed: int = 0,
     ) -> None:
+        on_gpu = loaded.device.type == "cuda"
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 8192 if on_gpu else 512
+        if max_num_seqs is None:
+            max_num_seqs = 256 if on_gpu else 64
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -84,17 +91,14 @@ class Engine:
         self._runner = ModelRunner(loaded)
         shapes = self._runner.layer_shapes
         if num_blocks is None:
-            a_block = block_nbytes(shapes, block_size, loaded.dtype)
-            if kv_cache_memory_bytes is None:
-                useful = max_num_seqs * -(-loaded.max_model_len // block_size)
-                num_blocks = max(1, min(DEFAULT_KV_CACHE_BYTES // a_block, useful))
-            elif kv_cache_memory_bytes < a_block:
-                raise ValueError(
-                    f"kv_cache_memory_bytes must hold at least one block of {a_block:,} bytes, "
-                    f"got {kv_cache_memory_bytes!r}"
-                )
-            else:
-                num_blocks = kv_cache_memory_bytes // a_block
+            num_blocks = choose_num_blocks(
+                block_nbytes(shapes, block_size, loaded.dtype),
+                max_num_seqs * -(-loaded.max_model_len // block_size),
+                loaded.device,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+                measure_activations=lambda: self._runner.measure_activations(max_num_batched_tokens, max_num_seqs),
+            )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
         self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len)
         self.cache = PrefixCache(num_blocks, block_size)

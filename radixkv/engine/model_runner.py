@@ -6,7 +6,7 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionBatch, QueryChunk
+from radixkv.attention import AttentionBackend, QueryChunk
 from radixkv.attention.choice import make_backend
 from radixkv.cache import BlockCopy, BlockTable
 from radixkv.engine.errors import UnsupportedModelError
@@ -44,6 +44,13 @@ class ModelChunk:
     logit_rows: LogitRows
 
 
+def _attend_nothing(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Attention that looks at nothing, to measure what all the rest takes."""
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
 class ModelRunner:
     """Runs one model; a model belongs to one runner at a time.
 
@@ -56,7 +63,7 @@ class ModelRunner:
         self._dtype = loaded.dtype
         self._device = loaded.device
         self._backend: AttentionBackend | None = None
-        self._attention: AttentionBatch | None = None
+        self._attend: Callable[..., torch.Tensor] | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
         self._layer_of: dict[int, int] = {}
@@ -106,12 +113,12 @@ class ModelRunner:
         for index, chunk in enumerate(chunks):
             count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
             keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
-        self._attention = batch
+        self._attend = batch.attend
         try:
             # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
             logits = self._forward(token_ids, batch.positions, keep or [0])
         finally:
-            self._attention = None
+            self._attend = None
         return logits[: len(keep)].float()
 
     def attend(
@@ -119,9 +126,9 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         layer_idx = module.layer_idx
-        if self._attention is None:
+        if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attention.attend(
+        return self._attend(
             self._layer_of[layer_idx],
             query,
             key,
@@ -142,6 +149,20 @@ class ModelRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    @torch.inference_mode()
+    def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Run a step of ``num_tokens`` without attention on a GPU; returns the bytes that it took beyond the weights."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._attend = _attend_nothing
+        try:
+            positions = torch.arange(num_tokens, device=self._device)
+            rows = list(range(min(num_tokens, num_logit_rows)))
+            self._forward(np.zeros(num_tokens, dtype=np.int64), positions, rows).float()
+        finally:
+            self._attend = None
+        return torch.cuda.max_memory_allocated(self._device) - before
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
