@@ -10,7 +10,9 @@ from radixkv.engine.pool_sizing import choose_num_blocks
 CUDA = torch.device("cuda")
 
 
-def choose(device: torch.device, bytes_wanted: int | None = None, utilization: float = 0.9, activations: int = 0) -> int:
+def choose(
+    device: torch.device, bytes_wanted: int | None = None, utilization: float = 0.9, activations: int = 0
+) -> int:
     return choose_num_blocks(
         100,
         5000,
