@@ -46,6 +46,7 @@ class LLM:
         max_num_seqs: sequences that run side by side at most (256 on a GPU, 64 on a CPU).
         enable_prefix_caching: False: no prompt reuses another's computation.
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
+        enforce_eager: on a GPU, decode without CUDA graphs.
         seed: where the random numbers begin of requests that bring no seed.
 
     Raises:
@@ -70,6 +71,7 @@ class LLM:
         max_num_seqs: int | None = None,
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
+        enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len)
@@ -83,6 +85,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
             attention_backend=attention_backend,
+            enforce_eager=enforce_eager,
             seed=seed,
         )
         self._ids = itertools.count()

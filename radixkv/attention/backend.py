@@ -22,7 +22,9 @@ class AttentionBatch(Protocol):
 
     order: list[int]
     row_starts: list[int]
-    positions: torch.Tensor
+
+    @property
+    def positions(self) -> torch.Tensor: ...
 
     def attend(
         self,

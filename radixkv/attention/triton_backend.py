@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 
-from radixkv.attention.device_plan import DevicePlan, DevicePlanner, HeadShape
+from radixkv.attention.device_plan import DeviceItems, DevicePlan, DevicePlanner, HeadShape
 from radixkv.attention.plan import QueryChunk
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
@@ -76,9 +77,13 @@ class TritonAttention:
         self.plan = plan
         self.order = plan.order
         self.row_starts = plan.row_starts
-        self.positions = plan.positions.long()
         self._pool = pool
-        self._partials: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._partials = PartialResults(plan.positions.device)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64 ``[rows]`` on the device."""
+        return self.plan.positions.long()
 
     def attend(
         self,
@@ -93,41 +98,86 @@ class TritonAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        plan, pool = self.plan, self._pool
-        keys, values = pool.keys[layer], pool.values[layer]
-        write_cache(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, plan.slots)
-        rows = query[0].transpose(0, 1)
-        num_rows, num_heads, _ = rows.shape
-        shape = HeadShape(key.shape[1], num_heads // key.shape[1])
-        output = torch.empty(num_rows, num_heads, value.shape[3], dtype=query.dtype, device=query.device)
+        plan = self.plan
+        shape = HeadShape(key.shape[1], query.shape[1] // key.shape[1])
         splits = plan.splits(shape)
-        if splits is not None:
-            partials = self._partial_results(num_rows * splits if splits > 1 else 0, output)
-            attend_split(
-                rows, keys, values, plan.tables, plan.row_tables, plan.positions, output, *partials,
-                num_splits=splits, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
+        if splits is None:
+            return attend_layer(
+                self._pool, layer, query, key, value, plan, plan.items(shape), self._partials,
+                scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
-            if splits > 1:
-                merge_splits(*partials, output, num_splits=splits, sinks=sinks)
-            return output.unsqueeze(0)
-        items = plan.items(shape)
-        partials = self._partial_results(items.num_partials, output)
-        for tile, own in items.by_tile.items():
-            attend_items(
-                rows, keys, values, plan.tables, plan.positions, own, output, *partials,
-                tile_rows=tile, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
-            )  # fmt: skip
-        if items.num_partials:
-            merge_partials(*partials, items.starts, items.partials, plan.positions, output, sinks=sinks)
+        keys, values, rows, output = _store(self._pool, layer, query, key, value, plan.slots)
+        partials = self._partials.of(len(rows) * splits if splits > 1 else 0, output)
+        attend_split(
+            rows, keys, values, plan.tables, plan.row_tables, plan.positions, output, *partials,
+            num_splits=splits, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
+        )  # fmt: skip
+        if splits > 1:
+            merge_splits(*partials, output, num_splits=splits, sinks=sinks)
         return output.unsqueeze(0)
 
-    def _partial_results(self, num_partials: int, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for partial results, shared by all layers: each is done with it before the next begins."""
+
+class PartialResults:
+    """Room for partial results, shared by all layers: each is done with it before the next begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, num_partials: int, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[partials, query heads, value dim]`` and ``[partials, query heads]`` for an output's heads."""
         key = (num_partials, output.shape[1], output.shape[2])
-        partials = self._partials.get(key)
-        if partials is None:
-            partials = self._partials[key] = (
-                torch.empty(key, dtype=torch.float32, device=output.device),
-                torch.empty(key[:2], dtype=torch.float32, device=output.device),
+        buffers = self._buffers.get(key)
+        if buffers is None:
+            buffers = self._buffers[key] = (
+                torch.empty(key, dtype=torch.float32, device=self._device),
+                torch.empty(key[:2], dtype=torch.float32, device=self._device),
             )
-        return partials
+        return buffers
+
+
+class RowBuffers(Protocol):
+    """Where a batch's rows stand, on the device; a `DevicePlan` is one."""
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+
+
+def attend_layer(
+    pool: KVPool,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    rows: RowBuffers,
+    items: DeviceItems,
+    partial_results: PartialResults,
+    *,
+    scale: float,
+    softcap: float | None,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """One layer over work items: write, attend every tile class, merge; arguments otherwise as `AttentionBatch.attend`'s."""
+    keys, values, query_rows, output = _store(pool, layer, query, key, value, rows.slots)
+    partials = partial_results.of(items.num_partials, output)
+    for tile, own in items.by_tile.items():
+        attend_items(
+            query_rows, keys, values, rows.tables, rows.positions, own, output, *partials,
+            tile_rows=tile, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
+        )  # fmt: skip
+    if items.num_partials:
+        merge_partials(*partials, items.starts, items.partials, rows.positions, output, sinks=sinks)
+    return output.unsqueeze(0)
+
+
+def _store(
+    pool: KVPool, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Write the new keys and values; returns the layer's caches, the query by rows, and room for the output."""
+    keys, values = pool.keys[layer], pool.values[layer]
+    write_cache(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots)
+    rows = query[0].transpose(0, 1)
+    output = torch.empty(*rows.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)
+    return keys, values, rows, output

@@ -48,6 +48,7 @@ class Engine:
         max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
+        enforce_eager: decode without CUDA graphs.
         seed: where the random numbers of requests without a seed of their own begin.
 
     Raises:
@@ -68,6 +69,7 @@ class Engine:
         max_num_seqs: int | None = None,
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
+        enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
         on_gpu = loaded.device.type == "cuda"
@@ -100,7 +102,7 @@ class Engine:
                 measure_activations=lambda: self._runner.measure_activations(max_num_batched_tokens, max_num_seqs),
             )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len)
+        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
         self.cache = PrefixCache(num_blocks, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self._sampler = Sampler()

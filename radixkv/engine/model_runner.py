@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,10 +18,15 @@ from transformers import AttentionInterface
 
 from radixkv.attention import AttentionBackend, QueryChunk
 from radixkv.attention.choice import make_backend
+from radixkv.attention.cpu_backend import CpuBackend
 from radixkv.cache import BlockCopy, BlockTable
 from radixkv.engine.errors import UnsupportedModelError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.memory import KVPool, LayerShape
+
+if TYPE_CHECKING:
+    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.engine.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
 
@@ -83,13 +88,22 @@ class ModelRunner:
         """What each attention layer stores a token, in the order of the pool's layers."""
         return [self._probed[layer_idx] for layer_idx in self._layer_of]
 
-    def use_pool(self, pool: KVPool, backend: str, max_num_seqs: int, max_model_len: int) -> None:
+    def use_pool(self, pool: KVPool, backend: str, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
+
+        Args:
+            enforce_eager: no CUDA graphs for decoding.
 
         Raises:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
+        self._graphs: DecodeGraphs | None = None
+        if not enforce_eager and not isinstance(self._backend, CpuBackend):
+            # Only here: it imports Triton, which a CPU need not have.
+            from radixkv.engine.decode_graphs import DecodeGraphs
+
+            self._graphs = DecodeGraphs(pool, self._forward_padded)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
@@ -108,6 +122,14 @@ class ModelRunner:
             [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
         )
         token_ids = np.concatenate([chunks[i].token_ids for i in batch.order])
+        if self._graphs is not None and all(
+            len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
+        ):
+            decoded = self._graphs.run(token_ids, batch)
+            if decoded is not None:
+                row_of = np.empty(len(chunks), dtype=np.int64)
+                row_of[batch.order] = np.arange(len(chunks))
+                return decoded[torch.from_numpy(row_of).to(self._device, non_blocking=True)].float()
         last_row = {chunk: batch.row_starts[place + 1] - 1 for place, chunk in enumerate(batch.order)}
         keep: list[int] = []
         for index, chunk in enumerate(chunks):
@@ -147,6 +169,22 @@ class ModelRunner:
             past_key_values=None,
             logits_to_keep=torch.tensor(keep).to(self._device, non_blocking=True),
         )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
+        """The logits of all rows of a padded decoding batch, padding included."""
+        self._attend = padded.attend
+        try:
+            output = self._model(
+                input_ids=padded.token_ids.unsqueeze(0),
+                position_ids=padded.positions.clamp_min(0).long().unsqueeze(0),
+                use_cache=False,
+                past_key_values=None,
+                logits_to_keep=torch.arange(padded.num_rows, device=self._device),
+            )
+        finally:
+            self._attend = None
         logits: torch.Tensor = output.logits[0]
         return logits
 

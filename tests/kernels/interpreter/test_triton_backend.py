@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.attention import gpu_cost_model
+from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.triton_backend import TritonBackend
 from radixkv.memory import LayerShape
 
@@ -120,3 +121,52 @@ def test_more_sequences_or_blocks_than_there_is_room_for() -> None:
         TritonBackend(batch.pool, torch.float32, 1, 2, 2000).prepare(batch.chunks)
     with pytest.raises(ValueError, match="room for 8 sequences of 1 blocks"):
         TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(batch.chunks)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_padded_batch_gives_what_the_plain_one_gives(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over steps that keep the plan, one that sequences leave, and one that they join again."""
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    torch.manual_seed(6)
+    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    padded = PaddedDecode(5 + padding, batch.pool)
+    everyone = batch = grow(batch)
+    for number in range(6):
+        if number == 3:
+            batch = Batch(batch.chunks[2:], batch.keys[2:], batch.values[2:], batch.pool)
+        if number == 5:
+            batch = everyone
+        plain = backend.prepare(batch.chunks)
+        rows = len(batch.chunks)
+        query, key, value = torch.randn(1, 4, rows, 8), torch.randn(1, 2, rows, 8), torch.randn(1, 2, rows, 8)
+        expected = plain.attend(0, query, key, value, scale=0.3)
+        room = torch.nn.functional.pad
+        assert padded.load(plain.plan)
+        wide = [room(tensor, (0, 0, 0, 5 + padding - rows)) for tensor in (query, key, value)]
+        before = [cache.clone() for cache in (batch.pool.keys[0], batch.pool.values[0])]
+        output = padded.attend(0, *wide, scale=0.3)
+        torch.testing.assert_close(output[:, :rows], expected)
+        assert not output[:, rows:].any()
+        for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
+            torch.testing.assert_close(cache, old, equal_nan=True)
+        batch = grow(batch)
+
+
+def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(7)
+    batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    padded = PaddedDecode(2, batch.pool)
+    batch = grow(batch)
+    plain = backend.prepare(batch.chunks)
+    assert padded.load(plain.plan)
+    query, key = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 2, 8)
+    padded.attend(0, query, key, key, scale=0.3)
+    monkeypatch.setattr(gpu_cost_model, "MIN_PIECE_KEYS", 1)
+    monkeypatch.setattr(gpu_cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 1000, 64: 1000, 128: 1000})
+    again = backend.prepare([replace(chunk, owner=f"new {chunk.owner}") for chunk in batch.chunks])
+    assert not padded.load(again.plan)
+    assert padded.load(plain.plan)
