@@ -89,9 +89,18 @@ class BlockCopier:
             if not 0 <= num_tokens <= self._block_size:
                 raise ValueError(f"copies: expected 0 to {self._block_size} tokens, got {(source, target, num_tokens)}")
         for launch in _independent_runs(copies):
-            table = torch.tensor(launch, dtype=torch.int32).to(self._device, non_blocking=True)
-            _copy_blocks[(len(launch), len(self._caches))](
-                table, self._addresses, self._token_words, self._block_words, WORDS=_WORDS
+            self.launch(torch.tensor(launch, dtype=torch.int32).to(self._device, non_blocking=True))
+
+    def launch(self, copies: torch.Tensor) -> None:
+        """Carry out int32 ``[copies, 3]`` that lie on the device, at once: none may touch a block that another writes.
+
+        Raises:
+            ValueError: another shape, type or device. What the copies say is not looked at.
+        """
+        check_tensor("copies", copies, (None, 3), (torch.int32,), self._device)
+        if len(copies):
+            _copy_blocks[(len(copies), len(self._caches))](
+                copies.contiguous(), self._addresses, self._token_words, self._block_words, WORDS=_WORDS
             )
 
 
