@@ -11,7 +11,6 @@ get the blocks that were added. Private rests are open at the end, so that items
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -124,9 +123,10 @@ class DevicePlan:
         tiles = -(-runs.num_rows // per_tile)
         keys = runs.key_stop - runs.key_start
         pieces = np.ones_like(tiles)
-        for tile in np.unique(rows):
-            own = rows == tile
-            pieces[own] = num_pieces(keys[own], tiles[own], shape.num_kv_heads, int(tile), self.multiprocessors)
+        for tile_class in TILE_ROWS:
+            own = rows == tile_class
+            if own.any():
+                pieces[own] = num_pieces(keys[own], tiles[own], shape.num_kv_heads, tile_class, self.multiprocessors)
 
         # Every run into tiles x pieces items.
         count = tiles * pieces
@@ -307,10 +307,9 @@ def _shared_nodes(common: Sequence[int], group: int, block_size: int) -> tuple[l
             private_from[start:stop] = depth = shared
         # Below: the groups that stay together beyond the shortest common prefix.
         parting = np.flatnonzero(between * block_size == shared) + start + 1
-        borders = [start, *parting.tolist(), stop]
-        if len(borders) == stop - start + 1:
-            continue
-        pending.extend((a, b, depth) for a, b in itertools.pairwise(borders) if b - a > 1)
+        borders = np.concatenate(([start], parting, [stop]))
+        together = np.flatnonzero(np.diff(borders) > 1)
+        pending.extend((int(borders[i]), int(borders[i + 1]), depth) for i in together.tolist())
     return nodes, private_from
 
 
