@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
     from radixkv.chat import Chat
     from radixkv.llm import LLM
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchOutput",
     "BeamSearchParams",
     "Chat",
@@ -28,7 +30,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    homes = {"LLM": "llm", "Chat": "chat", "SamplingParams": "sampling_params", "BeamSearchParams": "sampling_params"}
+    homes = {
+        "LLM": "llm",
+        "AsyncLLM": "async_llm",
+        "Chat": "chat",
+        "SamplingParams": "sampling_params",
+        "BeamSearchParams": "sampling_params",
+    }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
     return getattr(importlib.import_module(f"radixkv.{homes.get(name, 'outputs')}"), name)

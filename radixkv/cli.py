@@ -74,6 +74,59 @@ def generate(
 
 
 @app.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(help="hub id, folder or GGUF file [default: SmolLM2-135M]")] = None,
+    host: Annotated[str, typer.Option(help="0.0.0.0: reachable from other machines")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="RADIXKV_API_KEYS", help="let in by this key only; may be repeated, each key is a tenant"),
+    ] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(envvar="RADIXKV_ADMIN_KEY", help="key for /admin; without it, administration is off")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="what requests call the model")] = None,
+    max_queue: Annotated[int, typer.Option(min=0, help="requests that may wait to run; more are answered 429")] = 256,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="a longer request is answered 413")] = 32 << 20,
+    grace_seconds: Annotated[float, typer.Option(min=0, help="after SIGTERM, time to finish what runs")] = 30.0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="prompt and answer together at most")] = None,
+    block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
+    num_blocks: Annotated[int | None, typer.Option(help="blocks for keys and values")] = None,
+    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="the same in bytes [default: 1 GiB]")] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="tokens a step at most")] = 512,
+    max_num_seqs: Annotated[int, typer.Option(help="sequences that run side by side at most")] = 64,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="reuse what other requests computed")] = True,
+    seed: Annotated[int, typer.Option(help="where the random numbers of requests without a seed begin")] = 0,
+) -> None:
+    """Serve a model over OpenAI's HTTP API."""
+    from radixkv.server.run import ServeOptions, run_server
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        admin_key=admin_key,
+        served_model_name=served_model_name,
+        max_queue=max_queue,
+        max_body_bytes=max_body_bytes,
+        grace_seconds=grace_seconds,
+    )
+    engine_options = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_num_seqs": max_num_seqs,
+        "enable_prefix_caching": enable_prefix_caching,
+        "seed": seed,
+    }
+    raise typer.Exit(run_server(model, options, engine_options))
+
+
+@app.command()
 def demo(json_path: JsonPath = None) -> None:
     """A tour on the real default model: what sharing saves, and that the answers stay the same."""
     from radixkv.demo import run_demo

@@ -20,11 +20,8 @@ from radixkv.prompts import (
     Message,
     Prompt,
     PromptInput,
-    as_conversations,
+    as_chat_prompts,
     as_prompts,
-    cache_options,
-    encode_rendered,
-    render_chat,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
@@ -120,7 +117,9 @@ class LLM:
         cache: Mapping[str, bool] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
-        return self._generate(self._chat_prompts(messages, cache_salt, cache), sampling_params, use_tqdm)
+        return self._generate(
+            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm
+        )
 
     def stream(
         self,
@@ -136,7 +135,7 @@ class LLM:
         if isinstance(prompt, str | Mapping):
             (single,) = as_prompts(prompt, self.engine.loaded)
         else:
-            prompts = self._chat_prompts(prompt, None, None)
+            prompts = as_chat_prompts(prompt, self.engine.loaded)
             if len(prompts) != 1:
                 raise ValueError(f"stream takes one conversation, got {len(prompts)}")
             single = prompts[0]
@@ -163,16 +162,6 @@ class LLM:
         """Forget every cached prefix; True when nothing at all is cached any more (no request was running)."""
         self.engine.reset_prefix_cache()
         return self.engine.cache.num_held_blocks == 0
-
-    def _chat_prompts(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        cache_salt: str | None,
-        cache: Mapping[str, bool] | None,
-    ) -> list[Prompt]:
-        options = cache_options(cache_salt, cache)
-        texts = [render_chat(conversation, self.engine.loaded) for conversation in as_conversations(messages)]
-        return [Prompt(encode_rendered(text, self.engine.loaded), text, **options) for text in texts]
 
     def _generate(
         self,

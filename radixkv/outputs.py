@@ -87,6 +87,14 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """A search's beams, best first."""
+    """A search's beams, best first.
+
+    Attributes:
+        num_prompt_tokens: with how many tokens of the prompt each beam begins.
+        num_cached_tokens: how many of those were reused rather than computed.
+    """
 
     sequences: list[BeamSearchSequence]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    metrics: RequestMetrics

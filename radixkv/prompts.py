@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from radixkv.engine.model_loader import LoadedModel
 
 PromptInput = str | Mapping[str, Any]
@@ -68,14 +70,17 @@ def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generat
     """The conversation as the model's chat template writes it.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: the tokenizer has no chat template, or it refuses the messages.
     """
     tokenizer = loaded.require_tokenizer()
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
-    text: str = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-    )
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except TemplateError as error:
+        raise ValueError(f"messages: the chat template refuses them: {error}") from error
     return text
 
 
@@ -83,6 +88,22 @@ def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
     """Token ids of a text in which the chat template has already written every special token."""
     ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def as_chat_prompts(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+    loaded: LoadedModel,
+    cache_salt: str | None = None,
+    cache: Mapping[str, bool] | None = None,
+) -> list[Prompt]:
+    """One conversation or a list of them, each as the prompt for the next answer.
+
+    Raises:
+        TypeError, ValueError: a conversation or a cache option is not possible, or there is no chat template.
+    """
+    options = cache_options(cache_salt, cache)
+    texts = [render_chat(conversation, loaded) for conversation in as_conversations(messages)]
+    return [Prompt(encode_rendered(text, loaded), text, **options) for text in texts]
 
 
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:

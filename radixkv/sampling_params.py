@@ -85,12 +85,13 @@ class SamplingParams:
             _whole("logit_bias", token_id, 0)
             _number("logit_bias", bias, -math.inf, math.inf)
             self.biases[token_id] = max(-100.0, min(100.0, float(bias)))
-        if self.temperature == 0 and self.n > 1:
+        if self.greedy and self.n > 1:
             raise ValueError(f"n: expected 1 with temperature 0, where all answers are the same, got {self.n}")
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
+        return self.temperature < 1e-5
 
     def validate_for(self, vocab_size: int) -> None:
         """Refuse token ids and counts that a vocabulary of ``vocab_size`` does not have.
@@ -136,7 +137,8 @@ class BeamSearchParams:
         _whole("beam_width", self.beam_width, 1)
         _whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, math.inf)
-        _number("length_penalty", self.length_penalty, -math.inf, math.inf)
+        # Lengths to a larger power leave the range of numbers.
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0)
         self.stop_strings = _stop_strings(self.stop)

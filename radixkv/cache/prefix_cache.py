@@ -87,6 +87,11 @@ class PrefixCache:
         return self._pool.num_free + self._tree.num_evictable_blocks
 
     @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those of which something is known or in use."""
+        return tuple(self._tree.roots)
+
+    @property
     def stats(self) -> CacheStats:
         """A copy of the counters."""
         return replace(self._stats)

@@ -121,7 +121,7 @@ class BeamSearch:
         """The best continuations of all beams: enough that ``width`` go on even if every end token is among them."""
         width, vocab_size = self._params.beam_width, logits.shape[1]
         count = max(2, 1 + len(self._end_token_ids)) * width
-        if self._params.temperature > 0:
+        if self._params.temperature >= 1e-5:
             logits = logits / self._params.temperature
         # Only the best few of each row are wanted: their log-softmax needs the row's log-sum-exp, not a new matrix.
         per_beam = min(count, vocab_size)

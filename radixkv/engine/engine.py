@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,13 @@ from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+
+class BatchSize(NamedTuple):
+    """How much went through the model in one step."""
+
+    num_sequences: int
+    num_tokens: int
 
 
 class Engine:
@@ -110,6 +118,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
         self.peak_held_blocks = 0
+        self.num_steps = 0
+        self.last_batch = BatchSize(0, 0)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -200,23 +210,26 @@ class Engine:
             The requests that got tokens or ended.
 
         Raises:
-            Exception: whatever the model raised; the requests of that batch have then failed with it (`Request.failure`),
-                their blocks are released, and all others go on with the next step.
+            Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
+                it (`Request.failure`), their blocks are released, and all others go on with the next step.
         """
         chunks = self.scheduler.schedule()
         if not chunks:
             return self._fail_stuck_request()
         self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
+        self.num_steps += 1
+        self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
         try:
             self._runner.copy_blocks(self.cache.drain_copies())
             logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
+            return self._take_results(chunks, logits)
         except BaseException as error:
-            # What the blocks hold now is unknown: nothing of this batch may be published.
+            # What the blocks hold now is unknown: nothing more of this batch may be published.
             for request in {chunk.group.request.request_id: chunk.group.request for chunk in chunks}.values():
-                request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
-                self._discard(request)
+                if not request.finished:
+                    request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
+                    self._discard(request)
             raise
-        return self._take_results(chunks, logits)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the blocks freed."""

@@ -21,3 +21,27 @@ class RequestTooLargeError(EngineError, ValueError):
 
 class NoBlocksLeftError(EngineError):
     """A request could not go on, although nothing else was running: holds keep its blocks."""
+
+
+class StepFailedError(EngineError):
+    """The step that a request was in crashed; the cause says how. Other requests go on."""
+
+
+class QueueFullError(EngineError):
+    """As many requests are unfinished as may be.
+
+    Attributes:
+        retry_after: in how many seconds there is likely to be room.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DrainingError(EngineError):
+    """No new requests are taken: the engine is finishing what it has, or has stopped."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's bookkeeping is broken, so it takes no further step; the cause says why."""

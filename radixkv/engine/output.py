@@ -19,7 +19,8 @@ def delta_output(request: Request) -> RequestOutput:
     for sequence in request.sequences:
         start = sequence.num_streamed
         text = "" if sequence.detokenizer is None else sequence.detokenizer.delta()
-        completions.append(_completion(sequence, text, sequence.output_token_ids[start:], start))
+        new = sequence.token_ids[request.num_prompt_tokens + start :]
+        completions.append(_completion(sequence, text, new, start))
         sequence.num_streamed += len(completions[-1].token_ids)
     return _output(request, completions)
 
@@ -28,7 +29,7 @@ def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
     """A finished search's beams, best first."""
     assert request.beams is not None and isinstance(request.params, BeamSearchParams)
     tokenizer = loaded.tokenizer
-    prompt_ids = request.prompt_token_ids.tolist()
+    prompt_ids = request.prompt_token_list
     sequences = []
     for beam in request.beams.results():
         logprobs = [
@@ -49,7 +50,12 @@ def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
                 stop_reason=beam.stop_reason,
             )
         )
-    return BeamSearchOutput(sequences=sequences)
+    return BeamSearchOutput(
+        sequences=sequences,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens or 0,
+        metrics=request.metrics,
+    )
 
 
 def _text(sequence: Sequence) -> str:
@@ -74,7 +80,7 @@ def _output(request: Request, completions: list[CompletionOutput]) -> RequestOut
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids.tolist(),
+        prompt_token_ids=request.prompt_token_list,
         prompt_logprobs=request.prompt_logprobs,
         outputs=completions,
         finished=request.finished,

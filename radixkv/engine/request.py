@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,12 @@ class Request:
     beams: BeamSearch | None = None
     failure: Exception | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
+
+    @cached_property
+    def prompt_token_list(self) -> list[int]:
+        """The prompt as every output of the request shows it; made once, for a stream has an output a token."""
+        token_ids: list[int] = self.prompt_token_ids.tolist()
+        return token_ids
 
     @property
     def num_prompt_tokens(self) -> int:

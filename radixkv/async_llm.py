@@ -1,0 +1,319 @@
+"""`AsyncLLM`: many streams at once in an asyncio program, over one engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from radixkv.engine.engine import Engine
+from radixkv.engine.engine_stats import EngineStats, engine_stats
+from radixkv.engine.engine_thread import EngineThread, StepResult
+from radixkv.engine.errors import DrainingError, EngineDeadError, QueueFullError
+from radixkv.engine.model_loader import LoadedModel
+from radixkv.engine.request import Request
+from radixkv.llm import LLM
+from radixkv.outputs import BeamSearchOutput, RequestOutput
+from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts
+from radixkv.request_stream import RequestStream
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+_T = TypeVar("_T")
+
+
+class AsyncLLM:
+    """A language model for asyncio programs; its streams share the prefixes of their prompts.
+
+    One thread of its own runs the engine, another one tokenizes, and the event loop waits for neither. The object belongs
+    to the event loop that uses it first.
+
+    Args:
+        model: as for `LLM`, or an `LLM`, which nobody else may use from then on. Loading a model takes seconds, during
+            which the event loop stands still: do it before there is anything to serve.
+        max_queue: requests that may be unfinished beyond the ``max_num_seqs`` that run side by side; None: any number.
+        engine_options: as for `LLM`.
+    """
+
+    def __init__(
+        self, model: Any | str | Path | LLM | None = None, *, max_queue: int | None = None, **engine_options: Any
+    ) -> None:
+        if max_queue is not None and (not isinstance(max_queue, int) or isinstance(max_queue, bool) or max_queue < 0):
+            raise ValueError(f"max_queue: expected a whole number of at least 0 or None, got {max_queue!r}")
+        if isinstance(model, LLM) and engine_options:
+            raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(engine_options)}")
+        engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
+        self.loaded: LoadedModel = engine.loaded
+        self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
+        # As the engine was after its latest step, abort or `call`.
+        self.stats: EngineStats = engine_stats(engine)
+        # Called in the event loop after every step, for whoever measures.
+        self.on_step: Callable[[EngineStats], None] | None = None
+        self._max_num_seqs = engine.max_num_seqs
+        self._engine_thread = EngineThread(engine, self._deliver)
+        # One thread: a tokenizer is not made to be used by several at once. The engine's thread only decodes.
+        self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-tokenizer")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._mean_seconds = 1.0
+        self._ids = itertools.count()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._death: EngineDeadError | None = None
+        self._died = asyncio.Event()
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt, piece by piece.
+
+        Yields:
+            The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
+            has ``finished`` set. Leaving the iteration early, in whatever way, aborts the request.
+
+        Raises:
+            TypeError, ValueError: the prompt, a parameter or the request id is not possible.
+            QueueFullError, DrainingError: it is not taken in now.
+            StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
+        """
+        params = sampling_params or SamplingParams()
+        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
+        cache: Mapping[str, bool] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation, a list of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
+        params = sampling_params or SamplingParams()
+        return self._stream(lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id)
+
+    async def beam_search(
+        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None
+    ) -> BeamSearchOutput:
+        """The ``beam_width`` best continuations of a prompt, best first; of an aborted search, those that were complete.
+
+        Raises:
+            Exception: what `generate` raises.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
+        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+        try:
+            output = await anext(stream)
+        finally:
+            stream.close()
+        assert isinstance(output, BeamSearchOutput)
+        return output
+
+    def abort(self, request_id: str) -> None:
+        """Give a request up before the next step; its iteration ends with ``finish_reason`` "abort"."""
+        if request_id in self._streams:
+            self._engine_thread.abort(request_id)
+
+    async def submit(
+        self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, request_id: str | None = None
+    ) -> list[RequestStream]:
+        """Have the engine take in all of the prompts or, raising what `generate` raises, none.
+
+        Returns:
+            One stream a prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
+            The caller must iterate each to its end or close it.
+        """
+        if not isinstance(params, SamplingParams | BeamSearchParams):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        self._start()
+        self._refuse_if_full(len(prompts))
+        base = f"request-{next(self._ids)}" if request_id is None else request_id
+        names = [base] if len(prompts) == 1 else [f"{base}-{place}" for place in range(len(prompts))]
+        for name in names:
+            if name in self._streams:
+                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+
+        def make_requests(engine: Engine) -> list[Request]:
+            return [
+                engine.make_request(
+                    name,
+                    prompt.token_ids,
+                    params,
+                    prompt=prompt.text,
+                    namespace=prompt.namespace,
+                    read_cache=prompt.read_cache,
+                    write_cache=prompt.write_cache,
+                )
+                for name, prompt in zip(names, prompts, strict=True)
+            ]
+
+        streams = [RequestStream(name, self._forget) for name in names]
+        self._streams.update(zip(names, streams, strict=True))
+        self._idle.clear()
+        try:
+            await asyncio.wrap_future(self._engine_thread.add(make_requests))
+        except BaseException:
+            # Cancelled, perhaps when the engine had them already: closing aborts what there is to abort.
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
+    # -- the engine and the tokenizer ----------------------------------------------------------------------------
+
+    async def call(self, function: Callable[[Engine], _T]) -> _T:
+        """Run a function on the engine between two steps, and wait for its result.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+            Exception: what the function raises.
+        """
+        self._start()
+        result, self.stats = await asyncio.wrap_future(
+            self._engine_thread.call(lambda engine: (function(engine), engine_stats(engine)))
+        )
+        return result
+
+    async def run_tokenizer(self, function: Callable[[LoadedModel], _T]) -> _T:
+        """Run a function that tokenizes, in the thread that does nothing else."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, self.loaded)
+
+    # -- life and death ------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._draining
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """Why the engine takes no further step; None while it lives."""
+        return self._death
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests taken in and not yet read to their end or closed."""
+        return len(self._streams)
+
+    async def wait_for_death(self) -> EngineDeadError:
+        """Returns when the engine has died, with the reason."""
+        await self._died.wait()
+        assert self._death is not None
+        return self._death
+
+    def start_draining(self) -> None:
+        """From now on refuse new requests; those taken in go on."""
+        self._draining = True
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> bool:
+        """Refuse new requests, wait for the others as long as told, abort the rest, and stop the threads.
+
+        Returns:
+            Whether all requests came to their own end.
+        """
+        self._draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        finished = not self._streams
+        if self._loop is not None:
+            await self._loop.run_in_executor(None, self._engine_thread.stop)
+        self._tokenizer_thread.shutdown(wait=False)
+        return finished
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- within --------------------------------------------------------------------------------------------------
+
+    async def _stream(
+        self, make_prompts: Callable[[LoadedModel], list[Prompt]], params: SamplingParams, request_id: str | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        stream = await self._submit_one(make_prompts, params, request_id)
+        try:
+            async for piece in stream:
+                assert isinstance(piece, RequestOutput)
+                yield piece
+        finally:
+            stream.close()
+
+    async def _submit_one(
+        self,
+        make_prompts: Callable[[LoadedModel], list[Prompt]],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None,
+    ) -> RequestStream:
+        prompts = await self.run_tokenizer(make_prompts)
+        if len(prompts) != 1:
+            raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
+        (stream,) = await self.submit(prompts, params, request_id)
+        return stream
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._engine_thread.start()
+        elif self._loop is not loop:
+            raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
+
+    def _refuse_if_full(self, count: int) -> None:
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death
+        if self._draining:
+            raise DrainingError("no new requests are taken: the server is finishing what it has")
+        if self.max_unfinished is None:
+            return
+        if count > self.max_unfinished:
+            raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
+        if len(self._streams) + count > self.max_unfinished:
+            # With n places and a mean duration, one becomes free after about an n-th of it.
+            seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
+            raise QueueFullError(
+                f"{len(self._streams)} requests are unfinished, and at most {self.max_unfinished} may be",
+                retry_after=max(1, min(60, seconds)),
+            )
+
+    def _deliver(self, result: StepResult) -> None:
+        """Called by the engine's thread."""
+        assert self._loop is not None
+        if not self._loop.is_closed():  # else nobody is left to tell
+            self._loop.call_soon_threadsafe(self._distribute, result)
+
+    def _distribute(self, result: StepResult) -> None:
+        self.stats = result.stats
+        for request_id, news in result.news.items():
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # closed a moment ago; its abort is on the way
+            stream.put(news)
+            if stream.ended and not isinstance(news, Exception) and news.metrics.finished_time is not None:
+                seconds = news.metrics.finished_time - news.metrics.arrival_time
+                self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+        if self.on_step is not None:
+            self.on_step(result.stats)
+        if result.death is not None:
+            self._death = result.death
+            self._died.set()
+
+    def _forget(self, stream: RequestStream) -> None:
+        del self._streams[stream.request_id]
+        if not stream.ended:
+            self._engine_thread.abort(stream.request_id)
+        if not self._streams:
+            self._idle.set()

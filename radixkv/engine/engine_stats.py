@@ -1,0 +1,54 @@
+"""What an engine is doing, as plain numbers that any thread may read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixkv.cache.stats import CacheStats
+from radixkv.engine.engine import BatchSize, Engine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine between two steps.
+
+    Attributes:
+        num_running: requests of which at least one sequence runs.
+        num_waiting: requests of which none does.
+        num_preemptions, num_steps: since the engine was made.
+        num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
+        last_batch: the sequences and tokens of the latest step.
+        cache: the cache's own counters.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_steps: int
+    num_blocks: int
+    num_free_blocks: int
+    num_evictable_blocks: int
+    last_batch: BatchSize
+    cache: CacheStats
+
+    @property
+    def num_blocks_in_use(self) -> int:
+        return self.num_blocks - self.num_free_blocks - self.num_evictable_blocks
+
+
+def engine_stats(engine: Engine) -> EngineStats:
+    """The numbers now; for the thread that owns the engine."""
+    scheduler, cache = engine.scheduler, engine.cache
+    running = {group.request.request_id for group in scheduler.running}
+    waiting = {group.request.request_id for group in scheduler.waiting} - running
+    return EngineStats(
+        num_running=len(running),
+        num_waiting=len(waiting),
+        num_preemptions=scheduler.num_preemptions,
+        num_steps=engine.num_steps,
+        num_blocks=cache.num_blocks,
+        num_free_blocks=cache.num_free_blocks,
+        num_evictable_blocks=cache.num_evictable_blocks,
+        last_batch=engine.last_batch,
+        cache=cache.stats,
+    )

@@ -1,0 +1,116 @@
+"""Administration: look after the cache, and drain the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from radixkv.cache import InvariantViolation
+from radixkv.engine.engine import Engine
+from radixkv.server.errors import ApiError
+from radixkv.server.protocol import Strict
+from radixkv.server.service import Service
+from radixkv.server.tenants import Credentials
+
+
+class ClearRequest(Strict):
+    """What to forget: everything; with ``api_key`` all of that tenant; with ``cache_salt`` too only that salt's prefixes.
+
+    Where no API keys are configured, ``cache_salt`` alone names the prefixes of that salt.
+    """
+
+    api_key: str | None = None
+    cache_salt: str | None = None
+
+
+class ClearResponse(BaseModel):
+    """What became of it: blocks that running requests use are not freed, but nobody finds them any more."""
+
+    namespaces: int
+    freed_blocks: int
+    blocks_in_use: int
+    cached_blocks: int
+
+
+class CheckResponse(BaseModel):
+    """The cache's blocks, every rule of its bookkeeping verified."""
+
+    free_blocks: int
+    evictable_blocks: int
+    blocks_in_use: int
+    running_requests: int
+    waiting_requests: int
+
+
+class DrainResponse(BaseModel):
+    """What is still to be finished before the server leaves."""
+
+    unfinished_requests: int
+
+
+def admin_routes(service: Service) -> APIRouter:
+    """The endpoints; all need the admin key."""
+    router = APIRouter(prefix="/admin", tags=["administration"])
+    llm = service.llm
+
+    @router.post("/clear_cache")
+    async def clear_cache(body: ClearRequest, credentials: Credentials) -> ClearResponse:
+        """Forget cached prefixes: all, one tenant's, or one salt's."""
+        service.tenants.authenticate_admin(credentials)
+        concerns = _selector(body, service)
+
+        def clear(engine: Engine) -> tuple[int, int]:
+            namespaces = [name for name in engine.cache.namespaces if concerns(name)]
+            return len(namespaces), sum(engine.cache.clear(name) for name in namespaces)
+
+        num_namespaces, num_freed = await llm.call(clear)
+        stats = llm.stats
+        return ClearResponse(
+            namespaces=num_namespaces,
+            freed_blocks=num_freed,
+            blocks_in_use=stats.num_blocks_in_use,
+            cached_blocks=stats.num_evictable_blocks,
+        )
+
+    @router.post("/check")
+    async def check(credentials: Credentials) -> CheckResponse:
+        """Verify every rule of the cache's bookkeeping; 500 if one is broken. It takes longer the fuller the cache is."""
+        service.tenants.authenticate_admin(credentials)
+        try:
+            await llm.call(lambda engine: engine.cache.check())
+        except InvariantViolation as violation:
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the cache is broken: {violation}") from violation
+        stats = llm.stats
+        return CheckResponse(
+            free_blocks=stats.num_free_blocks,
+            evictable_blocks=stats.num_evictable_blocks,
+            blocks_in_use=stats.num_blocks_in_use,
+            running_requests=stats.num_running,
+            waiting_requests=stats.num_waiting,
+        )
+
+    @router.post("/drain")
+    async def drain(credentials: Credentials) -> DrainResponse:
+        """What SIGTERM does: refuse new requests, finish those there are, and leave."""
+        service.tenants.authenticate_admin(credentials)
+        service.drain()
+        return DrainResponse(unfinished_requests=llm.num_unfinished)
+
+    return router
+
+
+def _selector(body: ClearRequest, service: Service) -> Callable[[str], bool]:
+    """Which namespaces a request means."""
+    tenants = service.tenants
+    if body.api_key is None and body.cache_salt is None:
+        return lambda namespace: True
+    if body.api_key is None and not tenants.open_to_all:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "api_key: needed with cache_salt, to say whose salt", param="api_key")
+    tenant = tenants.everybody() if body.api_key is None else tenants.of_api_key(body.api_key)
+    if body.cache_salt is None:
+        return tenant.owns
+    wanted = tenant.namespace(body.cache_salt)
+    return lambda namespace: namespace == wanted

@@ -1,0 +1,41 @@
+"""All routes of one server."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from radixkv import __version__
+from radixkv.server.admin import admin_routes
+from radixkv.server.body_limit import BodyLimit
+from radixkv.server.chat_completions import chat_completion_routes
+from radixkv.server.completions import completion_routes
+from radixkv.server.errors import ErrorBody, add_error_handlers
+from radixkv.server.metrics import metrics_routes
+from radixkv.server.models import model_routes
+from radixkv.server.service import Service
+from radixkv.server.tokenization import tokenization_routes
+
+
+def create_app(service: Service, max_body_bytes: int) -> FastAPI:
+    """The server as an ASGI application.
+
+    Args:
+        max_body_bytes: a request with a longer body is answered 413.
+    """
+    app = FastAPI(
+        title="RadixKV",
+        version=__version__,
+        # Its pages would load scripts from elsewhere; the description itself is at /openapi.json.
+        docs_url=None,
+        redoc_url=None,
+        responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
+    )
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    add_error_handlers(app)
+    app.include_router(chat_completion_routes(service))
+    app.include_router(completion_routes(service))
+    app.include_router(tokenization_routes(service))
+    app.include_router(model_routes(service))
+    app.include_router(metrics_routes(service.metrics))
+    app.include_router(admin_routes(service))
+    return app

@@ -1,0 +1,205 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from radixkv.outputs import CompletionOutput, Logprob
+from radixkv.prompts import as_chat_prompts
+from radixkv.server.chat_messages import ChatMessage, as_template_messages
+from radixkv.server.errors import client_errors
+from radixkv.server.generation import EventStream, Generation, as_events, unless_disconnected
+from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
+from radixkv.server.responses import JsonResponse
+from radixkv.server.service import Service, new_id
+from radixkv.server.tenants import Credentials
+from radixkv.server.token_text import TokenTexts
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """A conversation to be continued by the assistant."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class TokenLogprob(BaseModel):
+    """A token, its log-probability and its bytes in UTF-8 text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenTokenLogprob(TokenLogprob):
+    """The chosen token, with the likeliest ones."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry a token."""
+
+    content: list[ChosenTokenLogprob]
+
+
+class AssistantMessage(BaseModel):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The response."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict, total=False):
+    """What is new of an answer; only the first one says who speaks."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChunkChoice(BaseModel):
+    """What is new of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One piece of a streamed response."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+def chat_completion_routes(service: Service) -> APIRouter:
+    """The endpoint."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", tags=["generation"], response_model=ChatCompletion)
+    async def chat(body: ChatCompletionRequest, request: Request, credentials: Credentials) -> Response:
+        """Answer a conversation."""
+        tenant = service.tenants.authenticate(credentials)
+        service.check_model(body.model)
+        with client_errors():
+            if body.top_logprobs is not None and not body.logprobs:
+                raise ValueError("top_logprobs: only for logprobs=true")
+            messages = as_template_messages(body.messages)
+            (prompt,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded))
+            prompt = service.with_cache_options(prompt, body, tenant)
+            params = body.params(
+                body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+                body.top_logprobs or 0 if body.logprobs else None,
+                None,
+                service.room_after([prompt]),
+            )
+            name = new_id("chatcmpl")
+            generation = await Generation.start(service.llm, [prompt], params, body.num_choices, name, service.metrics)
+        writer = _Writer(body, name, service)
+        if body.stream:
+            return EventStream(as_events(writer.chunks(generation), generation))
+        return JsonResponse(await unless_disconnected(request, writer.whole(generation)))
+
+    return router
+
+
+class _Writer:
+    """Writes one request's response."""
+
+    def __init__(self, body: ChatCompletionRequest, name: str, service: Service) -> None:
+        self._body = body
+        self._texts = service.token_texts
+        self._head = ResponseHead(id=name, created=int(time.time()), model=service.model_name)
+
+    async def whole(self, generation: Generation) -> ChatCompletion:
+        choices = [
+            ChatChoice(
+                index=place,
+                message=AssistantMessage(content=output.text),
+                logprobs=self._logprobs(output),
+                finish_reason=finish_reason(output),
+                stop_reason=output.stop_reason,
+            )
+            for place, output in enumerate(await generation.collect())
+        ]
+        return ChatCompletion(**self._head, choices=choices, usage=generation.usage)
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[ChatCompletionChunk, None]:
+        begun: set[int] = set()
+        async with aclosing(aiter(generation)) as news:
+            async for new in news:
+                output, logprobs = new.output, self._logprobs(new.output)
+                if new.choice not in begun:
+                    begun.add(new.choice)
+                    yield self._chunk(ChatChunkChoice(index=new.choice, delta=ChatDelta(role="assistant", content="")))
+                if output.text or logprobs is not None or output.finish_reason is not None:
+                    yield self._chunk(
+                        ChatChunkChoice(
+                            index=new.choice,
+                            delta=ChatDelta(content=output.text),
+                            logprobs=logprobs,
+                            finish_reason=finish_reason(output),
+                            stop_reason=output.stop_reason,
+                        )
+                    )
+        if self._body.includes_usage:
+            yield ChatCompletionChunk(**self._head, choices=[], usage=generation.usage)
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatCompletionChunk:
+        return ChatCompletionChunk(**self._head, choices=[choice])
+
+    def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+        if output.logprobs is None:
+            return None
+        num_top = self._body.top_logprobs or 0
+        return ChatLogprobs(
+            content=[
+                _chosen(token_id, logprobs, num_top, self._texts)
+                for token_id, logprobs in zip(output.token_ids, output.logprobs, strict=True)
+            ]
+        )
+
+
+def _chosen(token_id: int, logprobs: dict[int, Logprob], num_top: int, texts: TokenTexts) -> ChosenTokenLogprob:
+    def entry(of: int) -> TokenLogprob:
+        return TokenLogprob(token=texts.text(of), logprob=logprobs[of].logprob, bytes=texts.bytes_of(of))
+
+    likeliest = sorted(logprobs, key=lambda top_id: logprobs[top_id].rank)[:num_top]
+    return ChosenTokenLogprob(**entry(token_id).model_dump(), top_logprobs=[entry(top_id) for top_id in likeliest])

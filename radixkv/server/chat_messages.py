@@ -1,0 +1,35 @@
+"""Messages as clients send them, and as chat templates take them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from radixkv.server.protocol import Strict
+
+
+class TextPart(Strict):
+    """A part of a message; parts that are not text are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Strict):
+    """Who says what."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+def as_template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    """Parts are joined by line ends; a developer is to templates what OpenAI called the system before."""
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "\n".join(part.text for part in message.content),
+        }
+        for message in messages
+    ]

@@ -1,0 +1,117 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, with the status that fits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from radixkv.engine.errors import DrainingError, EngineDeadError, EngineError, NoBlocksLeftError, QueueFullError
+
+_log = logging.getLogger(__name__)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, and with which argument."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer with an error status."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else kind
+        # A client may send half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+        sendable = message.encode(errors="replace").decode()
+        self.body = ErrorBody(error=ErrorDetail(message=sendable, type=kind, param=param, code=code))
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body.model_dump(), self.status, self.headers)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What to tell a client of an error that ended its request; one that nobody foresaw is logged and becomes a 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        headers = {"Retry-After": f"{error.retry_after}"}
+        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, DrainingError | NoBlocksLeftError):
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="unavailable")
+    if not isinstance(error, EngineDeadError):  # that one is logged by the engine, once
+        _log.error("a request failed", exc_info=error)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed to answer this request", code="internal_error")
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Where a request is checked: what is wrong with it is the client's mistake, a 400."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        # The checks of prompts and parameters begin with the argument's name.
+        name, colon, _ = str(error).partition(":")
+        param = name if colon and name.isidentifier() else None
+        raise ApiError(HTTPStatus.BAD_REQUEST, str(error), param=param) from error
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error that leaves a route OpenAI's shape."""
+
+    async def on_error(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response()
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return ApiError(HTTPStatus(error.status_code), str(error.detail), headers=error.headers).response()
+
+    async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return _invalid_request(error.errors()).response()
+
+    app.add_exception_handler(ApiError, on_error)
+    app.add_exception_handler(EngineError, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
+    app.add_exception_handler(Exception, on_error)
+
+
+def _invalid_request(errors: Any) -> ApiError:
+    """Of a union's many complaints, the first few say enough."""
+    complaints, param = [], None
+    for error in errors[:3]:
+        place = ".".join(str(part) for part in error["loc"][1:])
+        unknown = error["type"] == "extra_forbidden"
+        complaints.append(f"{place or 'body'}: {'unknown or not supported' if unknown else error['msg']}")
+        param = param or next((part for part in error["loc"][1:] if isinstance(part, str)), None)
+    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(complaints), param=param)

@@ -1,0 +1,131 @@
+"""Who may do what, and whose cached prefixes a prompt can share.
+
+Each API key is a tenant. The cache's namespace of a prompt is derived from the tenant's key and the request's cache salt by a
+keyed hash, whose key is drawn when the server starts: no client can name, or guess, another's namespace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from radixkv.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Everybody with one API key; where none are configured, everybody.
+
+    Attributes:
+        name: how the tenant's namespaces begin.
+    """
+
+    name: str
+    _secret: bytes
+
+    def namespace(self, cache_salt: str | None = None) -> str:
+        """Where the tenant's prompts with this salt are cached."""
+        return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
+
+    def owns(self, namespace: str) -> bool:
+        return namespace == self.name or namespace.startswith(f"{self.name}/")
+
+
+class Tenants:
+    """Checks keys.
+
+    Args:
+        api_keys: none: everybody is let in, as one tenant.
+        admin_key: for administration; None: nobody may administer.
+
+    Raises:
+        ValueError: a key is empty or not ASCII, or one is given twice.
+    """
+
+    def __init__(self, api_keys: Sequence[str] = (), admin_key: str | None = None) -> None:
+        for key in [*api_keys, *([] if admin_key is None else [admin_key])]:
+            if not key or not key.isascii() or not key.isprintable():
+                raise ValueError("an API or admin key must be of printable ASCII characters, at least one")
+        if admin_key in api_keys or len(set(api_keys)) < len(api_keys):
+            raise ValueError("an API or admin key is given twice: each must be another")
+        self._secret = secrets.token_bytes(32)
+        self._admin_key = admin_key
+        self._api_keys = [key.encode() for key in api_keys]
+        self._tenants = [self._tenant(key) for key in api_keys]
+
+    @property
+    def open_to_all(self) -> bool:
+        return not self._api_keys
+
+    def authenticate(self, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
+        """The tenant that a request's key belongs to.
+
+        Raises:
+            ApiError: 401, no key or a wrong one.
+        """
+        if self.open_to_all:
+            return self.everybody()
+        found = None
+        given = b"" if credentials is None else credentials.credentials.encode(errors="replace")
+        # All keys are compared, whichever fits: how long it takes tells nothing.
+        for key, tenant in zip(self._api_keys, self._tenants, strict=True):
+            if hmac.compare_digest(key, given):
+                found = tenant
+        if found is None:
+            raise _unauthorized("API key")
+        return found
+
+    def authenticate_admin(self, credentials: HTTPAuthorizationCredentials | None) -> None:
+        """Let an administrator pass.
+
+        Raises:
+            ApiError: 403, there is no admin key; 401, none was sent or a wrong one.
+        """
+        if self._admin_key is None:
+            raise ApiError(HTTPStatus.FORBIDDEN, "administration is off: the server was started without --admin-key")
+        given = b"" if credentials is None else credentials.credentials.encode(errors="replace")
+        if not hmac.compare_digest(self._admin_key.encode(), given):
+            raise _unauthorized("admin key")
+
+    def everybody(self) -> Tenant:
+        """The one tenant where no keys are configured."""
+        return self._tenant("")
+
+    def of_api_key(self, api_key: str) -> Tenant:
+        """The tenant with this key.
+
+        Raises:
+            ApiError: 404, it is not configured.
+        """
+        if api_key.encode(errors="replace") not in self._api_keys:
+            raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
+        return self._tenant(api_key)
+
+    def _tenant(self, api_key: str) -> Tenant:
+        return Tenant(_keyed_hash(self._secret, "", api_key), self._secret)
+
+
+def _keyed_hash(secret: bytes, context: str, text: str) -> str:
+    # The length keeps apart what ends in one from what begins the other.
+    data = f"{len(context)}:{context}{text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(data, key=secret, digest_size=16).hexdigest()
+
+
+def _unauthorized(what: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.UNAUTHORIZED,
+        f"this needs a valid {what} in the header 'Authorization: Bearer ...'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

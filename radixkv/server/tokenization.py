@@ -1,0 +1,98 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from radixkv.engine.model_loader import LoadedModel
+from radixkv.prompts import as_conversations, encode_rendered, render_chat
+from radixkv.server.chat_messages import ChatMessage, as_template_messages
+from radixkv.server.errors import client_errors
+from radixkv.server.protocol import Strict
+from radixkv.server.service import Service
+from radixkv.server.tenants import Credentials
+
+
+class TokenizeRequest(Strict):
+    """Either ``prompt`` or ``messages``; the options after each belong to it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeResponse(BaseModel):
+    """Token ids, and how many the model takes."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """Token ids to be read."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class DetokenizeResponse(BaseModel):
+    """The tokens' text, special tokens included."""
+
+    prompt: str
+
+
+def tokenization_routes(service: Service) -> APIRouter:
+    """The endpoints."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest, credentials: Credentials) -> TokenizeResponse:
+        """Turn a text, or a conversation as the chat template writes it, into token ids."""
+        service.tenants.authenticate(credentials)
+        service.check_model(body.model)
+        with client_errors():
+            tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, loaded))
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=service.llm.loaded.max_model_len,
+            tokens=tokens,
+            token_strs=[service.token_texts.text(token_id) for token_id in tokens] if body.return_token_strs else None,
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest, credentials: Credentials) -> DetokenizeResponse:
+        """Turn token ids into text."""
+        service.tenants.authenticate(credentials)
+        service.check_model(body.model)
+        with client_errors():
+            return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _text(body, loaded)))
+
+    return router
+
+
+def _tokens(body: TokenizeRequest, loaded: LoadedModel) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise ValueError("prompt: expected either it or messages")
+    if body.messages is not None:
+        (conversation,) = as_conversations(as_template_messages(body.messages))
+        text = render_chat(conversation, loaded, add_generation_prompt=body.add_generation_prompt)
+        return encode_rendered(text, loaded)
+    ids: list[int] = loaded.require_tokenizer()(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
+    return ids
+
+
+def _text(body: DetokenizeRequest, loaded: LoadedModel) -> str:
+    tokenizer = loaded.require_tokenizer()
+    for token_id in body.tokens:
+        if token_id >= loaded.vocab_size:
+            raise ValueError(f"tokens: {token_id} is outside the vocabulary of {loaded.vocab_size} tokens")
+    text: str = tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return text

@@ -1,0 +1,43 @@
+"""One server on the default model, with two tenants, for all tests of the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from server_process import ServerProcess
+
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[ServerProcess]:
+    with ServerProcess("--api-key", TENANT_A, "--api-key", TENANT_B, "--num-blocks", "2000") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
+    """The server with an empty cache; afterwards nothing runs, every block is free or cached, every rule holds."""
+    shared_server.admin("clear_cache", {})
+    yield shared_server
+    deadline = time.monotonic() + 60
+    while (found := shared_server.admin("check"))["running_requests"] + found["waiting_requests"]:
+        assert time.monotonic() < deadline, f"requests of clients that are gone still run: {found}"
+    assert found["blocks_in_use"] == 0
+    assert found["free_blocks"] + found["evictable_blocks"] == 2000
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with server.client(TENANT_A) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with server.openai(TENANT_A) as client:
+        yield client

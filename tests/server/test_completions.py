@@ -1,0 +1,154 @@
+"""`/v1/completions` through the `openai` client and raw HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+MODEL = "SmolLM2-135M-Instruct"
+LONG = "The library opens at nine and closes at six. " * 20
+
+
+def complete(client: openai.OpenAI, prompt: Any = "One, two, three,", **options: Any) -> Any:
+    return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0, **options})
+
+
+def test_streamed_and_whole_answers_are_equal(client: openai.OpenAI) -> None:
+    whole = complete(client)
+    assert whole.object == "text_completion"
+    assert whole.choices[0].text == " four, five, six,"
+    assert whole.choices[0].finish_reason == "length"
+    chunks = list(complete(client, stream=True))
+    assert len(chunks) == 6
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 5 + ["length"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_usage_is_exact(client: openai.OpenAI, http: httpx.Client) -> None:
+    num_prompt = http.post("/tokenize", json={"prompt": LONG}).json()["count"]
+    first, again, longer = complete(client, LONG), complete(client, LONG), complete(client, LONG + "Its name is")
+    assert first.usage.prompt_tokens == num_prompt
+    assert first.usage.completion_tokens == 6
+    assert first.usage.total_tokens == num_prompt + 6
+    # All but the one token whose logits are needed; then all of the shorter prompt but its last token, another word's now.
+    assert [u.usage.prompt_tokens_details.cached_tokens for u in (first, again)] == [0, num_prompt - 1]
+    assert longer.usage.prompt_tokens_details.cached_tokens >= num_prompt - 1
+    *_, last = complete(client, LONG, stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage.prompt_tokens_details.cached_tokens == num_prompt - 1
+    assert last.usage.completion_tokens == 6
+
+
+def test_several_prompts_and_samples(client: openai.OpenAI, http: httpx.Client) -> None:
+    ids = http.post("/tokenize", json={"prompt": "One, two, three,"}).json()["tokens"]
+    answer = complete(client).choices[0].text
+    assert complete(client, ids).choices[0].text == answer
+    texts = complete(client, ["Red, green,", "One, two, three,"])
+    assert [choice.index for choice in texts.choices] == [0, 1]
+    assert texts.choices[1].text == answer
+    assert [choice.text for choice in complete(client, [ids, ids]).choices] == [answer, answer]
+
+    sampled = {"n": 3, "temperature": 1.0, "seed": 7}
+    first = complete(client, ["Red, green,", "One, two,"], **sampled)
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3, 4, 5]
+    assert len({choice.text for choice in first.choices}) > 1
+    again = complete(client, ["Red, green,", "One, two,"], **sampled, stream=True)
+    streamed = [""] * 6
+    for chunk in again:
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == [choice.text for choice in first.choices]
+    assert first.usage.completion_tokens == 36
+
+
+def test_stop_strings_and_tokens(client: openai.OpenAI, http: httpx.Client) -> None:
+    stopped = complete(client, stop=[" six", ", fi"]).choices[0]
+    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (" four", "stop", ", fi")
+    streamed = complete(client, stop=", fi", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == " four"
+    kept = complete(client, stop=", fi", extra_body={"include_stop_str_in_output": True}).choices[0]
+    assert kept.text == " four, fi"
+    (comma,) = http.post("/tokenize", json={"prompt": ","}).json()["tokens"]
+    by_token = complete(client, extra_body={"stop_token_ids": [comma]}).choices[0]
+    assert (by_token.finish_reason, by_token.stop_reason) == ("stop", comma)
+    assert by_token.text.startswith(" four")
+    assert len(complete(client, extra_body={"stop_token_ids": [comma], "min_tokens": 5}).choices[0].text) > 6
+
+
+def test_logprobs_and_echo(client: openai.OpenAI) -> None:
+    choice = complete(client, logprobs=2, echo=True).choices[0]
+    assert choice.text == "One, two, three, four, five, six,"
+    found = choice.logprobs
+    assert "".join(found.tokens) == choice.text
+    assert [choice.text[at:].startswith(token) for at, token in zip(found.text_offset, found.tokens, strict=True)]
+    assert found.token_logprobs[0] is None
+    assert found.top_logprobs[0] is None
+    for token, logprob, top in zip(found.tokens[1:], found.token_logprobs[1:], found.top_logprobs[1:], strict=True):
+        assert len(top) == 2
+        assert logprob <= max(top.values()) <= 0
+        assert top.get(token, logprob) == logprob
+    chunks = list(complete(client, logprobs=2, echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == found.tokens
+    assert [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset] == found.text_offset
+    scored = complete(client, logprobs=0, echo=True, max_tokens=0).choices[0]
+    assert scored.text == "One, two, three,"
+    assert scored.logprobs.token_logprobs == pytest.approx(
+        found.token_logprobs[: len(scored.logprobs.tokens)], abs=1e-4
+    )
+
+
+def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes(client: openai.OpenAI) -> None:
+    choice = complete(client, "I love \N{SLICE OF PIZZA}", logprobs=0, echo=True, max_tokens=0).choices[0]
+    shown = [token.removeprefix("bytes:") for token in choice.logprobs.tokens if token.startswith("bytes:")]
+    assert shown
+    assert "".join(shown).replace("\\x", "") in "20" + "\N{SLICE OF PIZZA}".encode().hex()
+
+
+def test_logit_bias_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
+    (wanted,) = http.post("/tokenize", json={"prompt": " seven"}).json()["tokens"]
+    assert complete(client, logit_bias={str(wanted): 100}).choices[0].text == " seven" * 6
+    few = complete(client, logit_bias={str(wanted): 15}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=12)
+    assert 1 < few.choices[0].text.count(" seven") < 12
+
+
+def test_other_ways_to_sample(client: openai.OpenAI) -> None:
+    greedy = complete(client).choices[0].text
+    for options in ({"top_k": 1}, {"min_p": 1.0}):
+        assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
+    assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
+    assert complete(client, extra_body={"repetition_penalty": 1.5}, user="somebody").choices[0].text != greedy
+    endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
+    assert endless.usage.completion_tokens == 40
+
+
+def test_beam_search(client: openai.OpenAI) -> None:
+    beams = {"use_beam_search": True, "length_penalty": 0.5}
+    wide = complete(client, n=3, logprobs=1, extra_body=beams)
+    assert len({choice.text for choice in wide.choices}) == 3
+    assert [choice.index for choice in wide.choices] == [0, 1, 2]
+    assert all(len(choice.logprobs.tokens) == 6 for choice in wide.choices)
+    best = complete(client, extra_body={**beams, "beam_width": 3})
+    assert [choice.text for choice in best.choices] == [wide.choices[0].text]
+    streamed = [""] * 3
+    for chunk in complete(client, n=3, stream=True, extra_body=beams):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == [choice.text for choice in wide.choices]
+
+
+def test_cache_control(client: openai.OpenAI) -> None:
+    def cached(**extra: Any) -> Any:
+        return complete(client, LONG, extra_body=extra).usage.prompt_tokens_details.cached_tokens
+
+    assert cached(cache={"write": False}) == 0
+    assert cached() == 0
+    assert cached(cache={"read": False}) == 0
+    full = cached()
+    assert full > 150
+    assert cached(cache_salt="pepper") == 0
+    assert cached(cache_salt="pepper") == full
+    assert cached(cache_salt="salt") == 0
+    assert cached(cache={"read": True, "write": True}) == full

@@ -1,0 +1,149 @@
+"""What is refused, how, and that it disturbs nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_process import ADMIN_KEY, ServerProcess
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+TEXT = {"prompt": "Hi", "max_tokens": 1}
+
+
+def assert_error(response: httpx.Response, status: int, **expected: Any) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert {name: error[name] for name in expected} == expected, error
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"n": 65}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"stop": ["", "x"]}, "stop"),
+        ({"seed": 2**64}, "seed"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"60000": 1}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"cache": {"read": 1}}, "cache"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"max_token": 4}, "max_token"),
+        ({"tools": []}, "tools"),
+        ({"beam_width": 3}, "beam_width"),
+        ({"use_beam_search": True, "n": 3, "beam_width": 2}, "n"),
+        ({"use_beam_search": True, "top_k": 3}, "top_k"),
+        ({"use_beam_search": True, "length_penalty": 1e6}, "length_penalty"),
+        ({"use_beam_search": True, "beam_width": 1000}, "beam_width"),
+    ],
+)
+def test_impossible_values_are_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        response = http.post(path, json={**body, **change})
+        assert_error(response, 400)
+        found = response.json()["error"]
+        assert param in (found["param"] or found["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ""}),
+        ("/v1/completions", {"prompt": []}),
+        ("/v1/completions", {"prompt": [[]]}),
+        ("/v1/completions", {"prompt": [1, "two"]}),
+        ("/v1/completions", {"prompt": [49152]}),
+        ("/v1/completions", {"prompt": [5] * 8192}),
+        ("/v1/completions", {"prompt": ["x"] * 1000}),
+        ("/v1/completions", {"prompt": "x", "logprobs": 21}),
+        ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1, "use_beam_search": True}),
+        ("/v1/completions", {}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "x"}]}),
+        ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        ),
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "x", "messages": CHAT["messages"]}),
+        ("/tokenize", {"messages": []}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [60000]}),
+    ],
+)
+def test_impossible_prompts_are_refused(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    assert_error(http.post(path, json=body), 400)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda content: repr(content[:30]),
+)
+def test_malformed_bodies_are_refused(http: httpx.Client, content: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        response = http.post(path, content=content, headers={"content-type": "application/json"})
+        assert_error(response, 400)
+    assert_error(http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 400)
+
+
+def test_unknown_models_paths_and_methods(http: httpx.Client, client: openai.OpenAI) -> None:
+    assert_error(http.post("/v1/completions", json={**TEXT, "model": "x"}), 404, code="model_not_found", param="model")
+    with pytest.raises(openai.NotFoundError, match="'x' is not served here"):
+        client.chat.completions.create(model="x", messages=CHAT["messages"])  # type: ignore[arg-type]
+    assert_error(http.get("/nothing"), 404)
+    assert_error(http.get("/v1/completions"), 405)
+
+
+def test_keys_are_checked(server: ServerProcess) -> None:
+    for key in (None, "wrong", ADMIN_KEY):
+        with server.client(key) as client:
+            for path, body in (
+                ("/v1/completions", TEXT),
+                ("/v1/chat/completions", CHAT),
+                ("/tokenize", {"prompt": "x"}),
+            ):
+                response = client.post(path, json=body)
+                assert_error(response, 401, code="invalid_api_key")
+                assert response.headers["www-authenticate"] == "Bearer"
+            assert_error(client.get("/v1/models"), 401)
+    with pytest.raises(openai.AuthenticationError):
+        server.openai("wrong").models.list()
+    with server.client("wrong") as client:
+        for path in ("clear_cache", "check", "drain"):
+            assert_error(client.post(f"/admin/{path}", json={}), 401)
+
+
+def test_a_body_that_is_too_long_is_refused(http: httpx.Client) -> None:
+    assert_error(http.post("/v1/completions", content=b" " * (33 << 20)), 413)
+    chunks = (b" " * (1 << 20) for _ in range(33))
+    assert_error(http.post("/v1/completions", content=chunks, headers={"content-type": "application/json"}), 413)

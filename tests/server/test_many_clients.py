@@ -1,0 +1,113 @@
+"""Many clients at once, and clients that go away at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+from server_process import ServerProcess
+
+from radixkv import LLM, SamplingParams
+
+MODEL = "SmolLM2-135M-Instruct"
+TENANT_A = "key-of-tenant-a"
+
+
+def conversations(count: int) -> list[list[dict[str, str]]]:
+    system = {"role": "system", "content": "You are a helpful librarian. Answer in one short sentence."}
+    return [[system, {"role": "user", "content": f"Where is shelf number {number}?"}] for number in range(count)]
+
+
+def test_64_streams_at_once_get_the_library_s_answers(server: ServerProcess, llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=10)
+    expected = [output.outputs[0].text for output in llm.chat(conversations(64), params, use_tqdm=False)]
+
+    async def answer(client: openai.AsyncOpenAI, messages: list[dict[str, str]]) -> str:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=messages,  # type: ignore[arg-type]
+            max_tokens=10,
+            temperature=0,
+            stream=True,
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=TENANT_A, max_retries=0) as client:
+            return await asyncio.gather(*(answer(client, messages) for messages in conversations(64)))
+
+    found = asyncio.run(main())
+    # Another batch can round a logit otherwise: an answer may differ where two tokens are equally likely, but rarely.
+    assert sum(one != other for one, other in zip(found, expected, strict=True)) <= 2
+    metrics = server.metrics()
+    assert metrics["radixkv:prefix_cache_hits_total"] > 0
+    assert (
+        metrics['radixkv:iteration_sequences_bucket{le="+Inf"}']
+        > metrics['radixkv:iteration_sequences_bucket{le="32.0"}']
+    )
+
+
+def test_clients_that_go_away_at_random_moments(server: ServerProcess) -> None:
+    rng = random.Random(3)
+    bodies = [
+        {"messages": messages, "max_tokens": 400, "ignore_eos": True, **options}
+        for messages in conversations(12)
+        for options in (
+            {"stream": True},
+            {"stream": True, "n": 3, "temperature": 1},
+            {"stream": False},
+            {"stream": True, "use_beam_search": True, "n": 2},
+        )
+    ]
+
+    async def visit(client: httpx.AsyncClient, body: dict[str, object], patience: float, num_reads: int) -> None:
+        try:
+            async with asyncio.timeout(patience), client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for _ in response.aiter_raw():
+                    num_reads -= 1
+                    if num_reads < 0:
+                        return
+        except TimeoutError:
+            pass
+
+    async def main() -> None:
+        headers = {"Authorization": f"Bearer {TENANT_A}"}
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+            await asyncio.gather(
+                *(visit(client, body, rng.uniform(0, 3), rng.choice([0, 1, 2, 5, 1000])) for body in bodies)
+            )
+
+    asyncio.run(main())
+    # The fixture waits until all of them are gone from the engine, and verifies the cache.
+
+
+def test_a_client_that_goes_away_is_aborted_within_a_step(server: ServerProcess) -> None:
+    body = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    with server.client(TENANT_A) as client:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines)
+            assert server.admin("check")["running_requests"] == 1
+        steps = server.metrics()["radixkv:num_steps_total"]
+        while server.admin("check")["running_requests"]:
+            time.sleep(0.001)
+        # The server has to notice first that the connection was closed; far fewer than the thousands that were asked for.
+        assert server.metrics()["radixkv:num_steps_total"] - steps < 50
+        assert server.metrics()['radixkv:request_success_total{finished_reason="abort"}'] >= 1
+
+
+def test_half_a_request_is_no_request(server: ServerProcess) -> None:
+    address = urlsplit(server.url)
+    headers = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n"
+    whole = b"POST /v1/completions HTTP/1.1\r\n" + headers + b'{"prompt"'
+    for length in (1, 10, 30, len(whole) - 5, len(whole)):
+        with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+            connection.sendall(whole[:length])
+    with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
+        connection.sendall(b"\x16\x03\x01 this is not HTTP \r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")

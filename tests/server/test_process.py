@@ -1,0 +1,99 @@
+"""The process: full queues, SIGTERM, an engine that dies, options on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_process import ServerProcess
+
+from radixkv.server.run import ServeOptions, run_server
+
+ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+SHORT = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True, "temperature": 0}
+
+
+@pytest.fixture
+def small_server() -> Iterator[ServerProcess]:
+    with ServerProcess("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own") as server:
+        yield server
+
+
+def test_full_queue_and_drain(small_server: ServerProcess) -> None:
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=small_server.url, timeout=60) as client:
+            assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
+            async with (
+                client.stream("POST", "/v1/completions", json=SHORT) as running,
+                client.stream("POST", "/v1/completions", json=SHORT) as waiting,
+            ):
+                assert running.status_code == waiting.status_code == 200
+                lines = running.aiter_lines()
+                await anext(lines)
+                refused = await client.post("/v1/completions", json={"prompt": "Once"})
+                assert refused.status_code == 429
+                assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+                assert 1 <= int(refused.headers["retry-after"]) <= 60
+                too_many = await client.post("/v1/completions", json={"prompt": ["x"] * 3})
+                assert too_many.status_code == 400
+
+                small_server.process.send_signal(signal.SIGTERM)
+                while (await client.get("/health")).status_code == 200:
+                    await asyncio.sleep(0)
+                draining = await client.post("/v1/completions", json={"prompt": "Once"})
+                assert draining.status_code == 503
+                assert draining.json()["error"]["type"] == "server_error"
+                assert "radixkv:draining 1.0" in (await client.get("/metrics")).text
+                # Both, the one that waits too, come to their own end.
+                assert [line async for line in lines if line][-1] == "data: [DONE]"
+                others = [line async for line in waiting.aiter_lines() if line]
+                assert others[-1] == "data: [DONE]"
+                assert '"finish_reason":"length"' in others[-2]
+
+    asyncio.run(main())
+    assert small_server.process.wait(60) == 0
+
+
+def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
+    with ServerProcess("--grace-seconds", "1000") as server:
+        with server.client() as client, client.stream("POST", "/v1/completions", json=ENDLESS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert server.admin("drain")["unfinished_requests"] == 1
+            while client.get("/health").status_code == 200:
+                pass
+            server.process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert "shutting down" in rest[-2]
+        assert server.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"api_keys": ("",)}, "must be of printable ASCII"),
+        ({"api_keys": ("x", "x")}, "given twice"),
+        ({"api_keys": ("x",), "admin_key": "x"}, "given twice"),
+        ({"host": "256.0.0.1"}, "cannot listen on 256.0.0.1:8000"),
+    ],
+)
+def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        run_server("/no/such/model", ServeOptions(**options), {})
+
+
+def test_a_port_in_use_is_one_line_on_standard_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"{taken.getsockname()[1]}"
+        command = [sys.executable, "-c", "from radixkv.cli import main; main()", "serve", "--port", port]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"

@@ -1,0 +1,341 @@
+"""Many streams over one engine thread: the same tokens as offline, nothing left behind however a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv.engine.engine import Engine
+from radixkv.engine.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
+
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def prompts(count: int, length: int = 30) -> list[dict[str, Any]]:
+    rng = random.Random(length)
+    stem = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
+    return [{"prompt_token_ids": [*stem[: rng.randint(1, length)], 3 + number % 100]} for number in range(count)]
+
+
+def tiny(**options: Any) -> LLM:
+    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 600, **options})
+
+
+def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None, **options: Any) -> None:
+    """Run a test on an AsyncLLM in an event loop of its own; afterwards nothing may be left in the engine."""
+
+    async def main() -> None:
+        async with AsyncLLM(offline or tiny(), **options) as llm:
+            await test(llm)
+            await assert_empty(llm)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+async def assert_empty(llm: AsyncLLM) -> None:
+    def look(engine: Engine) -> tuple[bool, int]:
+        engine.cache.check()
+        in_use = engine.cache.num_blocks - engine.cache.num_available_blocks
+        return engine.has_unfinished_requests or engine.scheduler.has_work, in_use
+
+    assert await llm.call(look) == (False, 0)
+    assert llm.num_unfinished == 0
+
+
+async def tokens_of(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
+    samples: dict[int, list[int]] = {}
+    async for output in llm.generate(prompt, params):
+        for sample in output.outputs:
+            samples.setdefault(sample.index, []).extend(sample.token_ids)
+    return [samples[index] for index in sorted(samples)]
+
+
+def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(64), GREEDY, use_tqdm=False)
+    ]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(64))) == expected
+
+    run(test)
+
+
+def test_samples_and_beams() -> None:
+    sampled = SamplingParams(n=3, seed=5, max_tokens=9, ignore_eos=True)
+    beams = BeamSearchParams(3, 6, ignore_eos=True)
+    (prompt,) = prompts(1)
+    offline = tiny()
+    expected = [sample.token_ids for sample in offline.generate(prompt, sampled, use_tqdm=False)[0].outputs]
+    found = offline.beam_search(prompt, beams)[0]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await tokens_of(llm, prompt, sampled) == expected
+        assert (await llm.beam_search(prompt, beams)).sequences == found.sequences
+
+    run(test)
+
+
+def test_a_slow_reader_gets_larger_pieces_and_loses_nothing() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        (prompt,) = prompts(1)
+        expected = await tokens_of(llm, prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2))
+        pieces = []
+        async for output in llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2)):
+            if not pieces:
+                while llm.stats.num_running:
+                    await asyncio.sleep(0.001)
+            pieces.append(output)
+        assert len(pieces) == 2
+        assert [t for piece in pieces for t in piece.outputs[0].token_ids] == expected[0]
+        assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
+
+    run(test)
+
+
+def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
+    async def left_early(llm: AsyncLLM) -> None:
+        async for _ in llm.generate(prompts(1)[0], ENDLESS):
+            break
+
+    async def closed(llm: AsyncLLM) -> None:
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        await stream.aclose()
+
+    async def cancelled(llm: AsyncLLM) -> None:
+        started = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in llm.generate(prompts(1)[0], ENDLESS):
+                started.set()
+
+        task = asyncio.create_task(read())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def cancelled_before_it_was_taken_in(llm: AsyncLLM) -> None:
+        task = asyncio.create_task(tokens_of(llm, prompts(1)[0], ENDLESS))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def test(llm: AsyncLLM) -> None:
+        for abandon in (left_early, closed, cancelled, cancelled_before_it_was_taken_in):
+            await abandon(llm)
+            while llm.num_unfinished:  # a generator that is merely dropped is closed by the event loop, a little later
+                await asyncio.sleep(0)
+            steps = await llm.call(lambda engine: engine.num_steps)
+            await assert_empty(llm)
+            assert await llm.call(lambda engine: engine.num_steps) - steps <= 1
+
+    run(test)
+
+
+def test_abort_ends_the_iteration() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        reasons = []
+        async for output in llm.generate(prompts(1)[0], ENDLESS, "mine"):
+            llm.abort("mine")
+            reasons.append(output.outputs[0].finish_reason)
+        assert reasons[-1] == "abort"
+        assert set(reasons[:-1]) == {None}
+        search = asyncio.create_task(llm.beam_search(prompts(1)[0], BeamSearchParams(2, 300, ignore_eos=True), "beams"))
+        while not llm.stats.num_running:
+            await asyncio.sleep(0)
+        llm.abort("beams")
+        assert (await search).sequences == []
+        llm.abort("no such request")
+
+    run(test)
+
+
+def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny()
+    release = threading.Event()
+    step = llm.engine.step
+
+    def slow_step() -> Any:
+        assert release.wait(60)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+
+    async def test(llm: AsyncLLM) -> None:
+        first = asyncio.create_task(tokens_of(llm, prompts(2)[0]))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(tokens_of(llm, prompts(2)[1]))
+        for _ in range(100):  # with the engine in the middle of its step
+            await asyncio.sleep(0)
+        release.set()
+        assert len((await first)[0]) == len((await second)[0]) == 12
+
+    run(test, llm)
+
+
+def test_bad_requests_are_refused_and_disturb_nobody() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        neighbour = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
+        for prompt, params, error in [
+            ({"prompt_token_ids": []}, GREEDY, ValueError),
+            ({"prompt_token_ids": [VOCAB_SIZE]}, GREEDY, ValueError),
+            ({"prompt_token_ids": [5]}, SamplingParams(n=1000), ValueError),
+            ([{"prompt_token_ids": [5]}, {"prompt_token_ids": [6]}], GREEDY, ValueError),
+            ({"prompt_token_ids": [5]}, BeamSearchParams(2, 2), TypeError),
+            (7, GREEDY, TypeError),
+        ]:
+            with pytest.raises(error):
+                await anext(llm.generate(prompt, params))  # type: ignore[arg-type]
+        async for _ in llm.generate({"prompt_token_ids": [5]}, GREEDY, "twice"):
+            with pytest.raises(ValueError, match="'twice' belongs to an unfinished request"):
+                await anext(llm.generate({"prompt_token_ids": [6]}, GREEDY, "twice"))
+            break
+        assert len((await neighbour)[0]) == 12
+
+    run(test)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(5)]
+        while llm.num_unfinished < 5:
+            await asyncio.sleep(0)
+        with pytest.raises(QueueFullError) as refusal:
+            await tokens_of(llm, prompts(1)[0])
+        assert 1 <= refusal.value.retry_after <= 60
+        assert all(len(samples[0]) == 12 for samples in await asyncio.gather(*tasks))
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+
+    run(test, tiny(max_num_seqs=2), max_queue=3)
+
+
+@pytest.mark.parametrize("where", ["_runner.run", "_sampler.sample"])
+def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    offline = tiny(max_num_seqs=4)
+    owner, name = where.split(".")
+    original = getattr(getattr(offline.engine, owner), name)
+    calls = 0
+
+    def crash_once(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise ZeroDivisionError("planted")
+        result: torch.Tensor = original(*arguments)
+        return result
+
+    monkeypatch.setattr(getattr(offline.engine, owner), name, crash_once)
+
+    async def test(llm: AsyncLLM) -> None:
+        results = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10)), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        assert len(failures) == 4
+        assert all(isinstance(failure, StepFailedError) for failure in failures)
+        assert isinstance(failures[0].__cause__, ZeroDivisionError)
+        # What the crashed step left in the cache is right: everybody gets the tokens of an engine that never crashed.
+        assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
+
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
+    ]
+    run(test, offline)
+
+
+def test_an_engine_that_cannot_go_on_says_so_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+
+    def broken() -> Any:
+        raise ZeroDivisionError("planted")
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        await llm.call(lambda engine: monkeypatch.setattr(engine.scheduler, "schedule", broken))
+        with pytest.raises(EngineDeadError, match="planted"):
+            async for _ in stream:
+                pass
+        assert await llm.wait_for_death() is llm.death
+        with pytest.raises(EngineDeadError, match="planted"):
+            await tokens_of(llm, prompts(1)[0])
+        with pytest.raises(EngineDeadError):
+            await llm.call(lambda engine: None)
+        await llm.shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(tiny())
+        short = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        shutdown = asyncio.create_task(llm.shutdown(grace_seconds=60))
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            await tokens_of(llm, prompts(1)[0])
+        assert await shutdown
+        assert len((await short)[0]) == 12
+
+        llm = AsyncLLM(tiny())
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        assert not await llm.shutdown()
+        reasons = [output.outputs[0].finish_reason async for output in stream]
+        assert reasons[-1] == "abort"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_streams_that_come_and_go_at_random() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        rng = random.Random(11)
+
+        async def visitor(number: int) -> None:
+            params = rng.choice(
+                [GREEDY, ENDLESS, SamplingParams(n=3, max_tokens=20, ignore_eos=True), SamplingParams(max_tokens=1)]
+            )
+            patience = rng.choice([0, 1, 3, 10, 10**9 if params is not ENDLESS else 5])
+            async for _ in llm.generate(rng.choice(prompts(20)), params, f"{number}"):
+                patience -= 1
+                if patience < 0:
+                    return
+
+        tasks = [asyncio.create_task(visitor(number)) for number in range(150)]
+        for task in rng.sample(tasks, 40):
+            for _ in range(rng.randint(0, 30)):
+                await asyncio.sleep(0)
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+        while llm.num_unfinished:
+            await asyncio.sleep(0)
+
+    run(test, tiny(num_blocks=120, max_num_seqs=8))
+
+
+def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Name a colour."}]
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    expected = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+
+    async def test(llm: AsyncLLM) -> None:
+        pieces = [output.outputs[0].text async for output in llm.chat(messages, params)]
+        assert "".join(pieces) == expected
+
+    run(test, llm)
