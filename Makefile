@@ -20,7 +20,8 @@ demo: $(MODEL)
 
 test: $(MODEL) $(BROWSER)
 	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
-	$(BIN)/python -m pytest --ignore=tests/cache
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
+	$(BIN)/python -m pytest --ignore=tests/cache --ignore=tests/kernels/interpreter
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat

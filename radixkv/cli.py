@@ -180,6 +180,22 @@ def cache(
 
 
 @bench.command()
+def attention(json_path: JsonPath = None) -> None:
+    """One layer's attention, cache writes and block copies on a GPU, against what they must cost."""
+    from radixkv.bench.attention import run_attention
+
+    run_attention(Console(), json_path)
+
+
+@bench.command()
+def decode(json_path: JsonPath = None) -> None:
+    """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
+    from radixkv.bench.decode import run_decode
+
+    run_decode(Console(), json_path)
+
+
+@bench.command()
 def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
     seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,

@@ -24,6 +24,7 @@ from radixkv.engine.completion import append_token, equip_for_sampling, named_lo
 from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
 from radixkv.engine.sampler import Sampler
@@ -31,8 +32,6 @@ from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-
-DEFAULT_KV_CACHE_BYTES = 1 << 30
 
 
 class BatchSize(NamedTuple):
@@ -49,13 +48,17 @@ class Engine:
         loaded: the model; from now on it belongs to this engine.
         block_size: tokens a block.
         num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
-        kv_cache_memory_bytes: bytes for keys and values; by default 1 GiB, and no more than ``max_num_seqs``
+        kv_cache_memory_bytes: bytes for keys and values; by default on a CPU 1 GiB, and no more than ``max_num_seqs``
             sequences of the model's full length could use.
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. From 512 on, the
-            activations of a step no longer fit the processor's cache: 1,024 took 10 to 20 % longer a token.
-        max_num_seqs: sequences that run side by side at most.
+        gpu_memory_utilization: without those two, the share of a GPU's memory to be used in all.
+        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. None: 8,192 on a
+            GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
+            to 20 % longer a token.
+        max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
         max_num_waiting: requests that may wait at most, besides those for which there is a free slot; None: any number.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
+        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
+        enforce_eager: decode without CUDA graphs.
         seed: where the random numbers of requests without a seed of their own begin.
 
     Raises:
@@ -71,12 +74,20 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
-        max_num_batched_tokens: int = 512,
-        max_num_seqs: int = 64,
+        gpu_memory_utilization: float = 0.9,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
         max_num_waiting: int | None = None,
         enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
+        enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
+        on_gpu = loaded.device.type == "cuda"
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 8192 if on_gpu else 512
+        if max_num_seqs is None:
+            max_num_seqs = 256 if on_gpu else 64
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -95,19 +106,16 @@ class Engine:
         self._runner = ModelRunner(loaded)
         shapes = self._runner.layer_shapes
         if num_blocks is None:
-            a_block = block_nbytes(shapes, block_size, loaded.dtype)
-            if kv_cache_memory_bytes is None:
-                useful = max_num_seqs * -(-loaded.max_model_len // block_size)
-                num_blocks = max(1, min(DEFAULT_KV_CACHE_BYTES // a_block, useful))
-            elif kv_cache_memory_bytes < a_block:
-                raise ValueError(
-                    f"kv_cache_memory_bytes must hold at least one block of {a_block:,} bytes, "
-                    f"got {kv_cache_memory_bytes!r}"
-                )
-            else:
-                num_blocks = kv_cache_memory_bytes // a_block
+            num_blocks = choose_num_blocks(
+                block_nbytes(shapes, block_size, loaded.dtype),
+                max_num_seqs * -(-loaded.max_model_len // block_size),
+                loaded.device,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+                measure_activations=lambda: self._runner.measure_activations(max_num_batched_tokens, max_num_seqs),
+            )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool)
+        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
         self.cache = PrefixCache(num_blocks, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self._sampler = Sampler()
@@ -232,7 +240,7 @@ class Engine:
         self.num_steps += 1
         self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
         try:
-            self.pool.copy_blocks(self.cache.drain_copies())
+            self._runner.copy_blocks(self.cache.drain_copies())
             logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
             return self._take_results(chunks, logits)
         except BaseException as error:
@@ -266,7 +274,7 @@ class Engine:
             rows = LogitRows.ALL
         elif chunk.num_tokens == sequence.num_pending:
             rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table.block_ids, rows)
+        return ModelChunk(token_ids, start, sequence.table, rows)
 
     @staticmethod
     def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
