@@ -40,10 +40,14 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """It is ``group``'s turn, but it did not fit: with less than ``num_blocks`` available there is no use in trying again."""
+    """It is ``group``'s turn, but it did not fit.
+
+    There is no use in trying again before ``num_blocks`` are available, or something else than ``occupancy`` runs.
+    """
 
     group: SequenceGroup
     num_blocks: int
+    occupancy: tuple[int, int]
 
 
 class Scheduler:
@@ -281,11 +285,7 @@ class Scheduler:
         if self._refusal is not None:
             group = self._refusal.group
             if not self.waiting.may_go_before(group):
-                if self.running and (
-                    group.num_slots > self.num_free_slots or self._cache.num_available_blocks < self._refusal.num_blocks
-                ):
-                    return None
-                return group
+                return group if self._may_fit_now(self._refusal) else None
             self._refusal = None
         if self.num_free_slots < 1:
             return None
@@ -293,10 +293,20 @@ class Scheduler:
         self._looked_up = True  # once a step is enough
         return next((group for group in candidates if not self._awaited.is_worth_waiting(group, self.running)), None)
 
+    @property
+    def _occupancy(self) -> tuple[int, int]:
+        """Groups that run, and those of them whose prompts are in progress: what headroom mostly depends on."""
+        return len(self.running), sum(group.num_pending > 1 for group in self.running)
+
+    def _may_fit_now(self, refusal: _Refusal) -> bool:
+        if refusal.group.num_slots > self.num_free_slots:
+            return False
+        return self._cache.num_available_blocks >= refusal.num_blocks or self._occupancy != refusal.occupancy
+
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables and start it, if there is room for it besides those that run."""
         if group.num_slots > self.num_free_slots:
-            self._refusal = _Refusal(group, 0)
+            self._refusal = _Refusal(group, 0, self._occupancy)
             return False
         cache = self._cache
         request = group.request
@@ -319,7 +329,8 @@ class Scheduler:
             for sequence in opened:
                 self.drop(sequence)
                 sequence.num_computed = 0
-            self._refusal = _Refusal(group, available + error.needed - error.free - error.evictable)
+            missing = error.needed - error.free - error.evictable
+            self._refusal = _Refusal(group, available + missing, self._occupancy)
             return False
         self._refusal = None
         self._awaited.forget(group)

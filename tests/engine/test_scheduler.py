@@ -318,8 +318,26 @@ def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(mon
     original = driver.cache.open
     monkeypatch.setattr(driver.cache, "open", lambda *args, **options: opened.append(1) or original(*args, **options))
     driver.run()
-    # Once on arrival, once when the first of the others is done, once when both are.
-    assert len(opened) <= 3
+    # On arrival, when the others' prompts are computed, when the first of them is done, and when both are.
+    assert len(opened) <= 4
+
+
+def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_computed() -> None:
+    """Until then, the others are left blocks for all the steps that it takes."""
+    driver = SchedulerDriver(budget=8, num_blocks=84, max_num_seqs=8)
+    stream = driver.add(tail(0, 7), max_new=150)
+    while not stream.sequences[0].output_token_ids:
+        driver.step()
+    long = driver.add(list(range(50_000, 50_160)), max_new=100)
+    driver.step()
+    late = driver.add(tail(1, 3), max_new=100)
+    driver.step()
+    assert driver.scheduler.refused is not None
+    while not long.sequences[0].output_token_ids:
+        driver.step()
+    driver.step()
+    assert driver.admitted == [stream, long, late]
+    assert len(driver.scheduler.running) == 3
 
 
 def test_the_line_is_random_but_nobody_waits_for_ever() -> None:
