@@ -92,12 +92,15 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Complete prompts: strings, or dictionaries with ``prompt`` or ``prompt_token_ids`` (see `radixkv.prompts`).
 
         Args:
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar.
+            priority: for all prompts, or one for each; lower values are handled earlier.
 
         Returns:
             One output a prompt, in the order of the prompts.
@@ -105,7 +108,7 @@ class LLM:
         Raises:
             TypeError, ValueError: a prompt or parameter is not possible; nothing has run then.
         """
-        return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm)
+        return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -115,10 +118,11 @@ class LLM:
         *,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
         return self._generate(
-            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm
+            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm, priority
         )
 
     def stream(
@@ -168,6 +172,7 @@ class LLM:
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        priority: int | Sequence[int],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
@@ -175,11 +180,14 @@ class LLM:
             raise ValueError(
                 f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
             )
-        requests = [self._make(prompt, params) for prompt, params in zip(prompts, sampling_params, strict=True)]
+        priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
+        requests = [self._make(*each) for each in zip(prompts, sampling_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
 
-    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> Request:
+    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         return self.engine.make_request(
@@ -190,6 +198,7 @@ class LLM:
             namespace=prompt.namespace,
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
+            priority=priority,
         )
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:

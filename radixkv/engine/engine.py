@@ -7,6 +7,7 @@ A step is one batch through the model::
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
-from radixkv.engine.errors import NoBlocksLeftError
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
@@ -54,6 +55,7 @@ class Engine:
             GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
             to 20 % longer a token.
         max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
+        max_num_waiting: requests that may wait at most, besides those for which there is a free slot; None: any number.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: decode without CUDA graphs.
@@ -75,6 +77,7 @@ class Engine:
         gpu_memory_utilization: float = 0.9,
         max_num_batched_tokens: int | None = None,
         max_num_seqs: int | None = None,
+        max_num_waiting: int | None = None,
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
@@ -90,13 +93,15 @@ class Engine:
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_num_seqs": max_num_seqs,
         }.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            _check_whole(name, value, 1)
+        if max_num_waiting is not None:
+            _check_whole("max_num_waiting", max_num_waiting, 0)
         if num_blocks is not None and kv_cache_memory_bytes is not None:
             raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
         self.loaded = loaded
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self.max_num_waiting = max_num_waiting
         self.enable_prefix_caching = enable_prefix_caching
         self._runner = ModelRunner(loaded)
         shapes = self._runner.layer_shapes
@@ -135,13 +140,20 @@ class Engine:
         namespace: str = "",
         read_cache: bool = True,
         write_cache: bool = True,
+        priority: int = 0,
     ) -> Request:
         """Check a request, changing nothing; `add` takes it in.
 
+        Args:
+            priority: lower values are let in earlier, and are the last to give way when blocks run out.
+
         Raises:
-            ValueError, TypeError: the prompt is empty or longer than the model, or an id is outside the vocabulary.
+            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary, or
+                ``priority`` is no whole number.
             RequestTooLargeError: more sequences or blocks than there are.
         """
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
         if params.stop_strings:
@@ -163,6 +175,7 @@ class Engine:
             namespace=namespace,
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
+            priority=priority,
         )
         check_fits(
             request,
@@ -178,9 +191,16 @@ class Engine:
 
         Raises:
             ValueError: an unfinished request has the same id.
+            QueueFullError: more requests wait already than ``max_num_waiting`` allows.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+        waiting = self.scheduler.waiting
+        if self.max_num_waiting is not None and len(waiting) >= self.max_num_waiting + self.scheduler.num_free_slots:
+            raise QueueFullError(
+                f"{len(waiting)} requests wait already, max_num_waiting={self.max_num_waiting} allows no more",
+                retry_after=math.ceil(waiting.seconds_to_drain()),
+            )
         self._requests[request.request_id] = request
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
@@ -190,7 +210,7 @@ class Engine:
         else:
             equip_for_sampling(sequence, self.loaded.tokenizer)
         request.sequences = [sequence]
-        self.scheduler.add(SequenceGroup(request, [sequence]))
+        self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
 
     def abort(self, request_id: str) -> bool:
         """Give a request up at once and let go of its blocks; False: there is no such unfinished request."""
@@ -310,8 +330,8 @@ class Engine:
             sequence.index = index
             equip_for_sampling(sequence, self.loaded.tokenizer)
             request.sequences.append(sequence)
-            siblings.append(SequenceGroup(request, [sequence]))
-            self.scheduler.running[siblings[-1]] = None
+            siblings.append(SequenceGroup(request, [sequence], group.prompt))
+            self.scheduler.start(siblings[-1])
         return siblings
 
     def _sample(self, sampled: list[tuple[SequenceGroup, TokenSequence, int]], logits: torch.Tensor) -> None:
@@ -370,9 +390,10 @@ class Engine:
 
     def _fail_stuck_request(self) -> list[Request]:
         """Nothing can run: if a request waits although nobody runs, its blocks are held where eviction cannot reach."""
-        if not self.scheduler.waiting:
+        group = self.scheduler.refused
+        if group is None:
             return []
-        request = self.scheduler.waiting[0].request
+        request = group.request
         cache = self.cache
         request.failure = NoBlocksLeftError(
             f"request {request.request_id!r} needs more blocks than can be had: "
@@ -389,3 +410,8 @@ class Engine:
             self.scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._requests[request.request_id]
+
+
+def _check_whole(name: str, value: int, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
