@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from radixkv.chat import Chat
     from radixkv.llm import LLM
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-    from radixkv.sampling_params import BeamSearchParams, SamplingParams
+    from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]
 
 
@@ -36,6 +37,7 @@ def __getattr__(name: str) -> Any:
         "Chat": "chat",
         "SamplingParams": "sampling_params",
         "BeamSearchParams": "sampling_params",
+        "StructuredOutputsParams": "sampling_params",
     }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

@@ -58,6 +58,9 @@ class AsyncLLM:
         self._max_num_seqs = engine.max_num_seqs
         self._engine_thread = EngineThread(engine, self._deliver)
         # One thread: a tokenizer is not made to be used by several at once. The engine's thread only decodes.
+        self._grammars = engine.grammars
+        # Compiled here first, the engine's thread finds a grammar ready.
+        self._grammar_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-grammar")
         self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, RequestStream] = {}
@@ -150,6 +153,11 @@ class AsyncLLM:
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         self._start()
         self._refuse_if_full(len(prompts))
+        if params.structured_outputs is not None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._grammar_thread, self._grammars.compile, params.structured_outputs
+            )
+            self._refuse_if_full(len(prompts))
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if len(prompts) == 1 else [f"{base}-{place}" for place in range(len(prompts))]
         for name in names:
@@ -242,6 +250,7 @@ class AsyncLLM:
         if self._loop is not None:
             await self._loop.run_in_executor(None, self._engine_thread.stop)
         self._tokenizer_thread.shutdown(wait=False)
+        self._grammar_thread.shutdown(wait=False)
         return finished
 
     async def __aenter__(self) -> AsyncLLM:

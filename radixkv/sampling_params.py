@@ -8,6 +8,47 @@ from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(kw_only=True, frozen=True)
+class StructuredOutputsParams:
+    """What an answer must look like; exactly one of these. (vLLM's names.)
+
+    Attributes:
+        json: a JSON schema, as text or as the object itself.
+        json_object: True: any JSON object.
+        regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
+        choice: the answer is one of these strings.
+        grammar: a context-free grammar in Lark's syntax or in GBNF (EBNF as llama.cpp writes it).
+
+    Raises:
+        TypeError, ValueError: none or several are given, or one is impossible.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if self.json_object:
+            given.append("json_object")
+        if len(given) != 1:
+            raise ValueError(
+                "structured_outputs: expected one of json, json_object, regex, choice and grammar, "
+                f"got {' and '.join(given) or 'none'}"
+            )
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"structured_outputs: {name} must be a string, got {getattr(self, name)!r:.80}")
+        if self.choice is not None:
+            choices = [] if isinstance(self.choice, str) else list(self.choice)
+            if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+                raise ValueError(
+                    f"structured_outputs: choice must be a list of non-empty strings, got {self.choice!r:.80}"
+                )
+
+
 @dataclass(kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen.
@@ -32,6 +73,7 @@ class SamplingParams:
         ignore_eos: go on after the end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string.
+        structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
 
     Raises:
         TypeError, ValueError: a value is impossible; the message names it.
@@ -56,6 +98,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1)
@@ -76,6 +119,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0)
+        _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
         self.end_token_ids = frozenset(self.stop_token_ids or ())
         for token_id in self.end_token_ids:
@@ -120,6 +164,7 @@ class BeamSearchParams:
         length_penalty: a beam's score is divided by its length to this power.
         stop: strings that end a beam.
         logprobs: report this many likeliest tokens a step.
+        structured_outputs: what every beam must look like.
 
     Raises:
         TypeError, ValueError: a value is impossible; the message names it.
@@ -132,6 +177,7 @@ class BeamSearchParams:
     length_penalty: float = 1.0
     stop: str | Sequence[str] | None = None
     logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _whole("beam_width", self.beam_width, 1)
@@ -141,6 +187,7 @@ class BeamSearchParams:
         _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0)
+        _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
 
 
@@ -159,6 +206,11 @@ def _number(name: str, value: Any, low: float, high: float, above: bool = False)
         raise ValueError(
             f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}"
         )
+
+
+def _check_structured_outputs(value: Any) -> None:
+    if not isinstance(value, StructuredOutputsParams | None):
+        raise TypeError(f"structured_outputs: expected StructuredOutputsParams, got {type(value).__name__}")
 
 
 def _stop_strings(stop: Any) -> list[str]:

@@ -10,11 +10,13 @@ Nothing here knows of blocks: `Continuation.parent` tells the engine which table
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from radixkv.engine.structured_output import GrammarState, bar_tokens
 from radixkv.sampling_params import BeamSearchParams
 
 TopLogprobs = list[tuple[int, float, int]]
@@ -60,6 +62,7 @@ class BeamSearch:
         params: width, length penalty and the rest.
         max_tokens: tokens to generate at most.
         end_token_ids: tokens that end a beam.
+        grammar: what every beam must keep to; None: anything.
         find_stop: given a beam's generated token ids, the stop string that its text now contains, or None.
     """
 
@@ -69,12 +72,15 @@ class BeamSearch:
         max_tokens: int,
         end_token_ids: frozenset[int],
         find_stop: Callable[[list[int]], str | None],
+        grammar: GrammarState | None = None,
     ) -> None:
         self._params = params
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
         self._find_stop = find_stop
         self._histories: list[tuple[Continuation, ...]] = [()]
+        # One a running beam, where there is a grammar.
+        self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
         self._finished: list[FinishedBeam] = []
         self.done = False
 
@@ -95,13 +101,21 @@ class BeamSearch:
 
         Returns:
             The beams that go on, best first, at most the width; none when the search is done.
+
+        Raises:
+            StructuredOutputError: the grammar cannot be followed further.
         """
         running: list[Continuation] = []
+        grammars: list[GrammarState] = []
         length = self.num_generated + 1
         ended: list[FinishedBeam] = []
         for place, candidate in enumerate(self._candidates(logits)):
             history = (*self._histories[candidate.parent], candidate)
             reason = self._end_of(history)
+            if self._grammars:
+                grammar = self._advanced_grammar(candidate)
+                reason = ("stop", None) if reason is None and grammar.complete else reason
+                grammars += [grammar] if reason is None else []
             if reason is None:
                 running.append(candidate)
             elif place < self._params.beam_width:
@@ -115,7 +129,15 @@ class BeamSearch:
             self.done = True
             return []
         self._histories = [(*self._histories[c.parent], c) for c in running]
+        self._grammars = grammars[: len(running)]
         return running
+
+    def _advanced_grammar(self, candidate: Continuation) -> GrammarState:
+        grammar = self._grammars[candidate.parent].fork()
+        grammar.advance(candidate.token_id)
+        if grammar.failure is not None:
+            raise grammar.failure
+        return grammar
 
     def _candidates(self, logits: torch.Tensor) -> Sequence[Continuation]:
         """The best continuations of all beams: enough that ``width`` go on even if every end token is among them."""
@@ -125,7 +147,12 @@ class BeamSearch:
             logits = logits / self._params.temperature
         # Only the best few of each row are wanted: their log-softmax needs the row's log-sum-exp, not a new matrix.
         per_beam = min(count, vocab_size)
-        best, token_ids = torch.topk(logits, per_beam)
+        allowed = logits
+        if self._grammars:
+            allowed = logits.clone()
+            bar_tokens(allowed, dict(enumerate(self._grammars)))
+        # Probabilities stay those of the whole vocabulary, as in transformers' constrained beam search.
+        best, token_ids = torch.topk(allowed, per_beam)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
         scores = logprobs + torch.tensor([[history[-1].score if history else 0.0] for history in self._histories])
         top_scores, places = torch.topk(scores.view(-1), min(count, scores.numel()))
@@ -146,6 +173,7 @@ class BeamSearch:
                 top_logprobs=tops[place // per_beam],
             )
             for score, place in zip(top_scores.tolist(), places.tolist(), strict=True)
+            if score > -math.inf
         ]
 
     def _end_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:

@@ -20,6 +20,7 @@ def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:
         seed=request.seed,
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
+        grammar=None if request.grammar is None else request.grammar.fork(),
         forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
     if tokenizer is not None:
@@ -51,6 +52,11 @@ def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> Non
             sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
         elif stop is not None:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
+    grammar = sequence.row.grammar
+    if grammar is not None:
+        grammar.advance(token.token_id)
+        if sequence.finish_reason is None and grammar.complete:
+            sequence.finish_reason = "stop"
     if sequence.finish_reason is None and num_new >= request.max_new_tokens:
         sequence.finish_reason = "length"
     if sequence.finish_reason is not None and sequence.detokenizer is not None:

@@ -21,7 +21,7 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
-from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, StructuredOutputError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
@@ -29,6 +29,7 @@ from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
 from radixkv.engine.sampler import Sampler
 from radixkv.engine.scheduler import ScheduledChunk, Scheduler
+from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -118,6 +119,7 @@ class Engine:
         self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
         self.cache = PrefixCache(num_blocks, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
+        self.grammars = GrammarCompiler(loaded)
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
@@ -148,8 +150,8 @@ class Engine:
             priority: lower values are let in earlier, and are the last to give way when blocks run out.
 
         Raises:
-            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary, or
-                ``priority`` is no whole number.
+            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary,
+                ``priority`` is no whole number, or no answer can be what ``structured_outputs`` asks for.
             RequestTooLargeError: more sequences or blocks than there are.
         """
         if not isinstance(priority, int) or isinstance(priority, bool):
@@ -176,6 +178,7 @@ class Engine:
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
+            grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         check_fits(
             request,
@@ -205,7 +208,11 @@ class Engine:
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
             request.beams = BeamSearch(
-                request.params, request.max_new_tokens, request.end_token_ids, self._stop_finder(request.params)
+                request.params,
+                request.max_new_tokens,
+                request.end_token_ids,
+                self._stop_finder(request.params),
+                request.grammar,
             )
         else:
             equip_for_sampling(sequence, self.loaded.tokenizer)
@@ -314,7 +321,7 @@ class Engine:
         if sampled:
             self._sample(sampled, logits)
         for request in touched.values():
-            if all(sequence.finish_reason is not None for sequence in request.sequences):
+            if request.failure is None and all(sequence.finish_reason is not None for sequence in request.sequences):
                 request.metrics.finished_time = time.monotonic()
                 del self._requests[request.request_id]
         return list(touched.values())
@@ -340,20 +347,33 @@ class Engine:
             logits = logits[rows]
         states = [sequence.row for _, sequence, _ in sampled if sequence.row is not None]
         now = time.monotonic()
+        failed: dict[str, tuple[Request, StructuredOutputError]] = {}
         for (group, sequence, _), token in zip(sampled, self._sampler.sample(logits, states), strict=True):
             append_token(sequence, token, self.loaded.tokenizer)
             if sequence.request.metrics.first_token_time is None:
                 sequence.request.metrics.first_token_time = now
+            if sequence.row is not None and sequence.row.grammar is not None:
+                failure = sequence.row.grammar.failure
+                if failure is not None:
+                    failed.setdefault(sequence.request.request_id, (sequence.request, failure))
             if sequence.finish_reason is not None:
                 self.scheduler.release(sequence)
                 self.scheduler.remove(group)
+        for request, failure in failed.values():
+            request.failure = failure
+            self._discard(request)
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop the losers, fork the parents of several, continue the rest."""
         request = group.request
         assert request.beams is not None
         request.metrics.first_token_time = request.metrics.first_token_time or time.monotonic()
-        chosen = request.beams.advance(logits)
+        try:
+            chosen = request.beams.advance(logits)
+        except StructuredOutputError as error:
+            request.failure = error
+            self._discard(request)
+            return
         heirs = [0] * len(group.sequences)
         for continuation in chosen:
             heirs[continuation.parent] += 1

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from radixkv.engine.engine import Engine
 from radixkv.engine.engine_stats import EngineStats, engine_stats
-from radixkv.engine.errors import EngineDeadError, NoBlocksLeftError, StepFailedError
+from radixkv.engine.errors import EngineDeadError, NoBlocksLeftError, StepFailedError, StructuredOutputError
 from radixkv.engine.output import beam_output, delta_output
 from radixkv.engine.request import Request
 from radixkv.outputs import BeamSearchOutput, RequestOutput
@@ -215,7 +215,7 @@ class EngineThread:
 
 def _failure_of(request: Request) -> Exception:
     cause = request.failure
-    if isinstance(cause, NoBlocksLeftError):
+    if isinstance(cause, NoBlocksLeftError | StructuredOutputError):
         return cause
     failure = StepFailedError(f"the step that request {request.request_id!r} was in crashed: {cause!r}")
     failure.__cause__ = cause

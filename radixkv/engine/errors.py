@@ -23,6 +23,10 @@ class NoBlocksLeftError(EngineError):
     """A request could not go on, although nothing else was running: holds keep its blocks."""
 
 
+class StructuredOutputError(EngineError, ValueError):
+    """A request's grammar cannot be followed further."""
+
+
 class StepFailedError(EngineError):
     """The step that a request was in crashed; the cause says how. Other requests go on."""
 

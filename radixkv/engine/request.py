@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from radixkv.cache import BlockTable
 from radixkv.engine.detokenizer import IncrementalDetokenizer
 from radixkv.engine.sampler import SamplingRow
+from radixkv.engine.structured_output import GrammarState
 from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
@@ -45,6 +46,7 @@ class Request:
         priority: lower values are let in earlier.
         arrival: how many requests came before it; the scheduler sets it.
         sequences: every sample or beam, finished ones included.
+        grammar: what the answer must keep to, before its first token; None: anything.
         num_cached_tokens: prompt tokens that were reused when the request first ran; None before.
         failure: why the engine gave the request up.
     """
@@ -61,6 +63,7 @@ class Request:
     write_cache: bool = True
     priority: int = 0
     arrival: int = 0
+    grammar: GrammarState | None = None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.engine.race import FIRST_LOOK, Racer, draw
+from radixkv.engine.structured_output import GrammarState, bar_tokens
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -34,7 +35,8 @@ class SamplingRow:
     Attributes:
         seed: the request's.
         sample_index: which of the request's answers.
-        forbidden_token_ids: cannot be chosen before ``min_tokens`` are there.
+        forbidden_token_ids: cannot be chosen before ``min_tokens`` are there, unless the grammar leaves nothing else.
+        grammar: what the answer must keep to.
     """
 
     params: SamplingParams
@@ -43,6 +45,7 @@ class SamplingRow:
     prompt_token_ids: Sequence[int] | NDArray[np.int32]
     output_token_ids: list[int] = field(default_factory=list)
     forbidden_token_ids: frozenset[int] = frozenset()
+    grammar: GrammarState | None = None
 
     @property
     def racer(self) -> Racer:
@@ -76,13 +79,16 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
-        Logits are biased, barred and penalized, divided by the temperature, then cut by min_p, top_k and top_p, in that
-        order. Reported log-probabilities are the model's own, from before all that.
+        Logits are barred by grammars, biased, barred and penalized, divided by the temperature, then cut by min_p, top_k and
+        top_p, in that order. Reported log-probabilities are the model's own, from before all that.
         """
         raw = logits
         changed = [i for i, row in enumerate(rows) if row.changes_logits]
-        if changed:
+        grammars = {i: row.grammar for i, row in enumerate(rows) if row.grammar is not None}
+        if changed or grammars:
             logits = logits.clone()
+            if grammars:
+                bar_tokens(logits, grammars)
             for i in changed:
                 _change_logits(logits[i], rows[i])
         token_ids = _choose(logits, rows)
@@ -129,7 +135,11 @@ def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
     if params.biases:
         logits[list(params.biases)] += torch.tensor(list(params.biases.values()))
     if row.forbidden_token_ids and len(row.output_token_ids) < params.min_tokens:
-        logits[list(row.forbidden_token_ids)] = float("-inf")
+        forbidden = list(row.forbidden_token_ids)
+        saved = logits[forbidden]
+        logits[forbidden] = float("-inf")
+        if row.grammar is not None and bool(torch.isneginf(logits).all()):
+            logits[forbidden] = saved
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*map(int, row.prompt_token_ids), *row.output_token_ids}))
         values = logits[seen]

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from radixkv.cache import InvariantViolation
 from radixkv.engine.engine import Engine
 from radixkv.server.errors import ApiError
-from radixkv.server.protocol import Strict
 from radixkv.server.service import Service
+from radixkv.server.strict import Strict
 from radixkv.server.tenants import Credentials
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from radixkv.server.protocol import Strict
+from radixkv.server.strict import Strict
 
 
 class TextPart(Strict):

@@ -22,12 +22,14 @@ from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
 
+# OpenAI's.
+_DEFAULT_MAX_TOKENS = 16
+
 
 class CompletionRequest(GenerationRequest):
     """One prompt or several, as texts or token ids."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    max_tokens: int | None = 16
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -74,10 +76,11 @@ def completion_routes(service: Service) -> APIRouter:
         with client_errors():
             prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
+            max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             # A prompt is scored without going on by asking for no tokens; one is generated all the same, and not shown.
-            scores_only = bool(body.echo) and body.max_tokens == 0
+            scores_only = bool(body.echo) and max_tokens == 0
             params = body.params(
-                1 if scores_only else body.max_tokens,
+                1 if scores_only else max_tokens,
                 body.logprobs,
                 body.logprobs if body.echo else None,
                 service.room_after(prompts),

@@ -14,7 +14,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from radixkv.engine.errors import DrainingError, EngineDeadError, EngineError, NoBlocksLeftError, QueueFullError
+from radixkv.engine.errors import (
+    DrainingError,
+    EngineDeadError,
+    EngineError,
+    NoBlocksLeftError,
+    QueueFullError,
+    StructuredOutputError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +73,8 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": f"{error.retry_after}"}
         return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
+    if isinstance(error, StructuredOutputError):
+        return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, DrainingError | NoBlocksLeftError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="unavailable")
     if not isinstance(error, EngineDeadError):  # that one is logged by the engine, once

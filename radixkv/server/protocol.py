@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.server.response_format import StructuredRequest
+from radixkv.server.strict import Strict
 
 MAX_LOGPROBS = 20
 _SEEDS = 1 << 64
@@ -43,12 +45,6 @@ _NOT_FOR_BEAMS = (
 )
 
 
-class Strict(BaseModel):
-    """Takes no unknown fields and no values of another type: a misspelt option should not be ignored in silence."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 class StreamOptions(Strict):
     """``include_usage``: the last chunk says how many tokens there were."""
 
@@ -63,7 +59,7 @@ class CacheOptions(Strict):
     write: bool = True
 
 
-class GenerationRequest(Strict):
+class GenerationRequest(StructuredRequest):
     """Fields of both endpoints; null stands for the default."""
 
     model: str | None = None
@@ -142,6 +138,7 @@ class GenerationRequest(Strict):
             logit_bias=None if self.logit_bias is None else _by_token_id(self.logit_bias),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=self.structured_outputs_params(),
         )
 
     def _beam_search_params(
@@ -163,6 +160,7 @@ class GenerationRequest(Strict):
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             stop=self.stop,
             logprobs=logprobs,
+            structured_outputs=self.structured_outputs_params(),
         )
 
 

@@ -11,8 +11,8 @@ from radixkv.engine.model_loader import LoadedModel
 from radixkv.prompts import as_conversations, encode_rendered, render_chat
 from radixkv.server.chat_messages import ChatMessage, as_template_messages
 from radixkv.server.errors import client_errors
-from radixkv.server.protocol import Strict
 from radixkv.server.service import Service
+from radixkv.server.strict import Strict
 from radixkv.server.tenants import Credentials
 
 

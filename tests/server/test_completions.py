@@ -139,6 +139,12 @@ def test_beam_search(client: openai.OpenAI) -> None:
     assert streamed == [choice.text for choice in wide.choices]
 
 
+def test_null_max_tokens_is_the_default(client: openai.OpenAI) -> None:
+    for max_tokens in (None, openai.omit):
+        answer = complete(client, max_tokens=max_tokens, extra_body={"ignore_eos": True})
+        assert answer.usage.completion_tokens == 16
+
+
 def test_cache_control(client: openai.OpenAI) -> None:
     def cached(**extra: Any) -> Any:
         return complete(client, LONG, extra_body=extra).usage.prompt_tokens_details.cached_tokens

@@ -1,0 +1,82 @@
+"""A crash inside a step is a 500 for those who were in it, and for nobody else; a dead engine ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.app import create_app
+from radixkv.server.metrics import ServerMetrics
+from radixkv.server.service import Service
+from radixkv.server.tenants import Tenants
+from radixkv.server.token_text import TokenTexts
+
+BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
+
+
+def client_of(llm: AsyncLLM) -> httpx.AsyncClient:
+    service = Service(
+        llm=llm,
+        model_name="model",
+        tenants=Tenants(),
+        metrics=ServerMetrics(llm),
+        token_texts=TokenTexts(llm.loaded.tokenizer),
+        started=int(time.time()),
+        drain=llm.start_draining,
+    )
+    transport = httpx.ASGITransport(create_app(service, max_body_bytes=1 << 20), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://server")
+
+
+def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = llm.engine._runner.run
+    crashes = iter([True, True])
+
+    def crash_twice(*arguments: Any) -> Any:
+        if next(crashes, False):
+            raise ZeroDivisionError("planted")
+        return run(*arguments)
+
+    monkeypatch.setattr(llm.engine._runner, "run", crash_twice)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, client_of(engine) as client:
+            whole = await client.post("/v1/completions", json=BODY)
+            assert whole.status_code == 500
+            # What broke is for the log, not for the client.
+            assert "planted" not in whole.text
+            assert whole.json()["error"]["type"] == "server_error"
+            streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
+            assert streamed.status_code == 200
+            failure, done = [line for line in streamed.text.splitlines() if line]
+            assert '"type":"server_error"' in failure
+            assert done == "data: [DONE]"
+            assert (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["finish_reason"] == "length"
+            assert (await client.get("/health")).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", broken)
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        async with client_of(engine) as client:
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+            await engine.wait_for_death()
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+            assert (await client.get("/health")).status_code == 503
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    for request_id in list(llm.engine._requests):
+        llm.engine.abort(request_id)

@@ -1,0 +1,66 @@
+"""Requests that schemathesis makes up from the OpenAPI description: none is answered 500, none hangs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from server_process import ADMIN_KEY, ServerProcess
+
+TENANT_A = "key-of-tenant-a"
+# How many cases of which endpoint that break the description, and how many that keep to it: 2,150 in all.
+CASES = {
+    "/v1/chat/completions": (700, 110),
+    "/v1/completions": (700, 110),
+    "/tokenize": (150, 80),
+    "/detokenize": (150, 50),
+    "/admin/clear_cache": (50, 50),
+}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE, GenerationMode.POSITIVE], ids=lambda mode: mode.value)
+@pytest.mark.parametrize("path", CASES)
+def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: GenerationMode) -> None:
+    num_cases = CASES[path][mode is GenerationMode.POSITIVE]
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    statuses: Counter[int] = Counter()
+    session = requests.Session()
+    session.headers["Authorization"] = f"Bearer {ADMIN_KEY if path.startswith('/admin') else TENANT_A}"
+
+    @given(case=schema[path]["POST"].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def fuzz(case: Any) -> None:
+        _keep_short(case.body)
+        response = case.call(session=session, timeout=60)
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        statuses[response.status_code] += 1
+
+    fuzz()
+    assert statuses.total() == num_cases
+    assert statuses[400 if mode is GenerationMode.NEGATIVE else 200]
+
+
+def _keep_short(body: Any) -> None:
+    """What is possible may ask for the longest answers that the model can give; the fuzz is about other things."""
+    if isinstance(body, dict):
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = min(body[name], 3)
+        if "messages" in body and body.get("max_completion_tokens") is None:
+            body["max_completion_tokens"] = 3
+        if isinstance(body.get("n"), int):
+            body["n"] = min(body["n"], 4)

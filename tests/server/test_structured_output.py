@@ -1,0 +1,109 @@
+"""Structured output through every field that asks for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+MODEL = "SmolLM2-135M-Instruct"
+QUESTION: Any = [{"role": "user", "content": "Describe a person called Ann, who is 30."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def is_person(text: str) -> bool:
+    person = json.loads(text)
+    return set(person) == {"name", "age"} and 0 <= person["age"] <= 99
+
+
+def is_date(text: str) -> bool:
+    return re.fullmatch("[0-9]{4}-[0-9]{2}", text) is not None
+
+
+def is_answer(text: str) -> bool:
+    return text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}, is_person),
+        ({"structured_outputs": {"json": SCHEMA}}, is_person),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_person),
+        ({"structured_outputs": {"regex": "[0-9]{4}-[0-9]{2}"}}, is_date),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, is_answer),
+        ({"structured_outputs": {"grammar": 'start: "yes" | "no"\n'}}, is_answer),
+        ({"guided_json": SCHEMA}, is_person),
+        ({"guided_regex": "[0-9]{4}-[0-9]{2}"}, is_date),
+        ({"guided_choice": ["yes", "no"]}, is_answer),
+        ({"guided_grammar": 'root ::= "yes" | "no"'}, is_answer),
+    ],
+)
+def test_answers_keep_to_what_was_asked_for(client: openai.OpenAI, fields: dict[str, Any], holds: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 80, "seed": 1, "extra_body": fields}
+    for more in ({"n": 2, "temperature": 1.3}, {"extra_body": {**fields, "use_beam_search": True, "beam_width": 2}}):
+        whole = client.chat.completions.create(**{**options, **more})
+        assert [choice.finish_reason for choice in whole.choices] == ["stop"] * len(whole.choices)
+        assert all(holds(choice.message.content) for choice in whole.choices)
+    stream = client.chat.completions.create(**options, stream=True)
+    assert holds("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+    text = client.completions.create(model=MODEL, prompt="Ann:", max_tokens=80, seed=1, extra_body=fields)
+    assert holds(text.choices[0].text)
+
+
+def test_other_formats(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 20, "temperature": 0}
+    plain = client.chat.completions.create(**options).choices[0].message.content
+    assert (
+        client.chat.completions.create(**options, response_format={"type": "text"}).choices[0].message.content == plain
+    )
+    some_object = client.chat.completions.create(**options, response_format={"type": "json_object"})
+    assert (some_object.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "yaml"}},
+        {"structured_outputs": {"json": {"type": "integer", "minimum": 5, "maximum": 1}}},
+        {"structured_outputs": {"json": {"type": "array", "items": {"not": {}}, "minItems": 1}}},
+        {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {"grammar": "nonsense"}},
+        {"structured_outputs": {"choice": []}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        {"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]},
+        {"guided_json": "{"},
+        {"guided_regex": "a" * 10_000},
+    ],
+)
+def test_the_impossible_is_a_400(http: httpx.Client, fields: dict[str, Any]) -> None:
+    for path, body in (("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "x"})):
+        for beams in (False, True):
+            response = http.post(path, json={**body, **fields, "max_tokens": 5, "use_beam_search": beams})
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] in ("structured_outputs", "response_format")
+
+
+def test_deep_and_hostile_schemas_do_not_harm_the_server(http: httpx.Client) -> None:
+    deep = '{"type":"array","items":' * 400 + "{}" + "}" * 400
+    for schema in (deep, json.dumps({"anyOf": [{"type": "string", "pattern": "(a|b)*a(a|b){200}"}] * 50})):
+        body = '{"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "guided_json": ' + schema + "}"
+        response = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert response.status_code in (200, 400), response.text
+    assert http.get("/health").status_code == 200
