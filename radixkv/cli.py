@@ -87,7 +87,7 @@ def serve(
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="what requests call the model")] = None,
     max_queue: Annotated[int, typer.Option(min=0, help="requests that may wait to run; more are answered 429")] = 256,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="a longer request is answered 413")] = 32 << 20,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="a longer request is answered 413")] = 8 << 20,
     grace_seconds: Annotated[float, typer.Option(min=0, help="after SIGTERM, time to finish what runs")] = 30.0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="prompt and answer together at most")] = None,

@@ -122,6 +122,7 @@ def chat_completion_routes(service: Service) -> APIRouter:
             if body.top_logprobs is not None and not body.logprobs:
                 raise ValueError("top_logprobs: only for logprobs=true")
             messages = as_template_messages(body.messages)
+            service.check_length("messages", *(message["content"] for message in messages))
             (prompt,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded))
             prompt = service.with_cache_options(prompt, body, tenant)
             params = body.params(

@@ -74,6 +74,9 @@ def completion_routes(service: Service) -> APIRouter:
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
+            for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
+                if isinstance(prompt, str):
+                    service.check_length("prompt", prompt)
             prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
