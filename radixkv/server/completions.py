@@ -15,9 +15,8 @@ from radixkv.engine.model_loader import LoadedModel
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import EventStream, Generation, NewText, as_events, unless_disconnected
+from radixkv.server.generation import Generation, NewText, respond
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
-from radixkv.server.responses import JsonResponse
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
@@ -91,9 +90,7 @@ def completion_routes(service: Service) -> APIRouter:
             name = new_id("cmpl")
             writer = _Writer(body, name, service, prompts, scores_only)
             generation = await Generation.start(service.llm, prompts, params, body.num_choices, name, service.metrics)
-        if body.stream:
-            return EventStream(as_events(writer.chunks(generation), generation))
-        return JsonResponse(await unless_disconnected(request, writer.whole(generation)))
+        return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
@@ -119,7 +116,7 @@ class _Writer:
             self._choice(NewText(place, place // self._body.num_choices, output), generation)
             for place, output in enumerate(outputs)
         ]
-        return Completion(**self._head, choices=choices, usage=generation.usage)
+        return Completion(**self._head, choices=choices, usage=self._usage(generation))
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
         async with aclosing(aiter(generation)) as news:
@@ -128,7 +125,7 @@ class _Writer:
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
                     yield Completion(**self._head, choices=[choice])
         if self._body.includes_usage:
-            yield Completion(**self._head, choices=[], usage=generation.usage)
+            yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
     def _choice(self, new: NewText, generation: Generation) -> CompletionChoice:
         output, echo = new.output, bool(self._body.echo) and new.choice not in self._offsets
@@ -151,6 +148,12 @@ class _Writer:
             finish_reason=finish_reason(output),
             stop_reason=output.stop_reason,
         )
+
+    def _usage(self, generation: Generation) -> Usage:
+        usage = generation.usage
+        if self._scores_only:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
     def _prompt_text(self, prompt: Prompt) -> str:
         if prompt.text is not None:
