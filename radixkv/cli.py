@@ -180,6 +180,22 @@ def cache(
 
 
 @bench.command()
+def attention(json_path: JsonPath = None) -> None:
+    """One layer's attention, cache writes and block copies on a GPU, against what they must cost."""
+    from radixkv.bench.attention import run_attention
+
+    run_attention(Console(), json_path)
+
+
+@bench.command()
+def decode(json_path: JsonPath = None) -> None:
+    """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
+    from radixkv.bench.decode import run_decode
+
+    run_decode(Console(), json_path)
+
+
+@bench.command()
 def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
     seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,
@@ -190,6 +206,51 @@ def soak(
 
     if not run_soak(Console(), minutes, seed, json_path):
         raise typer.Exit(1)
+
+
+@bench.command("serve")
+def bench_serve(
+    url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the latencies into this PNG")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="begin so many conversations a second, at random moments")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="without --rate: conversations at a time")] = 16,
+    conversations: Annotated[int, typer.Option(min=1, help="conversations in all")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="questions in each, asked one after the other")] = 1,
+    prefixes: Annotated[int, typer.Option(min=1, help="different system prompts")] = 1,
+    prefix_tokens: Annotated[int, typer.Option(min=0, help="length of a system prompt; 0: none")] = 500,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="length of a question")] = 50,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 64,
+    ignore_eos: Annotated[bool, typer.Option(help="ask for answers of full length; not all servers know it")] = True,
+    model: Annotated[str | None, typer.Option(help="the model's name [default: the first that is served]")] = None,
+    api_key: Annotated[str | None, typer.Option()] = None,
+    seed: Annotated[int, typer.Option(help="another seed, other words: a server remembers those of earlier runs")] = 0,
+) -> None:
+    """Put load on a server: latencies as median and p99, throughput, what was cached."""
+    from radixkv.bench.serve import Arrivals, run_serve
+    from radixkv.bench.serve_client import HttpClient
+    from radixkv.bench.serve_workload import LoadShape
+
+    shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
+    client = HttpClient(url, model, api_key, ignore_eos)
+    if not run_serve(Console(), client, url, shape, Arrivals(rate, concurrency), json_path, plot):
+        raise typer.Exit(1)
+
+
+@bench.command()
+def http_cost(
+    model: Model = None,
+    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="length of each")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """What HTTP costs, against the same load on the engine in the same run."""
+    from radixkv.bench.http_cost import run_http_cost
+
+    run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)
 
 
 def main() -> None:

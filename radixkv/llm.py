@@ -32,14 +32,18 @@ class LLM:
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default model, SmolLM2-135M-Instruct.
         tokenizer: only for a loaded model: its tokenizer.
-        dtype: "auto" (float32 on a CPU), or a name or torch dtype.
+        dtype: "auto" (bfloat16 on a GPU, float32 on a CPU), or a name or torch dtype.
+        device: "auto" (a GPU if there is one), or where to run. A loaded model stays where it is.
         max_model_len: prompt and generated tokens together at most; None: what the model was made for.
         block_size: tokens a block.
-        kv_cache_memory_bytes: bytes for keys and values (1 GiB by default).
+        kv_cache_memory_bytes: bytes for keys and values (by default 1 GiB on a CPU).
+        gpu_memory_utilization: without a number of blocks or bytes, the share of a GPU's memory to be used in all.
         num_blocks: the same as a number of blocks.
-        max_num_batched_tokens: tokens a step at most; longer prompts are computed in chunks.
-        max_num_seqs: sequences that run side by side at most.
+        max_num_batched_tokens: tokens a step at most; longer prompts are computed in chunks (8,192 on a GPU, 512 on a CPU).
+        max_num_seqs: sequences that run side by side at most (256 on a GPU, 64 on a CPU).
         enable_prefix_caching: False: no prompt reuses another's computation.
+        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
+        enforce_eager: on a GPU, decode without CUDA graphs.
         seed: where the random numbers begin of requests that bring no seed.
 
     Raises:
@@ -54,24 +58,31 @@ class LLM:
         *,
         tokenizer: Any = None,
         dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_memory_bytes: int | None = None,
         num_blocks: int | None = None,
-        max_num_batched_tokens: int = 512,
-        max_num_seqs: int = 64,
+        gpu_memory_utilization: float = 0.9,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
         enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
+        enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
-        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
+        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len)
         self.engine = Engine(
             loaded,
             block_size=block_size,
             num_blocks=num_blocks,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
+            attention_backend=attention_backend,
+            enforce_eager=enforce_eager,
             seed=seed,
         )
         self._ids = itertools.count()
@@ -81,12 +92,15 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Complete prompts: strings, or dictionaries with ``prompt`` or ``prompt_token_ids`` (see `radixkv.prompts`).
 
         Args:
             sampling_params: for all prompts, or one for each.
             use_tqdm: show a progress bar.
+            priority: for all prompts, or one for each; lower values are handled earlier.
 
         Returns:
             One output a prompt, in the order of the prompts.
@@ -94,7 +108,7 @@ class LLM:
         Raises:
             TypeError, ValueError: a prompt or parameter is not possible; nothing has run then.
         """
-        return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm)
+        return self._generate(as_prompts(prompts, self.engine.loaded), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -104,10 +118,11 @@ class LLM:
         *,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
         return self._generate(
-            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm
+            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm, priority
         )
 
     def stream(
@@ -157,6 +172,7 @@ class LLM:
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        priority: int | Sequence[int],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
@@ -164,11 +180,14 @@ class LLM:
             raise ValueError(
                 f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
             )
-        requests = [self._make(prompt, params) for prompt, params in zip(prompts, sampling_params, strict=True)]
+        priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
+        requests = [self._make(*each) for each in zip(prompts, sampling_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
 
-    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> Request:
+    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         return self.engine.make_request(
@@ -179,6 +198,7 @@ class LLM:
             namespace=prompt.namespace,
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
+            priority=priority,
         )
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:

@@ -1,5 +1,6 @@
 """Which queries read which blocks (the plan), and the backends that carry it out."""
 
+from radixkv.attention.backend import AttentionBackend, AttentionBatch
 from radixkv.attention.plan import AttentionPlan, QueryChunk, WorkItem, build_plan
 
-__all__ = ["AttentionPlan", "QueryChunk", "WorkItem", "build_plan"]
+__all__ = ["AttentionBackend", "AttentionBatch", "AttentionPlan", "QueryChunk", "WorkItem", "build_plan"]

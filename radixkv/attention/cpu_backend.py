@@ -14,7 +14,7 @@ into ``[rows, kv heads, group, dim]``, the layout that the model wants back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from radixkv.attention.cost_model import MIN_BATCH_FILL, view_pays
 from radixkv.attention.partial import Visibility, attend
-from radixkv.attention.plan import AttentionPlan, WorkItem
+from radixkv.attention.plan import AttentionPlan, QueryChunk, WorkItem, build_plan
+from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
 
 Rows = slice | torch.Tensor
@@ -61,15 +62,32 @@ class _CausalCall(_Call):
     visibility: Visibility | None
 
 
-class CpuAttention:
-    """Attention over one batch for all layers.
+class CpuBackend:
+    """Plans batches over one pool, whose tensors must be on the CPU."""
 
-    Args:
-        plan: the batch's work.
-        pool: where keys and values lie; its tensors must be on the CPU.
-    """
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        self._pool.copy_blocks(copies)
+
+    def prepare(self, chunks: Sequence[QueryChunk]) -> CpuAttention:
+        """Attention over one batch, for all layers.
+
+        Raises:
+            ValueError: the chunks are no batch.
+        """
+        return CpuAttention(build_plan(chunks, self._pool.block_size), self._pool)
+
+
+class CpuAttention:
+    """Attention over one batch for all layers; an `AttentionBatch`."""
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
+        self.order = plan.order
+        self.row_starts = plan.row_starts
+        self.positions = torch.from_numpy(plan.positions)
         self._plan = plan
         self._pool = pool
         self._slots = torch.from_numpy(plan.slots)
@@ -87,17 +105,7 @@ class CpuAttention:
         sliding_window: int | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the batch's new keys and values into the pool, then attend.
-
-        Args:
-            query: ``[1, query heads, rows, key dim]``.
-            key, value: ``[1, kv heads, rows, dim]``, the new tokens only.
-            sliding_window: how many tokens a row sees, itself included; None: all.
-            sinks: ``[query heads]``, a logit a head that takes part in the softmax and has no value (gpt-oss).
-
-        Returns:
-            ``[1, rows, query heads, value dim]``.
-        """
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
         pool = self._pool
         pool.write(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         num_query_heads, num_rows = query.shape[1], query.shape[2]

@@ -17,7 +17,7 @@ al. 2024, and ChunkAttention, Ye et al. 2024; merging by log-sum-exp: FlashAtten
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +34,15 @@ class QueryChunk:
         block_ids: the sequence's block table, int32; must reach to the last new token.
         num_context: tokens whose keys and values are already in the blocks.
         num_new: tokens to compute now, at positions ``num_context ..``; at least 1.
+        owner: the sequence, by which a backend knows it again in the next step; None: it need not.
+        version: changes when a block that the sequence had already is replaced by another.
     """
 
     block_ids: NDArray[np.int32]
     num_context: int
     num_new: int
+    owner: Hashable = None
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +105,7 @@ def build_plan(chunks: Sequence[QueryChunk], block_size: int) -> AttentionPlan:
     Raises:
         ValueError: there is no chunk, a chunk has no new token, or its table does not reach to its last token.
     """
-    if not chunks:
-        raise ValueError("chunks: expected at least one, got none")
-    for chunk in chunks:
-        if chunk.num_new < 1 or chunk.num_context < 0:
-            raise ValueError(f"chunks: num_new must be at least 1 and num_context at least 0, got {chunk}")
-        if len(chunk.block_ids) * block_size < chunk.num_context + chunk.num_new:
-            raise ValueError(
-                f"chunks: {len(chunk.block_ids)} blocks of {block_size} tokens cannot hold "
-                f"{chunk.num_context} + {chunk.num_new} tokens"
-            )
+    check_chunks(chunks, block_size)
     # Only whole context blocks can be shared: the block that a chunk writes into belongs to it alone.
     shareable = [chunk.block_ids[: chunk.num_context // block_size] for chunk in chunks]
     order = sorted(range(len(chunks)), key=lambda i: shareable[i].astype(">i4").tobytes())
@@ -137,6 +132,24 @@ def build_plan(chunks: Sequence[QueryChunk], block_size: int) -> AttentionPlan:
     return AttentionPlan(order, row_starts, positions, slots, items, block_size)
 
 
+def check_chunks(chunks: Sequence[QueryChunk], block_size: int) -> None:
+    """Refuse a batch that no plan can be made for.
+
+    Raises:
+        ValueError: there is no chunk, a chunk has no new token, or its table does not reach to its last token.
+    """
+    if not chunks:
+        raise ValueError("chunks: expected at least one, got none")
+    for chunk in chunks:
+        num_context, num_new = chunk.num_context, chunk.num_new
+        if num_new < 1 or num_context < 0:
+            raise ValueError(f"chunks: num_new must be at least 1 and num_context at least 0, got {chunk}")
+        if len(chunk.block_ids) * block_size < num_context + num_new:
+            raise ValueError(
+                f"chunks: {len(chunk.block_ids)} blocks of {block_size} tokens cannot hold {num_context} + {num_new} tokens"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class _Node:
     """Keys ``key_start .. key_stop`` that the sequences ``start .. stop`` read together (one sequence: its own rest)."""
@@ -149,7 +162,7 @@ class _Node:
 
 def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Iterator[_Node]:
     """The nodes worth sharing, parents first, and one rest for every sequence; ``tables`` are sorted."""
-    common = [_common_blocks(a, b) for a, b in itertools.pairwise(tables)]
+    common = [common_blocks(a, b) for a, b in itertools.pairwise(tables)]
     pending = [(0, len(tables), 0)]
     while pending:
         start, stop, depth = pending.pop()
@@ -165,7 +178,8 @@ def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Itera
         pending.extend(reversed([(a, b, depth) for a, b in itertools.pairwise(borders)]))
 
 
-def _common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+def common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """How many leading blocks two tables have in common."""
     shorter = min(len(a), len(b))
     differs = a[:shorter] != b[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-_WORDS = (
+WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend"
@@ -42,7 +42,7 @@ def make_workloads(tokenizer: Any) -> list[Workload]:
     rng = random.Random(7)
 
     def text(length: int) -> list[int]:
-        words = " ".join(rng.choices(_WORDS, k=2 * length))
+        words = " ".join(rng.choices(WORDS, k=2 * length))
         ids: list[int] = tokenizer(words, add_special_tokens=False)["input_ids"]
         return ids[:length]
 

@@ -4,6 +4,7 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable, Hold
 from radixkv.cache.errors import CacheError, ClosedError, InvalidArgumentError, InvariantViolation, OutOfBlocks
 from radixkv.cache.eviction import LRU, EvictableLeaf, EvictionPolicy
+from radixkv.cache.outline import NodeOutline
 from radixkv.cache.prefix_cache import BlockCopy, PrefixCache
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot
@@ -22,6 +23,7 @@ __all__ = [
     "Hold",
     "InvalidArgumentError",
     "InvariantViolation",
+    "NodeOutline",
     "NodeSnapshot",
     "OutOfBlocks",
     "PrefixCache",

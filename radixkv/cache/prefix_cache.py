@@ -26,6 +26,7 @@ from radixkv.cache.block_table import BlockTable, Hold
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
 from radixkv.cache.eviction import LRU, EvictionPolicy
 from radixkv.cache.invariants import check_cache
+from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.radix_tree import Match, RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
@@ -90,6 +91,16 @@ class PrefixCache:
     def namespaces(self) -> tuple[str, ...]:
         """Those of which something is known or in use."""
         return tuple(self._tree.roots)
+
+    @property
+    def clock(self) -> int:
+        """How many times sequences have begun or ended: what nodes' ``last_use`` counts in."""
+        return self._tree.clock
+
+    @property
+    def version(self) -> int:
+        """Another number whenever `match` may answer otherwise than before: no change, no need to ask again."""
+        return self._tree.version
 
     @property
     def stats(self) -> CacheStats:
@@ -374,6 +385,11 @@ class PrefixCache:
     def tree_snapshot(self) -> dict[str, NodeSnapshot]:
         """The tree of each namespace as plain data, for drawings and inspection."""
         return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
+
+    def outline(self, namespace: str, max_nodes: int = 100) -> NodeOutline | None:
+        """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty."""
+        root = self._tree.roots.get(namespace)
+        return None if root is None else outline(root, max_nodes)
 
     def _shares_tail(self, table: BlockTable) -> bool:
         """Only the partly filled tail block can have other owners: forks that begin in it."""

@@ -105,6 +105,9 @@ class RadixTree:
         pool: where the blocks' references are counted.
         block_size: tokens a block.
         policy: which leaf goes first.
+
+    Attributes:
+        version: another number whenever `match` may answer otherwise than before.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, policy: EvictionPolicy) -> None:
@@ -116,6 +119,7 @@ class RadixTree:
         self.num_blocks = 0
         self.num_evictable_blocks = 0
         self.clock = 0
+        self.version = 0
 
     def nodes(self) -> Iterator[Node]:
         """Every node of every namespace, roots included, parents first."""
@@ -239,6 +243,7 @@ class RadixTree:
         Returns:
             The node that now ends with the last block, locked in ``node``'s place, and the tree's ids for the blocks.
         """
+        self.version += 1
         size, place, kept = self._block_bytes, 0, blocks
         while place < len(blocks):
             offset = place * size
@@ -269,6 +274,7 @@ class RadixTree:
             if place < len(node.children) and node.children.peekitem(place)[0].startswith(tokens):
                 return False
             self._drop_partial_prefix(node, tokens)
+        self.version += 1
         blocks = np.array([block], dtype=np.int32)
         if self._grows_in_place(node):
             self._extend(node, tokens, blocks)
@@ -331,6 +337,7 @@ class RadixTree:
         Returns:
             Tokens and blocks evicted.
         """
+        self.version += 1
         num_tokens, missing = 0, count
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
@@ -365,6 +372,7 @@ class RadixTree:
 
     def remove_namespace(self, namespace: str) -> None:
         """Forget all of a namespace, locked nodes too: who holds their blocks must no longer publish there."""
+        self.version += 1
         pending: list[Node] = [self.roots.pop(namespace)]
         while pending:
             node = pending.pop()

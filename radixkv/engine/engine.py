@@ -7,6 +7,7 @@ A step is one batch through the model::
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +21,10 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
-from radixkv.engine.errors import NoBlocksLeftError, StructuredOutputError
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, StructuredOutputError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
 from radixkv.engine.sampler import Sampler
@@ -31,8 +33,6 @@ from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-
-DEFAULT_KV_CACHE_BYTES = 1 << 30
 
 
 class BatchSize(NamedTuple):
@@ -49,12 +49,17 @@ class Engine:
         loaded: the model; from now on it belongs to this engine.
         block_size: tokens a block.
         num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
-        kv_cache_memory_bytes: bytes for keys and values; by default 1 GiB, and no more than ``max_num_seqs``
+        kv_cache_memory_bytes: bytes for keys and values; by default on a CPU 1 GiB, and no more than ``max_num_seqs``
             sequences of the model's full length could use.
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. From 512 on, the
-            activations of a step no longer fit the processor's cache: 1,024 took 10 to 20 % longer a token.
-        max_num_seqs: sequences that run side by side at most.
+        gpu_memory_utilization: without those two, the share of a GPU's memory to be used in all.
+        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. None: 8,192 on a
+            GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
+            to 20 % longer a token.
+        max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
+        max_num_waiting: requests that may wait at most, besides those for which there is a free slot; None: any number.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
+        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
+        enforce_eager: decode without CUDA graphs.
         seed: where the random numbers of requests without a seed of their own begin.
 
     Raises:
@@ -70,40 +75,48 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
-        max_num_batched_tokens: int = 512,
-        max_num_seqs: int = 64,
+        gpu_memory_utilization: float = 0.9,
+        max_num_batched_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_waiting: int | None = None,
         enable_prefix_caching: bool = True,
+        attention_backend: str = "auto",
+        enforce_eager: bool = False,
         seed: int = 0,
     ) -> None:
+        on_gpu = loaded.device.type == "cuda"
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = 8192 if on_gpu else 512
+        if max_num_seqs is None:
+            max_num_seqs = 256 if on_gpu else 64
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_num_seqs": max_num_seqs,
         }.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            _check_whole(name, value, 1)
+        if max_num_waiting is not None:
+            _check_whole("max_num_waiting", max_num_waiting, 0)
         if num_blocks is not None and kv_cache_memory_bytes is not None:
             raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
         self.loaded = loaded
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self.max_num_waiting = max_num_waiting
         self.enable_prefix_caching = enable_prefix_caching
         self._runner = ModelRunner(loaded)
         shapes = self._runner.layer_shapes
         if num_blocks is None:
-            a_block = block_nbytes(shapes, block_size, loaded.dtype)
-            if kv_cache_memory_bytes is None:
-                useful = max_num_seqs * -(-loaded.max_model_len // block_size)
-                num_blocks = max(1, min(DEFAULT_KV_CACHE_BYTES // a_block, useful))
-            elif kv_cache_memory_bytes < a_block:
-                raise ValueError(
-                    f"kv_cache_memory_bytes must hold at least one block of {a_block:,} bytes, "
-                    f"got {kv_cache_memory_bytes!r}"
-                )
-            else:
-                num_blocks = kv_cache_memory_bytes // a_block
+            num_blocks = choose_num_blocks(
+                block_nbytes(shapes, block_size, loaded.dtype),
+                max_num_seqs * -(-loaded.max_model_len // block_size),
+                loaded.device,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+                measure_activations=lambda: self._runner.measure_activations(max_num_batched_tokens, max_num_seqs),
+            )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool)
+        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
         self.cache = PrefixCache(num_blocks, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
@@ -129,14 +142,20 @@ class Engine:
         namespace: str = "",
         read_cache: bool = True,
         write_cache: bool = True,
+        priority: int = 0,
     ) -> Request:
         """Check a request, changing nothing; `add` takes it in.
 
+        Args:
+            priority: lower values are let in earlier, and are the last to give way when blocks run out.
+
         Raises:
-            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary, or no answer
-                can be what ``structured_outputs`` asks for.
+            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary,
+                ``priority`` is no whole number, or no answer can be what ``structured_outputs`` asks for.
             RequestTooLargeError: more sequences or blocks than there are.
         """
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
         if params.stop_strings:
@@ -158,6 +177,7 @@ class Engine:
             namespace=namespace,
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
+            priority=priority,
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         check_fits(
@@ -174,9 +194,16 @@ class Engine:
 
         Raises:
             ValueError: an unfinished request has the same id.
+            QueueFullError: more requests wait already than ``max_num_waiting`` allows.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+        waiting = self.scheduler.waiting
+        if self.max_num_waiting is not None and len(waiting) >= self.max_num_waiting + self.scheduler.num_free_slots:
+            raise QueueFullError(
+                f"{len(waiting)} requests wait already, max_num_waiting={self.max_num_waiting} allows no more",
+                retry_after=math.ceil(waiting.seconds_to_drain()),
+            )
         self._requests[request.request_id] = request
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
@@ -190,7 +217,7 @@ class Engine:
         else:
             equip_for_sampling(sequence, self.loaded.tokenizer)
         request.sequences = [sequence]
-        self.scheduler.add(SequenceGroup(request, [sequence]))
+        self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
 
     def abort(self, request_id: str) -> bool:
         """Give a request up at once and let go of its blocks; False: there is no such unfinished request."""
@@ -220,7 +247,7 @@ class Engine:
         self.num_steps += 1
         self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
         try:
-            self.pool.copy_blocks(self.cache.drain_copies())
+            self._runner.copy_blocks(self.cache.drain_copies())
             logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
             return self._take_results(chunks, logits)
         except BaseException as error:
@@ -254,7 +281,7 @@ class Engine:
             rows = LogitRows.ALL
         elif chunk.num_tokens == sequence.num_pending:
             rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table.block_ids, rows)
+        return ModelChunk(token_ids, start, sequence.table, rows)
 
     @staticmethod
     def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
@@ -310,8 +337,8 @@ class Engine:
             sequence.index = index
             equip_for_sampling(sequence, self.loaded.tokenizer)
             request.sequences.append(sequence)
-            siblings.append(SequenceGroup(request, [sequence]))
-            self.scheduler.running[siblings[-1]] = None
+            siblings.append(SequenceGroup(request, [sequence], group.prompt))
+            self.scheduler.start(siblings[-1])
         return siblings
 
     def _sample(self, sampled: list[tuple[SequenceGroup, TokenSequence, int]], logits: torch.Tensor) -> None:
@@ -383,9 +410,10 @@ class Engine:
 
     def _fail_stuck_request(self) -> list[Request]:
         """Nothing can run: if a request waits although nobody runs, its blocks are held where eviction cannot reach."""
-        if not self.scheduler.waiting:
+        group = self.scheduler.refused
+        if group is None:
             return []
-        request = self.scheduler.waiting[0].request
+        request = group.request
         cache = self.cache
         request.failure = NoBlocksLeftError(
             f"request {request.request_id!r} needs more blocks than can be had: "
@@ -402,3 +430,8 @@ class Engine:
             self.scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._requests[request.request_id]
+
+
+def _check_whole(name: str, value: int, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")

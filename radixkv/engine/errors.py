@@ -32,7 +32,7 @@ class StepFailedError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """As many requests are unfinished as may be.
+    """As many requests wait, or are unfinished, as may; the message gives the figures.
 
     Attributes:
         retry_after: in how many seconds there is likely to be room.

@@ -60,15 +60,18 @@ def load_model(
     *,
     tokenizer: Any = None,
     dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
     max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load a model for inference on the CPU.
+    """Load a model for inference.
 
     Args:
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         tokenizer: for a loaded model, its tokenizer.
-        dtype: "auto" is float32: few CPUs have fast arithmetic in the halves, and float32 answers do not depend on the batch.
+        dtype: "auto" is bfloat16 on a GPU, and float32 on a CPU: few CPUs have fast arithmetic in the halves, and float32
+            answers do not depend on the batch.
+        device: "auto" is a GPU if there is one; a loaded model stays where it is.
         max_model_len: shorter than the model's own length, to save memory.
         progress: told, in a few words, of what takes long; by default a line on standard error.
 
@@ -77,7 +80,8 @@ def load_model(
         UnsupportedModelError: it cannot run over blocks.
         ValueError: ``dtype`` or ``max_model_len`` is impossible.
     """
-    chosen = _dtype(dtype)
+    place = _device(device)
+    chosen = _dtype(dtype, place)
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
     else:
@@ -85,14 +89,15 @@ def load_model(
         folder = _folder(model, progress or _say)
         with _quiet(), _load_errors(name):
             tokenizer = _load_tokenizer(folder)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen).to(place)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
     check_supported(model, name)
     own_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and not (isinstance(max_model_len, int) and 2 <= max_model_len <= own_length):
         raise ValueError(f"max_model_len: expected 2 to {own_length} for {name}, got {max_model_len!r}")
-    pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
+    if model.device.type == "cpu":
+        pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -149,11 +154,23 @@ def _rope_types(config: Any) -> set[str]:
     return found
 
 
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from error
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device: expected a CPU or a CUDA device of this machine, got {device!r}")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
-        return torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[str(dtype)]

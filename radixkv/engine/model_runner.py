@@ -6,21 +6,27 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import QueryChunk, build_plan
-from radixkv.attention.cpu_backend import CpuAttention
+from radixkv.attention import AttentionBackend, QueryChunk
+from radixkv.attention.choice import make_backend
+from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.cache import BlockCopy, BlockTable
 from radixkv.engine.errors import UnsupportedModelError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.memory import KVPool, LayerShape
+
+if TYPE_CHECKING:
+    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.engine.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
 
@@ -35,12 +41,19 @@ class LogitRows(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelChunk:
-    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``block_ids``."""
+    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks."""
 
     token_ids: NDArray[np.int64]
     num_context: int
-    block_ids: NDArray[np.int32]
+    table: BlockTable
     logit_rows: LogitRows
+
+
+def _attend_nothing(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Attention that looks at nothing, to measure what all the rest takes."""
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 class ModelRunner:
@@ -54,8 +67,9 @@ class ModelRunner:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
-        self._attention: CpuAttention | None = None
-        self._pool: KVPool | None = None
+        self._backend: AttentionBackend | None = None
+        self._attend: Callable[..., torch.Tensor] | None = None
+        self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
         self._layer_of: dict[int, int] = {}
 
@@ -74,9 +88,27 @@ class ModelRunner:
         """What each attention layer stores a token, in the order of the pool's layers."""
         return [self._probed[layer_idx] for layer_idx in self._layer_of]
 
-    def use_pool(self, pool: KVPool) -> None:
-        """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``."""
-        self._pool = pool
+    def use_pool(self, pool: KVPool, backend: str, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> None:
+        """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
+
+        Args:
+            enforce_eager: no CUDA graphs for decoding.
+
+        Raises:
+            ValueError: there is no such backend, it cannot take the pool, or it is not installed.
+        """
+        self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
+        self._graphs: DecodeGraphs | None = None
+        if not enforce_eager and not isinstance(self._backend, CpuBackend):
+            # Only here: it imports Triton, which a CPU need not have.
+            from radixkv.engine.decode_graphs import DecodeGraphs
+
+            self._graphs = DecodeGraphs(pool, self._forward_padded)
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        assert self._backend is not None, "use_pool comes first"
+        self._backend.copy_blocks(copies)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ModelChunk]) -> torch.Tensor:
@@ -85,22 +117,30 @@ class ModelRunner:
         Returns:
             float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
         """
-        assert self._pool is not None, "use_pool comes first"
-        plan = build_plan(
-            [QueryChunk(c.block_ids, c.num_context, len(c.token_ids)) for c in chunks], self._pool.block_size
+        assert self._backend is not None, "use_pool comes first"
+        batch = self._backend.prepare(
+            [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
         )
-        token_ids = np.concatenate([chunks[i].token_ids for i in plan.order])
-        last_row = {chunk: plan.row_starts[place + 1] - 1 for place, chunk in enumerate(plan.order)}
+        token_ids = np.concatenate([chunks[i].token_ids for i in batch.order])
+        if self._graphs is not None and all(
+            len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
+        ):
+            decoded = self._graphs.run(token_ids, batch)
+            if decoded is not None:
+                row_of = np.empty(len(chunks), dtype=np.int64)
+                row_of[batch.order] = np.arange(len(chunks))
+                return decoded[torch.from_numpy(row_of).to(self._device, non_blocking=True)].float()
+        last_row = {chunk: batch.row_starts[place + 1] - 1 for place, chunk in enumerate(batch.order)}
         keep: list[int] = []
         for index, chunk in enumerate(chunks):
             count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
             keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
-        self._attention = CpuAttention(plan, self._pool)
+        self._attend = batch.attend
         try:
             # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
-            logits = self._forward(token_ids, plan.positions, keep or [0])
+            logits = self._forward(token_ids, batch.positions, keep or [0])
         finally:
-            self._attention = None
+            self._attend = None
         return logits[: len(keep)].float()
 
     def attend(
@@ -108,9 +148,9 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         layer_idx = module.layer_idx
-        if self._attention is None:
+        if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attention.attend(
+        return self._attend(
             self._layer_of[layer_idx],
             query,
             key,
@@ -121,21 +161,51 @@ class ModelRunner:
             sinks=options.get("s_aux"),
         )
 
-    def _forward(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], keep: list[int]) -> torch.Tensor:
+    def _forward(self, token_ids: NDArray[np.int64], positions: torch.Tensor, keep: list[int]) -> torch.Tensor:
         output = self._model(
-            input_ids=torch.from_numpy(token_ids).unsqueeze(0),
-            position_ids=torch.from_numpy(positions).unsqueeze(0),
+            input_ids=torch.from_numpy(token_ids).to(self._device, non_blocking=True).unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
             use_cache=False,
             past_key_values=None,
-            logits_to_keep=torch.tensor(keep),
+            logits_to_keep=torch.tensor(keep).to(self._device, non_blocking=True),
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
+        """The logits of all rows of a padded decoding batch, padding included."""
+        self._attend = padded.attend
+        try:
+            output = self._model(
+                input_ids=padded.token_ids.unsqueeze(0),
+                position_ids=padded.positions.clamp_min(0).long().unsqueeze(0),
+                use_cache=False,
+                past_key_values=None,
+                logits_to_keep=torch.arange(padded.num_rows, device=self._device),
+            )
+        finally:
+            self._attend = None
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Run a step of ``num_tokens`` without attention on a GPU; returns the bytes that it took beyond the weights."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._attend = _attend_nothing
+        try:
+            positions = torch.arange(num_tokens, device=self._device)
+            rows = list(range(min(num_tokens, num_logit_rows)))
+            self._forward(np.zeros(num_tokens, dtype=np.int64), positions, rows).float()
+        finally:
+            self._attend = None
+        return torch.cuda.max_memory_allocated(self._device) - before
+
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
         """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
-        self._forward(np.zeros(2, dtype=np.int64), np.arange(2), [0])
+        self._forward(np.zeros(2, dtype=np.int64), torch.arange(2, device=self._device), [0])
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
@@ -143,6 +213,7 @@ class ModelRunner:
     def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if layer_idx in self._probed:
             raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
+        self._num_query_heads = self._num_query_heads or query.shape[1]
         self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 

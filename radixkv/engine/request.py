@@ -43,6 +43,8 @@ class Request:
         namespace: whose cached prefixes it may share.
         read_cache: reuse what is cached.
         write_cache: leave what it computes for others.
+        priority: lower values are let in earlier.
+        arrival: how many requests came before it; the scheduler sets it.
         sequences: every sample or beam, finished ones included.
         grammar: what the answer must keep to, before its first token; None: anything.
         num_cached_tokens: prompt tokens that were reused when the request first ran; None before.
@@ -59,6 +61,8 @@ class Request:
     namespace: str = ""
     read_cache: bool = True
     write_cache: bool = True
+    priority: int = 0
+    arrival: int = 0
     grammar: GrammarState | None = None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
@@ -125,11 +129,32 @@ class Sequence:
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """Sequences that are admitted, run and preempted as one. Beams choose their next tokens together."""
+    """Sequences that are admitted, run and preempted as one. Beams choose their next tokens together.
+
+    Attributes:
+        prompt: what its first sequence must have computed before it can go on, as of when the group last began to wait.
+        started: it was admitted before.
+    """
 
     request: Request
     sequences: list[Sequence]
+    prompt: NDArray[np.int32]
+    started: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Priority, arrival, sample: who comes first where not all can, the most urgent and then the oldest."""
+        return self.request.priority, self.request.arrival, self.sequences[0].index
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that the group is or will soon be: before its first token, a request's only group stands for all."""
+        return self.request.num_slots if len(self.request.sequences) == 1 else len(self.sequences)
 
     @property
     def num_pending(self) -> int:
+        """Tokens to compute before the next can be chosen, of the sequence that has the most."""
+        if len(self.sequences) == 1:  # all but beams; asked of every running group in every step
+            sequence = self.sequences[0]
+            return len(sequence.token_ids) - sequence.num_computed
         return max(sequence.num_pending for sequence in self.sequences)

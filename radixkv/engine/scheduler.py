@@ -1,28 +1,36 @@
 """Which tokens go into the next batch, and whose blocks give way when there are none left.
 
 Continuous batching with chunked prefill (Orca, Yu et al. 2022; Sarathi, Agrawal et al. 2024): every step takes one token
-of each decoding sequence first, then fills the token budget with prompts, in chunks, in order of arrival.
+of each decoding sequence first, then fills the token budget with prompts, in chunks. So a stream gets a token every step,
+and no prompt, however long, holds it up by more than the time of one chunk.
 
-A waiting request whose prefix a running one is just computing is left waiting until that is published, so that sixteen
-equal prompts that arrive together are computed once. When blocks run out, the youngest running group is preempted: its
-blocks stay in the tree, where they may be evicted, and it waits in front; what survives is found again when it resumes.
+Who is let in next is the `WaitingQueue`'s to say, but for those who wait for a prefix in progress (`AwaitedPrefixes`).
+The first who may be let in and does not fit is waited for: smaller ones do not slip past it, or it would wait for ever.
+Nobody is preempted to let another in, however urgent; priorities decide who waits and, when blocks run out, who gives way.
+
+When blocks run out, the least urgent and youngest running group is preempted: its blocks stay in the tree, where they may
+be evicted, and it waits before all new ones; what survives is found again when it resumes. How seldom that happens,
+`headroom` says.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import itertools
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.engine.awaited_prefix import AwaitedPrefixes
+from radixkv.engine.headroom import blocks_to_go_on
 from radixkv.engine.request import Request, Sequence, SequenceGroup
+from radixkv.engine.waiting_queue import WaitingQueue
 from radixkv.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step."""
 
     group: SequenceGroup
@@ -31,11 +39,11 @@ class ScheduledChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _AwaitedPrefix:
-    """A waiting group stays so until ``owner`` has computed ``num_tokens``, or no longer runs."""
+class _Refusal:
+    """It is ``group``'s turn, but it did not fit: with less than ``num_blocks`` available there is no use in trying again."""
 
-    owner: SequenceGroup
-    num_tokens: int
+    group: SequenceGroup
+    num_blocks: int
 
 
 class Scheduler:
@@ -45,54 +53,81 @@ class Scheduler:
         cache: whose blocks the sequences take.
         max_num_batched_tokens: tokens a step at most.
         max_num_seqs: sequences that run side by side at most.
+        waiting: the line to use; by default one with the usual bounds.
     """
 
-    def __init__(self, cache: PrefixCache, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        waiting: WaitingQueue | None = None,
+    ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
-        self.waiting: deque[SequenceGroup] = deque()
-        # Oldest first; a dict for membership and removal in constant time.
+        self.waiting = WaitingQueue(cache) if waiting is None else waiting
+        # By rank: the most urgent and oldest first. A dict for membership and removal in constant time.
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0
-        self._awaited: dict[SequenceGroup, _AwaitedPrefix] = {}
-        # How many blocks were available when the group was last refused: until there are more, it is not tried again.
-        self._refused_at: dict[SequenceGroup, int] = {}
+        self._awaited = AwaitedPrefixes(cache)
+        self._refusal: _Refusal | None = None
+        self._looked_up = False  # in this step
+        self._arrivals = itertools.count()
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def num_free_slots(self) -> int:
+        """How many more sequences may run side by side with those that do."""
+        return self._max_num_seqs - sum(group.num_slots for group in self.running)
+
+    @property
+    def refused(self) -> SequenceGroup | None:
+        """The waiting group whose turn it is, and which did not fit when it was last tried."""
+        return None if self._refusal is None else self._refusal.group
+
     def add(self, group: SequenceGroup) -> None:
-        self.waiting.append(group)
+        """A new request's group waits from now on."""
+        group.request.arrival = next(self._arrivals)
+        self.waiting.add(group)
+
+    def start(self, group: SequenceGroup) -> None:
+        """A group that has its tables runs from now on: one that was let in, or a fork of a running one."""
+        group.started = True
+        self.running[group] = None
+        # Rare against steps: sorting here spares every step from doing so.
+        self.running = dict.fromkeys(sorted(self.running, key=lambda group: group.rank))
 
     def schedule(self) -> list[ScheduledChunk]:
         """The next step's chunks, with writable blocks reserved for each. Empty only when nothing can run."""
         chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
-        has_room = self._reserve_decoding()
+        decoding: list[SequenceGroup] = []
+        prompts: list[SequenceGroup] = []
+        for group in self.running:
+            (decoding if group.num_pending == 1 else prompts).append(group)
+        has_room = self._reserve_decoding(decoding)
         # Decoding goes first, so that no prompt chunk can delay a stream.
-        for group in sorted(self.running, key=lambda group: group.num_pending > 1):
+        for group in decoding:
             if group not in self.running:
                 continue  # preempted for one before it
             planned = self._plan(group, budget)
-            if planned and ((has_room and group.num_pending == 1) or self._reserve_or_preempt(planned)):
+            if planned and (has_room or self._reserve_or_preempt(planned)):
                 chunks.extend(planned)
-                budget -= sum(chunk.num_tokens for chunk in planned)
-        for group in list(self.waiting):
-            if budget < 1:
-                break
-            if self._num_running_slots() + self._slots(group) > self._max_num_seqs:
-                break
-            if self._is_refused(group):
-                break
-            if self._awaits_prefix(group):
+                budget -= len(planned)
+        self._looked_up = False
+        for group in prompts:
+            if group not in self.running:
                 continue
-            if not self._admit(group):
-                break
+            # Who is more urgent than a prompt in progress need not wait for the end of it.
+            budget -= self._let_in(chunks, budget, group.request.priority)
             planned = self._plan(group, budget)
             chunks.extend(planned)
             budget -= sum(chunk.num_tokens for chunk in planned)
+        self._let_in(chunks, budget)
         return chunks
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
@@ -137,11 +172,12 @@ class Scheduler:
             del self.running[group]
         else:
             self.waiting.remove(group)
-        self._awaited.pop(group, None)
-        self._refused_at.pop(group, None)
+        self._awaited.forget(group)
+        if self.refused is group:
+            self._refusal = None
 
     def groups_of(self, request: Request) -> list[SequenceGroup]:
-        return [group for group in (*self.running, *self.waiting) if group.request is request]
+        return [*(group for group in self.running if group.request is request), *self.waiting.groups_of(request)]
 
     def _plan(self, group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
         """As many of the group's pending tokens as the budget allows; beams choose together, so all or none last ones."""
@@ -161,21 +197,21 @@ class Scheduler:
                 budget -= count
         return planned
 
-    def _reserve_decoding(self) -> bool:
+    def _reserve_decoding(self, groups: list[SequenceGroup]) -> bool:
         """Make the next slot of every decoding sequence writable, in one call; False, and nothing, if not all can be."""
-        decoding = [s for group in self.running if group.num_pending == 1 for s in group.sequences]
-        tables = [sequence.table for sequence in decoding if sequence.table is not None]
+        sequences = [sequence for group in groups for sequence in group.sequences]
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
         try:
-            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in decoding])
+            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in sequences])
         except OutOfBlocks:
             return False
         return True
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
-        """Make the chunks' slots writable, preempting the youngest groups as needed; False: the group itself gave way."""
+        """Make the chunks' slots writable, preempting the last by rank as needed; False: the group itself gave way."""
         group = planned[0].group
-        # Only decoding groups get here with blocks to take, oldest first, for a prompt's were all reserved when it was
-        # admitted. So the youngest group is never one that this step has planned already.
+        # Groups get here in the order of their ranks, and before all prompts: the last by rank is never one that this step
+        # has planned already. A prompt's blocks were all reserved when it was admitted.
         for chunk in planned:
             while not self._reserve(chunk.sequence, chunk.num_tokens):
                 victim = next(reversed(self.running))
@@ -196,12 +232,45 @@ class Scheduler:
         for sequence in group.sequences:
             self.release(sequence)
             sequence.num_computed = 0
+        group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)
         del self.running[group]
-        self.waiting.appendleft(group)
+        self.waiting.add(group)
         self.num_preemptions += 1
 
+    def _let_in(self, chunks: list[ScheduledChunk], budget: int, before_priority: float = math.inf) -> int:
+        """Admit who waits, and is more urgent than ``before_priority``, while there is budget; returns the tokens planned."""
+        num_tokens = 0
+        while num_tokens < budget and self.waiting and self.waiting.most_urgent < before_priority:
+            group = self._next_waiting()
+            if group is None or group.request.priority >= before_priority or not self._admit(group):
+                break
+            planned = self._plan(group, budget - num_tokens)
+            chunks.extend(planned)
+            num_tokens += sum(chunk.num_tokens for chunk in planned)
+        return num_tokens
+
+    def _next_waiting(self) -> SequenceGroup | None:
+        """Whose turn it is, if anything has come free for it since it was last tried."""
+        if self._refusal is not None:
+            group = self._refusal.group
+            if not self.waiting.may_go_before(group):
+                if self.running and (
+                    group.num_slots > self.num_free_slots or self._cache.num_available_blocks < self._refusal.num_blocks
+                ):
+                    return None
+                return group
+            self._refusal = None
+        if self.num_free_slots < 1:
+            return None
+        candidates = self.waiting.candidates(look_up=not self._looked_up)
+        self._looked_up = True  # once a step is enough
+        return next((group for group in candidates if not self._awaited.is_worth_waiting(group, self.running)), None)
+
     def _admit(self, group: SequenceGroup) -> bool:
-        """Open the group's tables and start it, if its blocks, and one more for each running sequence, can be had."""
+        """Open the group's tables and start it, if there is room for it besides those that run."""
+        if group.num_slots > self.num_free_slots:
+            self._refusal = _Refusal(group, 0)
+            return False
         cache = self._cache
         request = group.request
         wants_prompt_logprobs = (
@@ -209,66 +278,35 @@ class Scheduler:
         )
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
         read = request.read_cache and not (wants_prompt_logprobs and request.metrics.first_token_time is None)
+        available = cache.num_available_blocks
         opened: list[Sequence] = []
         try:
             for sequence in group.sequences:
-                tokens = np.array(sequence.token_ids, dtype=np.int32)
+                tokens = group.prompt if not opened else np.array(sequence.token_ids, dtype=np.int32)
                 sequence.table = cache.open(tokens, request.namespace, read=read, write=request.write_cache)
                 sequence.num_computed = sequence.table.num_tokens
                 opened.append(sequence)
                 cache.reserve(sequence.table, len(sequence.token_ids))
-            spare = sum(len(running.sequences) for running in self.running)
-            if cache.num_available_blocks < spare:
-                raise OutOfBlocks(needed=spare, free=cache.num_free_blocks, evictable=cache.num_evictable_blocks)
-        except OutOfBlocks:
+            self._require_headroom(group)
+        except OutOfBlocks as error:
             for sequence in opened:
                 self.drop(sequence)
                 sequence.num_computed = 0
-            self._refused_at[group] = cache.num_available_blocks
+            self._refusal = _Refusal(group, available + error.needed - error.free - error.evictable)
             return False
-        self._refused_at.pop(group, None)
-        self.waiting.remove(group)
-        self.running[group] = None
+        self._refusal = None
+        self._awaited.forget(group)
+        self.waiting.admit(group)
+        self.start(group)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = group.sequences[0].num_computed
         return True
 
-    def _is_refused(self, group: SequenceGroup) -> bool:
-        refused_at = self._refused_at.get(group)
-        return refused_at is not None and bool(self.running) and self._cache.num_available_blocks <= refused_at
-
-    def _awaits_prefix(self, group: SequenceGroup) -> bool:
-        """Whether a running prompt will soon publish at least a block more of the group's prompt than is known now."""
-        awaited = self._awaited.get(group)
-        if awaited is not None:
-            owner = awaited.owner
-            if owner in self.running and owner.sequences[0].num_computed < awaited.num_tokens:
-                return True
-            del self._awaited[group]
-        request = group.request
-        if not request.read_cache or len(group.sequences) > 1:
-            return False
-        tokens = group.sequences[0].token_ids
-        for owner, num_common in self._prefixes_in_progress(request, tokens):
-            whole = num_common // self._cache.block_size * self._cache.block_size
-            known = max(owner.sequences[0].num_computed, self._cache.match(tokens, request.namespace))
-            if whole - known >= self._cache.block_size:
-                self._awaited[group] = _AwaitedPrefix(owner, whole)
-                return True
-        return False
-
-    def _prefixes_in_progress(self, request: Request, tokens: list[int]) -> Iterator[tuple[SequenceGroup, int]]:
-        for owner in self.running:
-            if owner.num_pending > 1 and owner.request.write_cache and owner.request.namespace == request.namespace:
-                theirs = owner.sequences[0].token_ids
-                shorter = min(len(tokens) - 1, len(theirs))
-                differs = np.array(tokens[:shorter]) != np.array(theirs[:shorter])
-                yield owner, int(differs.argmax()) if differs.any() else shorter
-
-    def _num_running_slots(self) -> int:
-        return sum(self._slots(group) for group in self.running)
-
-    @staticmethod
-    def _slots(group: SequenceGroup) -> int:
-        """Sequences that the group is or will soon be: before its first token, a request's only group stands for all."""
-        return group.request.num_slots if len(group.request.sequences) == 1 else len(group.sequences)
+    def _require_headroom(self, group: SequenceGroup) -> None:
+        """Raise OutOfBlocks unless enough is left that those who run and ``group`` can go on side by side."""
+        if not self.running:
+            return
+        cache = self._cache
+        needed = blocks_to_go_on([*self.running, group], cache.block_size, self._max_num_batched_tokens)
+        if cache.num_available_blocks < needed:
+            raise OutOfBlocks(needed, cache.num_free_blocks, cache.num_evictable_blocks)

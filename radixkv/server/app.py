@@ -10,8 +10,10 @@ from radixkv.server.body_limit import BodyLimit
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.errors import ErrorBody, add_error_handlers
+from radixkv.server.live_state import live_state_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
+from radixkv.server.page import page_routes
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
 
@@ -37,5 +39,7 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
     app.include_router(tokenization_routes(service))
     app.include_router(model_routes(service))
     app.include_router(metrics_routes(service.metrics))
+    app.include_router(live_state_routes(service))
+    app.include_router(page_routes())
     app.include_router(admin_routes(service))
     return app

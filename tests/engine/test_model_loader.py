@@ -74,6 +74,9 @@ def test_impossible_options_are_refused() -> None:
     model = build_supported("llama")
     with pytest.raises(ValueError, match="dtype: expected"):
         load_model(model, dtype="int3")
+    for device in ("tpu", "meta", *([] if torch.cuda.is_available() else ["cuda"])):
+        with pytest.raises(ValueError, match="device: expected"):
+            load_model(model, device=device)
     with pytest.raises(ValueError, match="max_model_len: expected 2 to 512"):
         load_model(model, max_model_len=513)
     for options in ({"block_size": 0}, {"max_num_seqs": True}, {"num_blocks": 9, "kv_cache_memory_bytes": 9}):

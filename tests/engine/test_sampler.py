@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.engine import race
 from radixkv.engine import sampler as sampler_module
 from radixkv.engine.sampler import Sampler, SamplingRow
 from radixkv.sampling_params import SamplingParams
@@ -86,9 +86,13 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     )
     sampling_row = row(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "_FIRST_LOOK", first_look)
+        patch.setattr(sampler_module, "FIRST_LOOK", first_look)
+        patch.setattr(sampler_module, "draw", lambda logits, racers, look=first_look: race.draw(logits, racers, look))
         (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
-    ratios = reference_probs(logits, sampling_row) / sampling_row.exponentials(np.arange(80, dtype=np.uint64)).double()
+    ratios = (
+        reference_probs(logits, sampling_row)
+        / race.exponentials([sampling_row.racer], torch.arange(80).unsqueeze(0))[0].double()
+    )
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
 

@@ -1,0 +1,44 @@
+"""Triton kernels for attention over paged keys and values that many sequences share.
+
+Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea a file::
+
+    cache_write        new keys and values go into their blocks
+    block_copy         copy-on-write: many blocks of all layers in one launch
+    work_items         the int32 buffers that say which query rows read which keys
+    item_attention     one partial result a work item: shared prefixes, private tails, causal prompts
+    split_decode       the same for one token a sequence where nothing is shared: no items needed
+    merge              partial results into the final output
+    advance            between two decoding steps: positions and slots of the next token
+    online_softmax     what the two attention kernels have in common
+    reference          the same operations in plain torch, the truth in tests
+
+Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one pair a layer. The heads of a group are
+packed into the rows of a tile, so a key is read once for all of them. Log-sum-exps are to base 2.
+
+Every kernel also runs in Triton's interpreter (``TRITON_INTERPRET=1`` before the import), which computes bfloat16 wrongly.
+So all arithmetic is in a ``COMPUTE`` type, converted right after each load: float32 there, the query's type on a GPU.
+"""
+
+from radixkv_kernels.advance import advance_rows
+from radixkv_kernels.block_copy import BlockCopier
+from radixkv_kernels.cache_write import write_cache
+from radixkv_kernels.checks import BLOCK_SIZES
+from radixkv_kernels.item_attention import TILE_ROWS, attend_items
+from radixkv_kernels.merge import merge_partials
+from radixkv_kernels.split_decode import attend_split, merge_splits
+from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
+
+__all__ = [
+    "BLOCK_SIZES",
+    "ITEM_FIELDS",
+    "NO_PARTIAL",
+    "OPEN_END",
+    "TILE_ROWS",
+    "BlockCopier",
+    "advance_rows",
+    "attend_items",
+    "attend_split",
+    "merge_partials",
+    "merge_splits",
+    "write_cache",
+]

@@ -1,0 +1,121 @@
+"""What the launchers verify before a kernel sees a pointer: a wrong shape is a Python error, never an illegal access."""
+
+from __future__ import annotations
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+CACHE_DTYPES = (*FLOATS, torch.float8_e4m3fn)
+BLOCK_SIZES = (16, 32, 64)
+MAX_HEAD_DIM = 256
+
+
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int | None, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    """Refuse a tensor of another rank, size (None: any), type or device, or whose last dimension is not contiguous.
+
+    Raises:
+        ValueError: names the tensor, what was expected and what was given.
+    """
+    expected = "[" + ", ".join("any" if size is None else str(size) for size in shape) + "]"
+    given = list(tensor.shape)
+    if len(given) != len(shape) or any(size not in (None, own) for size, own in zip(shape, given, strict=True)):
+        raise ValueError(f"{name}: expected shape {expected}, got {given}")
+    if tensor.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name}: expected {names}, got {str(tensor.dtype).removeprefix('torch.')}")
+    if tensor.device != device:
+        raise ValueError(f"{name}: expected on {device}, got {tensor.device}")
+    if given and given[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name}: the last dimension must be contiguous, got strides {list(tensor.stride())}")
+
+
+def check_cache(key_cache: torch.Tensor, value_cache: torch.Tensor, device: torch.device) -> None:
+    """Refuse caches that are no pair, or whose blocks, heads or element type the kernels cannot take.
+
+    Raises:
+        ValueError: with the shape that was given.
+    """
+    check_tensor("key_cache", key_cache, (None, None, None, None), CACHE_DTYPES, device)
+    num_blocks, block_size, num_kv_heads, key_dim = key_cache.shape
+    check_tensor("value_cache", value_cache, (num_blocks, block_size, num_kv_heads, None), (key_cache.dtype,), device)
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"key_cache: expected blocks of {BLOCK_SIZES} tokens, got shape {list(key_cache.shape)}")
+    for name, dim in (("key_cache", key_dim), ("value_cache", value_cache.shape[3])):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ValueError(f"{name}: expected a head size of 1 to {MAX_HEAD_DIM}, got {dim}")
+
+
+def check_query(query: torch.Tensor, key_cache: torch.Tensor, max_group: int) -> None:
+    """Refuse a query ``[rows, query heads, key dim]`` that does not belong to the cache.
+
+    Raises:
+        ValueError: with the shapes that were given.
+    """
+    num_kv_heads, key_dim = key_cache.shape[2:]
+    check_tensor("query", query, (None, None, key_dim), FLOATS, query.device)
+    num_heads = query.shape[1]
+    if num_heads % num_kv_heads or not 1 <= num_heads // num_kv_heads <= max_group:
+        raise ValueError(
+            f"query: expected heads that are 1 to {max_group} times the cache's {num_kv_heads}, got {list(query.shape)}"
+        )
+    if key_cache.dtype not in (query.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"key_cache: expected the query's {query.dtype} or float8_e4m3fn, got {key_cache.dtype}")
+
+
+def check_scales(
+    name: str, scales: torch.Tensor | None, num_kv_heads: int, cache_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse scales without a quantised cache, or a quantised cache without scales.
+
+    Raises:
+        ValueError: with what is missing or superfluous.
+    """
+    if (scales is not None) != (cache_dtype == torch.float8_e4m3fn):
+        raise ValueError(f"{name}: expected exactly for a float8_e4m3fn cache, got {scales} with {cache_dtype}")
+    if scales is not None:
+        check_tensor(name, scales, (num_kv_heads,), (torch.float32,), device)
+
+
+def check_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    output: torch.Tensor,
+    partial_output: torch.Tensor,
+    partial_lse: torch.Tensor,
+    *,
+    max_group: int,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+) -> None:
+    """Refuse what any of the attention kernels could not take; the arguments are `attend_items`'.
+
+    Raises:
+        ValueError: with what was given.
+    """
+    device = query.device
+    check_cache(key_cache, value_cache, device)
+    check_query(query, key_cache, max_group)
+    num_rows, num_heads, _ = query.shape
+    num_kv_heads, value_dim = value_cache.shape[2:]
+    check_tensor("tables", tables, (None, None), (torch.int32,), device)
+    check_tensor("positions", positions, (num_rows,), (torch.int32,), device)
+    check_tensor("output", output, (num_rows, num_heads, value_dim), (query.dtype,), device)
+    check_tensor("partial_output", partial_output, (None, num_heads, value_dim), (torch.float32,), device)
+    check_tensor("partial_lse", partial_lse, (partial_output.shape[0], num_heads), (torch.float32,), device)
+    if sinks is not None:
+        check_tensor("sinks", sinks, (num_heads,), FLOATS, device)
+    check_scales("key_scales", key_scales, num_kv_heads, key_cache.dtype, device)
+    check_scales("value_scales", value_scales, num_kv_heads, key_cache.dtype, device)
+    if window is not None and window < 1:
+        raise ValueError(f"window: expected at least 1, got {window}")

@@ -1,0 +1,174 @@
+"""One partial result a work item: a tile of query rows over a range of keys, wherever their blocks lie.
+
+Three shapes of work, one kernel::
+
+    shared prefix    rows of many sequences, all of whose positions are beyond the keys      64 or 128 rows a tile
+    private tail     one decoding row over its own keys, open at the end                     16 rows a tile
+    prompt           neighbouring rows of one sequence; the last keys are their own          64 or 128 rows a tile
+
+The heads of a group are packed into a tile's rows, query row first: tile row ``m`` is query row ``m // group``, head
+``m % group``. So each key of an item is read once for every query row and head that needs it. This is what makes a
+prefix that k sequences share cost one reading rather than k (Hydragen, Juravsky et al. 2024; FlashInfer's cascades).
+
+Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, plus float32 partial results of
+``rows * query heads * value dim``. The floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than
+the GPU has operations a byte (about 200 on an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations
+over its matrix rate.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from radixkv_kernels.checks import check_attention, check_tensor
+from radixkv_kernels.online_softmax import (
+    add_sink,
+    attend_range,
+    divide,
+    load_query,
+    log_sum_exp,
+    score_factors,
+    tile_config,
+)
+from radixkv_kernels.target import compute_type
+from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
+
+TILE_ROWS = (16, 64, 128)
+
+
+@triton.jit
+def _attend_items(
+    query, key_cache, value_cache, tables, positions, items,
+    output, partial_output, partial_lse, sinks, key_scales, value_scales,
+    scale, cap, window, table_stride,
+    query_row_stride, query_head_stride, output_row_stride, output_head_stride,
+    partial_row_stride, partial_head_stride, lse_row_stride,
+    key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
+    COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together."""
+    head = tl.program_id(0)
+    fields = items + tl.program_id(1) * FIELDS
+    num_rows = tl.load(fields + 1)
+    if num_rows == 0:
+        return
+    row_start = tl.load(fields)
+    table = tables + tl.load(fields + 2).to(tl.int64) * table_stride
+    start = tl.load(fields + 3)
+    end = tl.load(fields + 4)
+    partial_start = tl.load(fields + 5)
+
+    tile_row = tl.arange(0, ROWS)
+    row = tile_row // GROUP
+    wanted = row < num_rows
+    query_head = head * GROUP + tile_row % GROUP
+    row_position = tl.load(positions + row_start + row, mask=wanted, other=-1)
+    first_position = tl.min(tl.where(wanted, row_position, 2147483647), 0)
+    last_position = tl.max(row_position, 0)
+    end = tl.minimum(end, last_position + 1)
+    if WINDOW:
+        start = tl.maximum(start, first_position - window + 1)
+    tile = load_query(
+        query, row_start + row, query_head, wanted, query_row_stride, query_head_stride, KEY_DIM, KEY_TILE, COMPUTE
+    )
+    if QUANTISED:
+        scale = scale * tl.load(key_scales + head)
+    result, row_max, row_sum = attend_range(
+        tile, row_position, first_position, last_position,
+        key_cache + head * key_head_stride, value_cache + head * value_head_stride, table,
+        start, end, window, scale, cap,
+        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+    )  # fmt: skip
+    if QUANTISED:
+        result = result * tl.load(value_scales + head)
+
+    dim = tl.arange(0, VALUE_TILE)
+    mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
+    if partial_start == NO_PARTIAL:
+        if SINKS:
+            row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
+        offset = (row_start + row).to(tl.int64) * output_row_stride + query_head * output_head_stride
+        final = divide(result, row_sum).to(output.dtype.element_ty)
+        tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
+    else:
+        partial = (partial_start + row).to(tl.int64)
+        offset = partial * partial_row_stride + query_head * partial_head_stride
+        tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
+        tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
+
+
+def attend_items(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    tables: torch.Tensor,
+    positions: torch.Tensor,
+    items: torch.Tensor,
+    output: torch.Tensor,
+    partial_output: torch.Tensor,
+    partial_lse: torch.Tensor,
+    *,
+    tile_rows: int,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+) -> None:
+    """Attend the items of one tile class.
+
+    Args:
+        query: ``[rows, query heads, key dim]``.
+        key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the query's type or float8_e4m3fn.
+        value_cache: ``[num_blocks, block_size, kv heads, value dim]``.
+        tables: int32 ``[tables, blocks]``: block ids by position // block_size.
+        positions: int32 ``[rows]``: each row's position; it sees no key beyond.
+        items: int32 ``[items, ITEM_FIELDS]``, see `work_items`. An item has at most ``tile_rows // group`` rows.
+        output: ``[rows, query heads, value dim]``, written by the items without a partial result.
+        partial_output: float32 ``[partials, query heads, value dim]``, written by the others.
+        partial_lse: float32 ``[partials, query heads]``, log-sum-exp to base 2; minus infinity: no key was seen.
+        tile_rows: one of `TILE_ROWS`, at least the group.
+        scale: of the scores.
+        softcap: scores become ``softcap * tanh(score / softcap)``.
+        window: how many tokens a row sees, itself included; None: all.
+        sinks: ``[query heads]``, a logit a head that has no value; only for items without a partial result (`merge`
+            takes those of the others).
+        key_scales, value_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
+
+    Raises:
+        ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
+    """
+    if tile_rows not in TILE_ROWS:
+        raise ValueError(f"tile_rows: expected one of {TILE_ROWS}, got {tile_rows}")
+    check_attention(
+        query, key_cache, value_cache, tables, positions, output, partial_output, partial_lse,
+        max_group=tile_rows, window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
+    )  # fmt: skip
+    check_tensor("items", items, (None, ITEM_FIELDS), (torch.int32,), query.device)
+    if items.shape[0] == 0:
+        return
+    num_heads, key_dim = query.shape[1:]
+    _, block_size, num_kv_heads, value_dim = value_cache.shape
+    key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    kernel_scale, cap = score_factors(scale, softcap)
+    _attend_items[(num_kv_heads, items.shape[0])](
+        query, key_cache, value_cache, tables, positions, items,
+        output, partial_output, partial_lse, sinks, key_scales, value_scales,
+        kernel_scale, cap, window or 0, tables.stride(0),
+        query.stride(0), query.stride(1), output.stride(0), output.stride(1),
+        partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
+        *key_cache.stride()[:3], *value_cache.stride()[:3],
+        GROUP=num_heads // num_kv_heads, ROWS=tile_rows, BLOCK_SIZE=block_size,
+        KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
+        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
+        QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
+        FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
+        **tile_config(tile_rows, key_tile, value_tile, key_cache.dtype),
+    )  # fmt: skip

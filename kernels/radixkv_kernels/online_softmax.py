@@ -1,0 +1,192 @@
+"""What the attention kernels share: a tile of query rows meets a range of keys, softmax computed as it goes.
+
+Online softmax (Milakov and Gimelshein 2018) as in FlashAttention (Dao et al. 2022), to base 2: scores are multiplied by
+log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs are float32 whatever the inputs are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from radixkv_kernels.target import architecture
+
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def load_query(query, row, head, wanted, row_stride, head_stride,
+               DIM: tl.constexpr, TILE: tl.constexpr, COMPUTE: tl.constexpr):  # fmt: skip
+    """``[rows of the tile, TILE]``; rows that are not wanted are 0."""
+    dim = tl.arange(0, TILE)
+    offset = row.to(tl.int64) * row_stride + head * head_stride
+    mask = wanted[:, None] & (dim < DIM)[None, :]
+    return tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0).to(COMPUTE)
+
+
+@triton.jit
+def attend_keys(
+    query, output, row_max, row_sum, row_position,
+    key_cache, value_cache, table,
+    start, stop, end, window, scale, cap,
+    key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+    MASKED: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Take the keys ``start .. stop``, in tiles of ``KEYS``, into a tile's running output, maximum and sum.
+
+    Without ``MASKED`` every row sees every key of these whole tiles. With it a row sees keys up to its own position, in
+    its window, below ``end``; it may see none at all.
+
+    ``key_cache`` and ``value_cache`` point at the head, ``table`` at the sequence's first block id.
+    """
+    key_dim = tl.arange(0, KEY_TILE)
+    value_dim = tl.arange(0, VALUE_TILE)
+    for first in tl.range(start, stop, KEYS):
+        position = first + tl.arange(0, KEYS)
+        if MASKED:
+            exists = position < end
+            block = tl.load(table + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+        else:
+            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+        slot = position % BLOCK_SIZE
+        pointers = key_cache + (block * key_block_stride + slot * key_slot_stride)[None, :] + key_dim[:, None]
+        if MASKED or KEY_DIM < KEY_TILE:
+            mask = (key_dim < KEY_DIM)[:, None]
+            if MASKED:
+                mask = mask & exists[None, :]
+            key = tl.load(pointers, mask=mask, other=0.0)
+        else:
+            key = tl.load(pointers)
+        score = tl.dot(query, key.to(COMPUTE), input_precision="ieee") * scale
+        if SOFTCAP:
+            # cap * tanh(x / cap), where `scale` holds 2 * log2(e) / cap and `cap` log2(e): tanh by one exp2.
+            score = cap * (1.0 - 2.0 / (tl.exp2(score) + 1.0))
+        if MASKED:
+            visible = (position[None, :] <= row_position[:, None]) & exists[None, :]
+            if WINDOW:
+                visible = visible & (position[None, :] > row_position[:, None] - window)
+            score = tl.where(visible, score, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(score, 1))
+            # A row that has seen nothing yet: anything finite will do in place of minus infinity.
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        else:
+            new_max = tl.maximum(row_max, tl.max(score, 1))
+            base = new_max
+        shrink = tl.exp2(row_max - base)
+        weight = tl.exp2(score - base[:, None])
+        row_sum = row_sum * shrink + tl.sum(weight, 1)
+        pointers = value_cache + (block * value_block_stride + slot * value_slot_stride)[:, None] + value_dim[None, :]
+        if MASKED or VALUE_DIM < VALUE_TILE:
+            mask = (value_dim < VALUE_DIM)[None, :]
+            if MASKED:
+                mask = mask & exists[:, None]
+            value = tl.load(pointers, mask=mask, other=0.0)
+        else:
+            value = tl.load(pointers)
+        output = tl.dot(weight.to(COMPUTE), value.to(COMPUTE), output * shrink[:, None], input_precision="ieee")
+        row_max = new_max
+    return output, row_max, row_sum
+
+
+@triton.jit
+def attend_range(
+    query, row_position, first_position, last_position,
+    key_cache, value_cache, table,
+    start, end, window, scale, cap,
+    key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """A tile over the keys ``start .. end``; masks are paid for only where some row does not see some key.
+
+    ::
+
+        keys    start        all windows reached       first row's own position      end
+                  |--- masked ---|------- every row sees all -------|----- masked -----|
+
+    Returns:
+        Output ``[ROWS, VALUE_TILE]``, still to be divided by the third; log2 of the largest weight; sum of weights.
+    """
+    output = tl.zeros([ROWS, VALUE_TILE], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    clear = start
+    if WINDOW:
+        clear = start + tl.cdiv(tl.maximum(last_position - window + 1 - start, 0), KEYS) * KEYS
+        output, row_max, row_sum = attend_keys(
+            query, output, row_max, row_sum, row_position,
+            key_cache, value_cache, table, start, tl.minimum(clear, end), end, window, scale, cap,
+            key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+            True, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+        )  # fmt: skip
+    causal = start + tl.maximum(tl.minimum(end, first_position + 1) - start, 0) // KEYS * KEYS
+    output, row_max, row_sum = attend_keys(
+        query, output, row_max, row_sum, row_position,
+        key_cache, value_cache, table, clear, causal, end, window, scale, cap,
+        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+        False, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+    )  # fmt: skip
+    return attend_keys(
+        query, output, row_max, row_sum, row_position,
+        key_cache, value_cache, table, tl.maximum(clear, causal), end, end, window, scale, cap,
+        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+        True, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+    )  # fmt: skip
+
+
+@triton.jit
+def add_sink(row_max, row_sum, sink):
+    """The sum with one more logit that has no value (attention sinks, Xiao et al. 2023, as gpt-oss learns them)."""
+    base = tl.where(row_max == float("-inf"), 0.0, row_max)
+    return row_sum + tl.exp2(sink.to(tl.float32) * LOG2_E - base)
+
+
+@triton.jit
+def divide(output, row_sum):
+    """``output / row_sum``, and 0 for the rows that have seen no key."""
+    return output / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+
+
+@triton.jit
+def log_sum_exp(row_max, row_sum):
+    """To base 2; minus infinity for the rows that have seen no key."""
+    return tl.where(row_sum == 0.0, float("-inf"), row_max + tl.log2(tl.where(row_sum == 0.0, 1.0, row_sum)))
+
+
+def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """The kernel's ``scale`` and ``cap`` for a model's."""
+    log2_e = math.log2(math.e)
+    return (scale * log2_e, 0.0) if softcap is None else (2 * scale * log2_e / softcap, softcap * log2_e)
+
+
+def tile_config(tile_rows: int, key_tile: int, value_tile: int, cache_dtype: torch.dtype) -> dict[str, int]:
+    """Keys a tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
+
+    ============================  ====  =====  ==================================================================
+    case                          keys  warps  why
+    ============================  ====  =====  ==================================================================
+    the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
+    64 rows and more before sm_90 32           no wgmma, so operands live in registers, and 64 keys spill
+    64 rows, heads of 256               8      so that the output does not spill; float8 takes 32 keys for the same
+    float32                       16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
+    ============================  ====  =====  ==================================================================
+
+    Stages stay within 96 KiB: two programs share a multiprocessor's 227 KiB (sm_90) then, and one fits 163 KiB (sm_80).
+    """
+    keys = 64
+    if cache_dtype == torch.float32:
+        keys = 16
+    elif tile_rows >= 64 and (architecture() < 90 or (cache_dtype.itemsize == 1 and value_tile > 128)):
+        keys = 32
+    token = (key_tile + value_tile) * cache_dtype.itemsize
+    budget = 96 * 1024
+    while keys > 16 and 2 * keys * token > budget:
+        keys //= 2
+    wide = tile_rows == 128 or (tile_rows == 64 and (cache_dtype == torch.float32 or value_tile > 128))
+    return {"KEYS": keys, "num_warps": 8 if wide else 4, "num_stages": max(1, min(3, budget // (keys * token)))}

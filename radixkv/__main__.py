@@ -1,0 +1,5 @@
+"""`python -m radixkv`: the command line."""
+
+from radixkv.cli import main
+
+main()

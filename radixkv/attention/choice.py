@@ -1,0 +1,45 @@
+"""Which backend carries out the plan."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from radixkv.attention.backend import AttentionBackend
+from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.memory import KVPool
+
+BACKENDS = ("auto", "torch", "triton")
+
+
+def make_backend(
+    name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, max_num_seqs: int, max_model_len: int
+) -> AttentionBackend:
+    """The backend of that name over ``pool``; "auto" is Triton on a GPU and torch on a CPU.
+
+    Args:
+        dtype: of queries.
+        num_query_heads: of the first layer.
+        max_num_seqs: sequences in a batch at most.
+        max_model_len: tokens of a sequence at most.
+
+    Raises:
+        ValueError: there is no such backend, it cannot run here, or it cannot take the pool.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"attention_backend: expected one of {BACKENDS}, got {name!r}")
+    on_gpu = pool.keys[0].device.type == "cuda"
+    if name == "torch" or (name == "auto" and not on_gpu):
+        if on_gpu:
+            raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")
+        return CpuBackend(pool)
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("attention_backend: 'triton' needs the package triton: pip install 'radixkv[gpu]'")
+    # Only here: without a GPU, Triton need not be installed.
+    from radixkv.attention.triton_backend import TritonBackend
+    from radixkv_kernels.target import interpreted
+
+    if not on_gpu and not interpreted():
+        raise ValueError("attention_backend: 'triton' needs a GPU, or TRITON_INTERPRET=1 to interpret kernels, slowly")
+    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len)

@@ -1,0 +1,67 @@
+"""When sharing and splitting pay on a GPU: the rules that shape the device plan.
+
+Reading keys and values is what decoding costs, so every rule weighs bytes. Still to be measured on a GPU: what two more
+launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE_KEYS`). The others follow from counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv_kernels import TILE_ROWS
+
+# Programs of a tile class that run on one multiprocessor at once. From the compiler's reports for sm_90, bfloat16 and heads
+# of 128: 116 registers x 128 threads, 242 x 128 and 215 x 256, of 65,536.
+PROGRAMS_PER_MULTIPROCESSOR = {16: 4, 64: 2, 128: 1}
+
+# A piece writes partial results of a kilobyte or so a head and has its keys' latency to wait for before the first is done.
+MIN_PIECE_KEYS = 256
+
+# Sharing takes a launch for the shared tiles and one for the merge that a flat batch does without; in some 8 us a GPU
+# reads this much.
+MIN_SAVED_BYTES = 32 * 2**20
+
+
+def sharing_pays(num_sequences: int, num_tokens: int, group: int) -> bool:
+    """Whether a node of ``num_tokens`` that ``num_sequences`` share should get work items of its own.
+
+    It saves reading k - 1 of k times, ``(k - 1) * tokens * kv heads * 2 dim`` elements of 2 bytes, and costs writing and
+    reading back float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes.
+    """
+    return (num_sequences - 1) * num_tokens > 2 * group * num_sequences
+
+
+def flat_is_better(saved_tokens: int, bytes_per_token: int) -> bool:
+    """Whether a batch's sharing saves less than its additional launches cost.
+
+    Args:
+        saved_tokens: keys that need not be read again, a layer.
+        bytes_per_token: of a token's keys and values in one layer.
+    """
+    return saved_tokens * bytes_per_token < MIN_SAVED_BYTES
+
+
+def tile_rows(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
+    """The tile class for so many query rows with ``group`` heads each: the narrowest that holds them, or the widest.
+
+    float32 is multiplied without tensor cores, from registers; wider tiles than a group needs would only spill.
+    """
+    most = np.full(len(num_rows), group) if dtype == torch.float32 else num_rows * group
+    return np.asarray(TILE_ROWS)[np.minimum(np.searchsorted(TILE_ROWS, most), len(TILE_ROWS) - 1)]
+
+
+def num_pieces(
+    num_keys: NDArray[np.int64], num_tiles: NDArray[np.int64], num_kv_heads: int, rows: int, multiprocessors: int
+) -> NDArray[np.int64]:
+    """Into how many pieces each run of keys is split, so that one launch of a tile class fills the GPU once, evenly.
+
+    Args:
+        num_keys: of each run.
+        num_tiles: row tiles over each run; each tile and head is a program a piece.
+        rows: the tile class.
+    """
+    at_once = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[rows]
+    piece = max(MIN_PIECE_KEYS, float((num_keys * num_tiles).sum()) * num_kv_heads / at_once)
+    return np.maximum(1, np.rint(num_keys / piece)).astype(np.int64)

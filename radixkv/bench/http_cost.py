@@ -1,0 +1,154 @@
+"""`radixkv bench http-cost`: what HTTP adds to the engine, the same load through both in the same run.
+
+One side is a `radixkv serve` process, asked over HTTP; the other is an `AsyncLLM` in this process, asked directly. Rounds
+alternate; each round has prompts of its own, so that no side finds in its cache what it answered a round before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.async_llm import AsyncLLM
+from radixkv.bench.machine import describe_machine
+from radixkv.bench.serve import Arrivals, collect, request_progress
+from radixkv.bench.serve_client import Answer, Answering, HttpClient, Messages
+from radixkv.bench.serve_report import Report, make_report
+from radixkv.bench.serve_workload import LoadShape
+from radixkv.sampling_params import SamplingParams
+
+
+class InProcessClient:
+    """Asks an `AsyncLLM` for what `HttpClient` asks a server."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+
+    async def answer(self, messages: Messages, max_tokens: int, due: float) -> Answer:
+        answer = Answer(due)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        async for output in self._llm.chat(messages, params):
+            if output.outputs[0].text:
+                answer.arrivals.append(time.perf_counter())
+                answer.text += output.outputs[0].text
+            answer.output_tokens += len(output.outputs[0].token_ids)
+            answer.prompt_tokens, answer.cached_tokens = len(output.prompt_token_ids), output.num_cached_tokens
+        answer.finished = time.perf_counter()
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCost:
+    """Medians of rounds.
+
+    Attributes:
+        direct, http: the reports of every round.
+    """
+
+    direct: Sequence[Report]
+    http: Sequence[Report]
+
+    @property
+    def ms_a_token(self) -> float:
+        """By how much longer a stream waits for each token."""
+        return statistics.median(
+            _token_ms(over) - _token_ms(straight) for straight, over in zip(self.direct, self.http, strict=True)
+        )
+
+    @property
+    def throughput_lost(self) -> float:
+        """Which part of the output tokens a second."""
+        return statistics.median(
+            1 - over.output_tokens_per_s / straight.output_tokens_per_s
+            for straight, over in zip(self.direct, self.http, strict=True)
+        )
+
+
+def _token_ms(report: Report) -> float:
+    assert report.time_between_tokens is not None, "no answer had two tokens"
+    return report.time_between_tokens.median_ms
+
+
+def run_http_cost(
+    console: Console, model: str | None, streams: int, answer_tokens: int, rounds: int, json_path: Path | None
+) -> None:
+    """Measure, print a table, write JSON.
+
+    Raises:
+        ModelLoadError: the model cannot be loaded.
+        ValueError: the server did not start.
+    """
+    shape = LoadShape(conversations=streams, prefix_tokens=200, prompt_tokens=20, answer_tokens=answer_tokens)
+    with console.status("loading the model twice"), _server(model, streams) as url:
+        llm = AsyncLLM(model, max_num_seqs=streams)
+        cost = asyncio.run(_measure(console, llm, url, shape, rounds))
+    console.print(_table(cost, streams, rounds))
+    console.print(f"HTTP adds {cost.ms_a_token:.2f} ms a token and takes {cost.throughput_lost:.1%} of the throughput")
+    if json_path is not None:
+        document = {
+            "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
+            "load": asdict(shape),
+            "ms_a_token": cost.ms_a_token,
+            "throughput_lost": cost.throughput_lost,
+            **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
+        }
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, rounds: int) -> HttpCost:
+    direct, http = InProcessClient(llm), HttpClient(url)
+    sides: tuple[Answering, ...] = (direct, http)
+    arrivals = Arrivals(concurrency=shape.conversations)
+    reports: list[list[Report]] = [[], []]
+    async with llm, http:
+        with request_progress(console) as progress:
+            # The first round warms both up and does not count.
+            for number in range(rounds + 1):
+                for client, found in zip(sides, reports, strict=True):
+                    answers = await collect(client, replace(shape, seed=number), arrivals, progress)
+                    errors = [answer.error for answer in answers if answer.error is not None]
+                    if errors:
+                        raise ValueError(f"the server refused a request: {errors[0]}")
+                    if number:
+                        found.append(make_report(answers))
+    return HttpCost(*reports)
+
+
+@contextmanager
+def _server(model: str | None, max_num_seqs: int) -> Iterator[str]:
+    """A server process; yields its address."""
+    command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
+    command += [] if model is None else [model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("Serving "):
+                raise ValueError(f"`{' '.join(command)}` did not start; run it to see why")
+            yield line.split()[-1]
+        finally:
+            process.terminate()
+
+
+def _table(cost: HttpCost, streams: int, rounds: int) -> Table:
+    table = Table(title=f"{streams} streams, median of {rounds}")
+    for column in ("", "output tokens/s", "ms between tokens"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, reports in (("AsyncLLM", cost.direct), ("over HTTP", cost.http)):
+        table.add_row(
+            name,
+            f"{statistics.median(report.output_tokens_per_s for report in reports):,.1f}",
+            f"{statistics.median(map(_token_ms, reports)):.2f}",
+        )
+    return table

@@ -1,0 +1,150 @@
+"""One streamed answer of an OpenAI-compatible server, with the times at which its pieces came."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+import httpx
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one request. Times are in seconds of `time.perf_counter`.
+
+    Attributes:
+        due: when the request was to be sent. Latencies count from here, so a load generator that is late does not make a
+            server look good.
+        arrivals: when each piece of text came.
+        finished: when the answer, or the refusal, was complete.
+        prompt_tokens, cached_tokens, output_tokens: as the server counts them; ``cached_tokens`` is None where it does not
+            say, and without any figures each piece counts as a token.
+        error: why there is no answer; None where there is one.
+    """
+
+    due: float
+    arrivals: list[float] = field(default_factory=list)
+    finished: float = 0.0
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    error: str | None = None
+
+
+class Answering(Protocol):
+    """Something that answers conversations."""
+
+    async def answer(self, messages: Messages, max_tokens: int, due: float) -> Answer:
+        """Send ``messages`` now and read the answer to its end. Errors are in the answer, not raised."""
+
+
+class HttpClient:
+    """Asks a server for chat completions.
+
+    Args:
+        url: where the server is, with or without ``/v1``.
+        model: which of its models; None: the first that it names.
+        api_key: sent as a bearer token.
+        ignore_eos: ask for answers of full length; vLLM, SGLang and RadixKV know the field, strict servers refuse it.
+        timeout_s: seconds without a byte until a request counts as failed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        ignore_eos: bool = True,
+        timeout_s: float = 600.0,
+    ) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        # No limits: connections that wait for each other would be measured as the server's latency.
+        self._client = httpx.AsyncClient(
+            base_url=base, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None)
+        )
+        self._model = model
+        self._options: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}
+
+    async def __aenter__(self) -> HttpClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def find_model(self) -> str:
+        """The name of the model that will answer.
+
+        Raises:
+            ValueError: the server cannot be reached, or names no model.
+        """
+        if self._model is None:
+            try:
+                response = await self._client.get("/v1/models")
+                response.raise_for_status()
+                self._model = str(response.json()["data"][0]["id"])
+            except (httpx.HTTPError, ValueError, LookupError) as error:
+                raise ValueError(f"--url: {self._client.base_url} does not list its models: {error}") from error
+        return self._model
+
+    async def answer(self, messages: Messages, max_tokens: int, due: float) -> Answer:
+        answer = Answer(due)
+        body = {
+            "model": await self.find_model(),
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        try:
+            async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code == httpx.codes.OK:
+                    async for event in _events(response):
+                        _take(event, answer)
+                else:
+                    answer.error = (
+                        f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
+                    )
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        answer.finished = time.perf_counter()
+        answer.output_tokens = answer.output_tokens or len(answer.arrivals)
+        return answer
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The server-sent events' data. (httpx's own lines also end at characters that JSON may hold as they are.)"""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name == b"data" and value.strip() != b"[DONE]":
+                yield json.loads(value)
+
+
+def _take(event: dict[str, Any], answer: Answer) -> None:
+    now = time.perf_counter()
+    if event.get("error"):
+        answer.error = f"in the stream: {str(event['error'])[:200]}"
+    for choice in event.get("choices") or ():
+        text = (choice.get("delta") or {}).get("content")
+        if text:
+            answer.arrivals.append(now)
+            answer.text += text
+    usage = event.get("usage")
+    if usage:
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.output_tokens = usage["completion_tokens"]
+        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")

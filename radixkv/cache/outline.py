@@ -1,0 +1,76 @@
+"""The part of a radix tree that was used last, in bounded time: for pictures of trees too large to show, or to copy."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+
+from radixkv.cache.radix_tree import Node
+from radixkv.cache.tokens import TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutline:
+    """One node without its blocks and most of its tokens.
+
+    Attributes:
+        beginning: its first tokens, encoded.
+        num_tokens, num_blocks: of its edge.
+        lock_count: live sequences and holds that end here or below.
+        last_use: the cache's clock when a sequence last began or ended here or below.
+        num_hidden: children that are not among ``children``.
+    """
+
+    beginning: bytes
+    num_tokens: int
+    num_blocks: int
+    lock_count: int
+    last_use: int
+    num_hidden: int
+    children: tuple[NodeOutline, ...]
+
+
+def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_tokens: int = 32) -> NodeOutline:
+    """``root`` and the ``max_nodes`` nodes below it that were used last.
+
+    A node was used at least as recently as any below it, so they are found best first, from the root down. Children are
+    shown in the order of their tokens, so that a picture stays as it is while the tree grows elsewhere.
+
+    Args:
+        max_visited: nodes looked at; beneath a wider node only the first children are.
+        beginning_tokens: how many of each node's tokens are kept.
+    """
+    shown: list[Node] = [root]
+    below: dict[Node, list[Node]] = {root: []}
+    order = itertools.count()
+    candidates: list[tuple[int, int, Node]] = []
+    num_visited = 0
+    while True:
+        for child in itertools.islice((shown[-1].children or {}).values(), max_visited - num_visited):
+            heapq.heappush(candidates, (-child.last_use, next(order), child))
+            num_visited += 1
+        if not candidates or len(shown) > max_nodes:
+            break
+        node = heapq.heappop(candidates)[2]
+        assert node.parent is not None
+        shown.append(node)
+        below[node] = []
+        below[node.parent].append(node)
+    done: dict[Node, NodeOutline] = {}
+    for node in reversed(shown):  # children before their parents
+        done[node] = NodeOutline(
+            beginning=bytes(node.tokens[: beginning_tokens * TOKEN_BYTES]),
+            num_tokens=node.num_tokens,
+            num_blocks=node.num_blocks,
+            lock_count=node.lock_count,
+            last_use=node.last_use,
+            num_hidden=len(node.children or ()) - len(below[node]),
+            children=tuple(done[child] for child in sorted(below[node], key=_first_tokens)),
+        )
+    return done[root]
+
+
+def _first_tokens(node: Node) -> bytes:
+    # Enough to tell siblings apart, for they differ in their first block; a long edge is not copied for it.
+    return bytes(node.tokens[: 256 * TOKEN_BYTES])

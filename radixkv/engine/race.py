@@ -1,0 +1,131 @@
+"""Draws tokens for many rows at once, on the logits' device, by exponential races.
+
+Every token id of a row gets an exponential variate that is a pure function of (the request's seed, the sample, the number
+of the token, the id); the id with the largest ratio of probability to variate wins. It is equivalent to Gumbel-max
+sampling. The variates come from SplitMix64 (Steele, Lea, Flood 2014) counted by token id, from a start that the rest
+decides, all in 64-bit integers, so that every device draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.sampling_params import SamplingParams
+
+# How many of the likeliest tokens are looked at first for top_p: sorting a whole vocabulary costs far more.
+FIRST_LOOK = 1024
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Racer:
+    """One row's draw: its parameters, and what its random numbers depend on.
+
+    Attributes:
+        seed: the request's.
+        sample_index: which of the request's answers.
+        token_number: which token of the answer.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    token_number: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether top_k, top_p or min_p leave some tokens out."""
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def exponentials(racers: Sequence[Racer], token_ids: torch.Tensor) -> torch.Tensor:
+    """Variates of mean 1, float32, for int64 ``token_ids`` of ``[rows, tokens]`` or ``[1, tokens]``; never 0 or infinite."""
+    device = token_ids.device
+    keys = [[racer.seed & (2**63 - 1), racer.sample_index, racer.token_number] for racer in racers]
+    seed, sample, number = torch.tensor(keys, dtype=torch.int64).to(device, non_blocking=True).unbind(1)
+    start = _mix(_mix(_mix(seed + _GOLDEN) + (sample + 1) * _GOLDEN) + (number + 1) * _GOLDEN)
+    bits = _mix(start.unsqueeze(1) + (token_ids + 1) * _GOLDEN)
+    # Rounded only at the end: small variates decide races, and keep their relative precision so.
+    uniform = _shift(bits, 11).double().mul_(2**-53).float()
+    return uniform.clamp_(2**-60, 1 - 2**-24).neg_().log1p_().neg_()
+
+
+def draw(logits: torch.Tensor, racers: Sequence[Racer], look: int = FIRST_LOOK) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row of float32 ``logits`` ``[rows, vocabulary]``, without waiting for the device.
+
+    Logits are divided by the temperature, then cut by min_p, top_k and top_p, in that order.
+
+    Returns:
+        Token ids, int64 ``[rows]``; and which of them are settled, bool ``[rows]``: a row that is not needs more than the
+        ``look`` likeliest tokens to be looked at.
+    """
+    device = logits.device
+    temperature = torch.tensor([racer.params.temperature for racer in racers]).to(device, non_blocking=True)
+    scaled = logits / temperature.unsqueeze(1)
+    token_ids = torch.empty(len(racers), dtype=torch.int64, device=device)
+    settled = torch.ones(len(racers), dtype=torch.bool, device=device)
+    cut = [i for i, racer in enumerate(racers) if racer.is_cut]
+    whole = [i for i, racer in enumerate(racers) if not racer.is_cut]
+    if whole:
+        rows = torch.tensor(whole).to(device, non_blocking=True)
+        token_ids[rows] = _draw_from_all(scaled[rows] if cut else scaled, [racers[i] for i in whole])
+    if cut:
+        rows = torch.tensor(cut).to(device, non_blocking=True)
+        token_ids[rows], settled[rows] = _draw_from_likeliest(
+            scaled[rows] if whole else scaled, [racers[i] for i in cut], look
+        )
+    return token_ids, settled
+
+
+def _draw_from_all(scaled: torch.Tensor, racers: Sequence[Racer]) -> torch.Tensor:
+    ids = torch.arange(scaled.shape[1], device=scaled.device).unsqueeze(0)
+    # Row by row on a CPU, whose cache holds the variates of one vocabulary and not of many.
+    size = 1 if scaled.device.type == "cpu" else len(racers)
+    winners = [
+        (torch.softmax(scaled[i : i + size], -1) / exponentials(racers[i : i + size], ids)).argmax(-1)
+        for i in range(0, len(racers), size)
+    ]
+    return torch.cat(winners)
+
+
+def _draw_from_likeliest(scaled: torch.Tensor, racers: Sequence[Racer], look: int) -> tuple[torch.Tensor, torch.Tensor]:
+    device, vocab_size = scaled.device, scaled.shape[1]
+    limits = [racer.params.top_k if 0 < racer.params.top_k < vocab_size else vocab_size for racer in racers]
+    numbers = [[limit, racer.params.top_p, racer.params.min_p] for limit, racer in zip(limits, racers, strict=True)]
+    top_k, top_p, min_p = torch.tensor(numbers).to(device, non_blocking=True).unsqueeze(2).unbind(1)
+    values, ids = torch.topk(scaled, min(look, vocab_size, max(limits)))
+    # Probabilities stay those of the whole vocabulary until all are cut.
+    probs = torch.exp(values - torch.logsumexp(scaled, -1, keepdim=True))
+    place = torch.arange(values.shape[1], device=device).unsqueeze(0)
+    keep = (probs >= min_p * probs[:, :1]) & (place < top_k)
+    kept = probs * keep
+    total = kept.sum(-1, keepdim=True)
+    saw_all = (top_k <= values.shape[1]) | ~keep[:, -1:] | (values.shape[1] == vocab_size)
+    # top_p counts within what min_p and top_k have left. Where they leave more than was looked at, that is all if they
+    # cut nothing, and not known otherwise.
+    uncut = (min_p == 0.0) & (top_k == vocab_size)
+    mass = top_p * torch.where(saw_all, total, 1.0)
+    settled = saw_all | (uncut & (total >= mass))
+    # A token stays while the likelier ones together are below the mass; so the first always does.
+    kept = kept * ((kept.cumsum(-1) - kept) < mass)
+    kept[:, 0] = probs[:, 0]
+    winner = (kept / exponentials(racers, ids)).argmax(-1, keepdim=True)
+    return ids.gather(1, winner).squeeze(1), settled.squeeze(1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)).mul_(_MIX_1)
+    x = x.bitwise_xor_(_shift(x, 27)).mul_(_MIX_2)
+    return x.bitwise_xor_(_shift(x, 31))
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, zeros coming in: torch has no unsigned 64-bit integers that it computes with."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -1,0 +1,241 @@
+"""What the page at `/` shows: the engine at this moment, as far as one tenant may see it.
+
+The picture is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
+most twice a second for each tenant however many pages are open. Token ids become text elsewhere.
+
+A tenant sees the texts and the tree of its own namespaces. Of others it learns no more than `/metrics` tells everybody: how
+many blocks and requests there are in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from radixkv import __version__
+from radixkv.cache import NodeOutline
+from radixkv.cache.tokens import decode
+from radixkv.engine.engine import Engine
+from radixkv.engine.request import SequenceGroup
+from radixkv.server.service import Service
+from radixkv.server.tenants import Credentials, Tenant
+
+_MAX_NODES = 120
+_MAX_REQUESTS = 12
+_SECONDS_BETWEEN_PICTURES = 0.5
+
+
+class Blocks(BaseModel):
+    """The cache's blocks by what becomes of them: those in use belong to live sequences, cached ones may be evicted."""
+
+    total: int
+    in_use: int
+    cached: int
+    free: int
+    block_size: int
+
+
+class Tokens(BaseModel):
+    """Prompt tokens since the server started."""
+
+    queried: int
+    reused: int
+    computed: int
+
+
+class TreeNode(BaseModel):
+    """One node of the radix tree.
+
+    Attributes:
+        key: the same for the same node from picture to picture, among its siblings.
+        text: how it begins.
+        users: live sequences that it serves.
+        age: how many sequences have begun or ended since one last did here or below.
+        hidden: children that are not shown.
+    """
+
+    key: int
+    text: str
+    tokens: int
+    blocks: int
+    users: int
+    age: int
+    hidden: int
+    children: list[TreeNode]
+
+
+class Tree(BaseModel):
+    """One namespace: the tenant's own, or one of its cache salts."""
+
+    namespace: str
+    hidden: int
+    children: list[TreeNode]
+
+
+class RequestState(BaseModel):
+    """A request of the tenant, or one sample of it."""
+
+    id: str
+    state: Literal["running", "waiting"]
+    prompt_tokens: int
+    cached_tokens: int | None
+    generated_tokens: int
+    sequences: int
+
+
+class LiveState(BaseModel):
+    """Everything on the page."""
+
+    model: str
+    version: str
+    draining: bool
+    running: int
+    waiting: int
+    preemptions: int
+    evicted_blocks: int
+    blocks: Blocks
+    tokens: Tokens
+    requests: list[RequestState]
+    trees: list[Tree]
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """What is copied on the engine's thread."""
+
+    trees: list[tuple[str, NodeOutline]]
+    requests: list[RequestState]
+    clock: int
+    block_size: int
+
+
+class LivePictures:
+    """Takes pictures of the engine, and keeps each tenant's latest for half a second.
+
+    Args:
+        service: what is served.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._latest: dict[str, tuple[float, LiveState]] = {}
+        self._lock = asyncio.Lock()
+
+    async def of(self, tenant: Tenant) -> LiveState:
+        """The engine as ``tenant`` may see it.
+
+        Raises:
+            EngineDeadError: it takes no more steps.
+        """
+        async with self._lock:
+            taken, state = self._latest.get(tenant.name, (0.0, None))
+            if state is None or time.monotonic() - taken > _SECONDS_BETWEEN_PICTURES:
+                state = await self._take(tenant)
+                self._latest[tenant.name] = time.monotonic(), state
+            return state
+
+    async def _take(self, tenant: Tenant) -> LiveState:
+        service, llm = self._service, self._service.llm
+        picture = await llm.call(lambda engine: _take_picture(engine, tenant))
+        stats = llm.stats
+        trees = await llm.run_tokenizer(
+            lambda loaded: [_tree(*each, picture, loaded.tokenizer) for each in picture.trees]
+        )
+        return LiveState(
+            model=service.model_name,
+            version=__version__,
+            draining=llm.draining,
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            preemptions=stats.num_preemptions,
+            evicted_blocks=stats.cache.evicted_blocks,
+            blocks=Blocks(
+                total=stats.num_blocks,
+                in_use=stats.num_blocks_in_use,
+                cached=stats.num_evictable_blocks,
+                free=stats.num_free_blocks,
+                block_size=picture.block_size,
+            ),
+            tokens=Tokens(
+                queried=stats.cache.queried_tokens,
+                reused=stats.cache.reused_tokens,
+                computed=stats.cache.computed_tokens,
+            ),
+            requests=picture.requests,
+            trees=trees,
+        )
+
+
+def live_state_routes(service: Service) -> APIRouter:
+    """`GET /live`, which the page asks once a second."""
+    router = APIRouter()
+    pictures = LivePictures(service)
+
+    @router.get("/live", tags=["observation"])
+    async def live(credentials: Credentials) -> LiveState:
+        """The engine at this moment: blocks, requests, and the radix tree of the key's own prompts."""
+        return await pictures.of(service.tenants.authenticate(credentials))
+
+    return router
+
+
+def _take_picture(engine: Engine, tenant: Tenant) -> _Picture:
+    cache, scheduler = engine.cache, engine.scheduler
+    trees: list[tuple[str, NodeOutline]] = []
+    room = _MAX_NODES
+    for namespace in itertools.islice(filter(tenant.owns, cache.namespaces), _MAX_NODES):
+        outline = cache.outline(namespace, room)
+        if outline is not None and outline.children:
+            trees.append((namespace, outline))
+            room -= _num_nodes(outline)
+    groups = itertools.chain(
+        (("running", group) for group in scheduler.running), (("waiting", group) for group in scheduler.waiting)
+    )
+    own = (_request_state(state, group) for state, group in groups if tenant.owns(group.request.namespace))
+    return _Picture(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.clock, cache.block_size)
+
+
+def _num_nodes(outline: NodeOutline) -> int:
+    return sum(1 + _num_nodes(child) for child in outline.children)
+
+
+def _request_state(state: Any, group: SequenceGroup) -> RequestState:
+    request = group.request
+    return RequestState(
+        id=request.request_id,
+        state=state,
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        generated_tokens=len(group.sequences[0].output_token_ids),
+        sequences=len(group.sequences),
+    )
+
+
+def _tree(namespace: str, root: NodeOutline, picture: _Picture, tokenizer: Any) -> Tree:
+    # Of a derived namespace no more is shown than tells it from the others.
+    salt = namespace.partition("/")[2]
+    return Tree(
+        namespace=f"salt {salt[:6]}" if salt else "",
+        hidden=root.num_hidden,
+        children=[_node(child, picture.clock, tokenizer) for child in root.children],
+    )
+
+
+def _node(outline: NodeOutline, clock: int, tokenizer: Any) -> TreeNode:
+    return TreeNode(
+        key=zlib.crc32(outline.beginning),
+        text=" ".join(tokenizer.decode(decode(outline.beginning).tolist(), skip_special_tokens=True).split()),
+        tokens=outline.num_tokens,
+        blocks=outline.num_blocks,
+        users=outline.lock_count,
+        age=clock - outline.last_use,
+        hidden=outline.num_hidden,
+        children=[_node(child, clock, tokenizer) for child in outline.children],
+    )

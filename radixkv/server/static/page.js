@@ -1,0 +1,318 @@
+// The page at /: asks /live once a second while it is seen, and chats over /v1/chat/completions.
+// Everything that comes from a prompt or a model is set as text, never as HTML.
+
+const ROW = 24; // pixels a leaf of the tree is high
+const NARROWEST = 8; // pixels a node is wide at least
+const POINTS = 60; // of the line of recent hit rates
+
+const $ = (id) => document.getElementById(id);
+const count = (number) => number.toLocaleString("en");
+const plural = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
+
+// -- the server ---------------------------------------------------------------------------------------------------
+
+function headers() {
+  const key = sessionStorage.getItem("api-key");
+  return key === null ? {} : { Authorization: `Bearer ${key}` };
+}
+
+function askForKey() {
+  $("key-form").hidden = false;
+  $("status").textContent = "";
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("api-key", $("key").value);
+  $("key").value = "";
+  $("key-form").hidden = true;
+  look();
+});
+
+async function look() {
+  try {
+    const response = await fetch("live", { headers: headers() });
+    if (response.status === 401) return askForKey();
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    show(await response.json());
+    $("status").className = "";
+  } catch (error) {
+    $("status").textContent = `no answer: ${error.message}`;
+    $("status").className = "alarm";
+  }
+}
+
+async function lookForEver() {
+  for (;;) {
+    if (!document.hidden && $("key-form").hidden) await look();
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+// -- figures ------------------------------------------------------------------------------------------------------
+
+const seen = []; // prompt tokens queried and reused at the last looks
+
+function show(state) {
+  $("model").textContent = state.model;
+  $("status").textContent = state.draining ? "draining" : `RadixKV ${state.version}`;
+  $("running").textContent = count(state.running);
+  $("waiting").textContent = count(state.waiting);
+  showBlocks(state.blocks);
+  showHitRate(state.tokens);
+  showTree(state.trees);
+  showRequests(state.requests);
+}
+
+function showBlocks(blocks) {
+  const [inUse, cached] = $("block-bar").children;
+  inUse.style.width = `${(100 * blocks.in_use) / blocks.total}%`;
+  cached.style.width = `${(100 * blocks.cached) / blocks.total}%`;
+  for (const name of ["in_use", "cached", "free"]) $(`blocks-${name.replace("_", "-")}`).textContent = count(blocks[name]);
+  const shown = `${plural(blocks.total, "block")} of ${blocks.block_size} tokens`;
+  $("block-bar").setAttribute("aria-label", `${shown}: ${blocks.in_use} in use, ${blocks.cached} cached`);
+  $("block-bar").title = shown;
+}
+
+function showHitRate(tokens) {
+  const rate = tokens.queried ? tokens.reused / tokens.queried : null;
+  $("hit-rate").textContent = rate === null ? "–" : `${(100 * rate).toFixed(1)} %`;
+  seen.push(rate);
+  if (seen.length > POINTS) seen.shift();
+  const first = POINTS - seen.length; // the newest is always at the right end
+  const known = seen.map((value, place) => [first + place, value]).filter(([, value]) => value !== null);
+  const points = known.map(([place, value]) => `${(120 * place) / (POINTS - 1)},${(23 - 22 * value).toFixed(2)}`);
+  $("hit-line").firstElementChild.setAttribute("points", points.join(" "));
+}
+
+function showRequests(requests) {
+  $("requests").hidden = requests.length === 0;
+  const rows = requests.map((request) => {
+    const row = document.createElement("tr");
+    const cells = [
+      request.id + (request.sequences > 1 ? ` (${plural(request.sequences, "beam")})` : ""),
+      request.state,
+      count(request.prompt_tokens),
+      request.cached_tokens === null ? "" : count(request.cached_tokens),
+      count(request.generated_tokens),
+    ];
+    for (const text of cells) row.insertCell().textContent = text;
+    return row;
+  });
+  $("requests").tBodies[0].replaceChildren(...rows);
+}
+
+// -- the tree -----------------------------------------------------------------------------------------------------
+//
+//   | shared by all of these          | one's own rest   |     a node is as wide as it has tokens, and as high as
+//   |                                 | another's |            there are leaves after it
+
+const boxes = new Map(); // path of keys -> element, so that nodes move instead of being drawn anew
+
+function showTree(trees) {
+  const canvas = $("tree");
+  const scale = fittingScale(trees, canvas.clientWidth);
+  const drawn = new Set();
+  let row = 0;
+  for (const tree of trees) {
+    const path = `namespace ${tree.namespace}`;
+    if (tree.namespace) {
+      place(canvas, path, 0, row++, canvas.clientWidth, 1, drawn, (box) => {
+        box.className = "namespace";
+        box.textContent = tree.namespace;
+      });
+    }
+    for (const child of tree.children) row += drawNode(canvas, child, path, 0, row, scale, drawn);
+    if (tree.hidden) row += drawHidden(canvas, tree.hidden, path, 0, row, drawn);
+  }
+  for (const [path, box] of boxes) {
+    if (!drawn.has(path)) {
+      box.remove();
+      boxes.delete(path);
+    }
+  }
+  canvas.style.height = `${row * ROW}px`;
+  $("tree-empty").hidden = row > 0;
+  const focused = canvas.querySelector(":hover, :focus");
+  if (focused?.describe) focused.describe();
+  else $("detail").textContent = "";
+}
+
+function drawNode(canvas, node, parentPath, left, row, scale, drawn) {
+  const path = `${parentPath}/${node.key}`;
+  const width = widthOf(node, scale);
+  let rows = 0;
+  for (const child of node.children) rows += drawNode(canvas, child, path, left + width, row + rows, scale, drawn);
+  if (node.hidden) rows += drawHidden(canvas, node.hidden, path, left + width, row + rows, drawn);
+  rows = Math.max(rows, 1);
+  place(canvas, path, left, row, width, rows, drawn, (box) => {
+    box.className = node.users ? "node used" : "node";
+    box.style.setProperty("--fresh", (0.3 + 0.7 / (1 + node.age / 12)).toFixed(3));
+    box.textContent = width > 40 ? node.text : "";
+    box.tabIndex = 0;
+    box.describe = () => describe(node);
+  });
+  return rows;
+}
+
+function drawHidden(canvas, number, parentPath, left, row, drawn) {
+  place(canvas, `${parentPath}/hidden`, left, row, 160, 1, drawn, (box) => {
+    box.className = "namespace";
+    box.textContent = `and ${count(number)} more`;
+  });
+  return 1;
+}
+
+function place(canvas, path, left, row, width, rows, drawn, fill) {
+  let box = boxes.get(path);
+  if (box === undefined) {
+    box = document.createElement("div");
+    boxes.set(path, box);
+    canvas.append(box);
+  }
+  drawn.add(path);
+  fill(box);
+  Object.assign(box.style, {
+    left: `${left}px`,
+    top: `${row * ROW}px`,
+    width: `${width}px`,
+    height: `${rows * ROW}px`,
+  });
+}
+
+const widthOf = (node, scale) => Math.max(NARROWEST, node.tokens * scale);
+
+// Pixels a token, so that the longest path just fits.
+function fittingScale(trees, width) {
+  const longest = (children, scale) =>
+    Math.max(0, ...children.map((node) => widthOf(node, scale) + longest(node.children, scale)));
+  let low = 0;
+  let high = 4;
+  for (let step = 0; step < 20; step++) {
+    const middle = (low + high) / 2;
+    const needed = Math.max(0, ...trees.map((tree) => longest(tree.children, middle)));
+    if (needed > width) high = middle;
+    else low = middle;
+  }
+  return low;
+}
+
+function describe(node) {
+  const when = node.age ? `${count(node.age)} starts and ends of sequences ago` : "by the latest sequence";
+  const use = node.users ? `used by ${plural(node.users, "sequence")} now` : `not in use, last used ${when}`;
+  const title = document.createElement("b");
+  title.textContent = `${plural(node.tokens, "token")} in ${plural(node.blocks, "block")}, ${use}`;
+  $("detail").replaceChildren(title, document.createElement("br"), `${node.text} …`);
+}
+
+for (const name of ["mouseover", "focusin"]) {
+  $("tree").addEventListener(name, (event) => event.target.describe?.());
+}
+
+// -- chat ---------------------------------------------------------------------------------------------------------
+
+let messages = [];
+
+function addMessage(kind, text) {
+  const box = document.createElement("div");
+  box.className = `message ${kind}`;
+  box.textContent = text;
+  $("messages").append(box);
+  showNewest();
+  return box;
+}
+
+// Not scrollIntoView, which would move the whole page.
+function showNewest() {
+  $("messages").scrollTop = $("messages").scrollHeight;
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data:") && line.slice(5).trim() !== "[DONE]") yield JSON.parse(line.slice(5));
+    }
+  }
+}
+
+async function ask(question) {
+  messages.push({ role: "user", content: question });
+  addMessage("user", question);
+  const box = addMessage("assistant", "");
+  const began = performance.now();
+  let firstText = null;
+  let usage = null;
+  try {
+    const response = await fetch("v1/chat/completions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...headers() },
+      body: JSON.stringify({
+        messages,
+        max_tokens: 200,
+        temperature: 0,
+        stream: true,
+        stream_options: { include_usage: true },
+      }),
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      box.textContent += event.choices[0]?.delta?.content ?? "";
+      if (firstText === null && box.textContent) firstText = performance.now();
+      usage = event.usage ?? usage;
+      showNewest();
+    }
+    messages.push({ role: "assistant", content: box.textContent });
+    if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - began);
+  } catch (error) {
+    messages.pop();
+    box.className = "message failed";
+    box.textContent = error.message;
+  }
+}
+
+function showReuse(usage, firstTextMs) {
+  const reused = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const box = document.createElement("p");
+  box.className = "reuse";
+  const bar = document.createElement("i");
+  bar.style.setProperty("--part", `${(100 * reused) / usage.prompt_tokens}%`);
+  const computed = usage.prompt_tokens - reused;
+  const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s`;
+  box.append(bar, text);
+  $("messages").append(box);
+  showNewest();
+}
+
+$("chat-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const question = $("question").value.trim();
+  if (!question || $("send").disabled) return;
+  $("question").value = "";
+  $("send").disabled = true;
+  await ask(question);
+  $("send").disabled = false;
+  look();
+});
+
+$("question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    $("chat-form").requestSubmit();
+  }
+});
+
+$("new-chat").addEventListener("click", () => {
+  messages = [];
+  $("messages").replaceChildren();
+  $("question").focus();
+});
+
+window.addEventListener("resize", look);
+lookForEver();

@@ -1,0 +1,36 @@
+"""Which backend is chosen, and what is said where one cannot be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from radixkv.attention.choice import make_backend
+from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.memory import KVPool, LayerShape
+
+
+@pytest.fixture
+def pool() -> KVPool:
+    return KVPool([LayerShape(1, 8, 8)], 2, 16, torch.float32)
+
+
+def test_on_a_cpu_torch_attends(pool: KVPool) -> None:
+    assert isinstance(make_backend("auto", pool, torch.float32, 1, 2, 32), CpuBackend)
+
+
+def test_an_unknown_backend_is_named(pool: KVPool) -> None:
+    with pytest.raises(ValueError, match=r"attention_backend: expected one of .*'triton'\), got 'flash'"):
+        make_backend("flash", pool, torch.float32, 1, 2, 32)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter needs no GPU")
+def test_triton_without_a_gpu_or_without_triton(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'triton' needs a GPU, or TRITON_INTERPRET=1"):
+        make_backend("triton", pool, torch.float32, 1, 2, 32)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="'triton' needs the package triton"):
+        make_backend("triton", pool, torch.float32, 1, 2, 32)

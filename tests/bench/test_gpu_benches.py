@@ -1,0 +1,39 @@
+"""What the GPU benches measure is what they say; the measuring itself needs a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from torch.autograd import DeviceType
+
+from radixkv.attention.plan import common_blocks
+from radixkv.bench.attention import BLOCK_SIZE, Level, run_attention, tree_chunks
+from radixkv.bench.decode import busy_seconds, run_decode
+
+
+def test_a_tree_shares_what_its_levels_say() -> None:
+    chunks, num_blocks, tokens = tree_chunks(8, [Level(1, 64), Level(2, 48), Level(8, 30)], 1)
+    assert tokens == 64 + 2 * 48 + 8 * 30 + 8
+    ids = {block for chunk in chunks for block in chunk.block_ids.tolist()}
+    assert len(ids) == num_blocks == max(ids) + 1
+    shared = [common_blocks(chunks[0].block_ids, other.block_ids) * BLOCK_SIZE for other in chunks[1:]]
+    assert shared == [64 + 48] * 3 + [64] * 4
+    assert all(chunk.num_context == 64 + 48 + 30 and len(chunk.block_ids) * BLOCK_SIZE > 142 for chunk in chunks)
+
+
+def test_busy_time_counts_overlapping_work_once() -> None:
+    def event(start: float, end: float, device: DeviceType = DeviceType.CUDA) -> SimpleNamespace:
+        return SimpleNamespace(device_type=device, time_range=SimpleNamespace(start=start, end=end))
+
+    events = [event(0, 10), event(5, 12), event(20, 30), event(22, 25), event(0, 100, DeviceType.CPU)]
+    assert busy_seconds(events) == pytest.approx(22e-6)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
+def test_without_a_gpu_they_say_so() -> None:
+    for run in (run_attention, run_decode):
+        with pytest.raises(ValueError, match="there is no CUDA device here"):
+            run(Console(), None)

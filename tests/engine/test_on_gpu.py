@@ -1,0 +1,54 @@
+"""The engine on a GPU: greedy tokens of the CPU backend in float32, and CUDA graphs that change nothing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+def prompts() -> list[dict[str, list[int]]]:
+    generator = torch.Generator().manual_seed(1)
+    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (150, 5, 20, 1, 90))
+    return [{"prompt_token_ids": ids} for ids in (*(stem + tail for tail in tails), list(stem), tails[3])]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text", "qwen3_moe"])
+def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    model = build_supported(name)
+    on_gpu = copy.deepcopy(model).cuda()
+    options = {"block_size": 16, "num_blocks": 200, "max_num_batched_tokens": 64}
+    truth = LLM(model, **options).generate(prompts(), GREEDY, use_tqdm=False)
+    for eager in (True, False):
+        llm = LLM(copy.deepcopy(on_gpu), enforce_eager=eager, **options)
+        for _ in range(2):  # the second time everything is cached
+            outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+            assert [o.outputs[0].token_ids for o in outputs] == [t.outputs[0].token_ids for t in truth]
+            llm.engine.cache.check()
+
+
+def test_the_pool_takes_what_memory_is_left() -> None:
+    llm = LLM(build_supported("llama").cuda(), gpu_memory_utilization=0.5)
+    total = torch.cuda.mem_get_info()[1]
+    assert 0.3 * total < llm.engine.pool.nbytes < 0.5 * total
+
+
+def test_samples_do_not_depend_on_the_device() -> None:
+    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a race to turn."""
+    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    model = build_supported("llama")
+    on_gpu = copy.deepcopy(model).cuda()
+    answers = [
+        [s.token_ids for s in LLM(m, num_blocks=200).generate(prompts()[0], params, use_tqdm=False)[0].outputs]
+        for m in (model, on_gpu)
+    ]
+    assert answers[0] == answers[1]

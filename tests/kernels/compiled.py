@@ -1,0 +1,110 @@
+"""Kernels compiled for NVIDIA architectures on a machine without a GPU: what the compiler made of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+_TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel's machine code.
+
+    Attributes:
+        spills: loads and stores of registers that did not fit.
+        operations: instruction names.
+    """
+
+    shared: int
+    registers: int
+    spills: int
+    operations: set[str]
+
+
+class NoGpu(DriverBase):  # type: ignore[misc]
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return "int"
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return self._arch  # compiled kernels are kept by device: each architecture needs its own
+
+    def set_current_device(self, device: int) -> None: ...
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_benchmarker(self) -> Callable[..., float]:
+        raise NotImplementedError
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+@contextmanager
+def compile_only(arch: int) -> Iterator[list[Compiled]]:
+    """Inside, launches compile for ``arch`` and run nothing; yields the list of what was compiled."""
+    compiled: list[Compiled] = []
+    run = JITFunction.run
+
+    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        compiled.append(_examine(kernel))
+        return kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", compile_instead)
+        patch.setattr(driver, "_active", NoGpu(arch))
+        yield compiled
+
+
+def _examine(kernel: Any) -> Compiled:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage, sass = (
+            subprocess.run([_TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
+            for what in ("--dump-resource-usage", "--dump-sass")
+        )
+    operations = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z0-9]+)", sass, re.MULTILINE)
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers
+    spills = sum(operation in ("LDL", "STL") for operation in operations)
+    return Compiled(kernel.metadata.shared, int(registers[1]), spills, set(operations))

@@ -1,0 +1,55 @@
+"""The whole engine over the Triton backend, kernels interpreted: the tokens that transformers gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+
+
+def prompts() -> list[list[int]]:
+    """Prompts that share a prefix of 37 tokens, one that is all of it, and a stranger."""
+    generator = torch.Generator().manual_seed(1)
+    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
+    return [stem + tails[0], stem + tails[1], list(stem), tails[2]]
+
+
+def make_llm(name: str, backend: str) -> LLM:
+    return LLM(
+        build_supported(name), block_size=16, num_blocks=40, max_num_batched_tokens=24, attention_backend=backend
+    )
+
+
+# Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text"])
+def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    expected, llm = make_llm(name, "torch"), make_llm(name, "triton")
+    for _ in range(2):  # the second time everything is cached
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        truth = expected.generate(inputs, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == [t.outputs[0].token_ids for t in truth]
+        llm.engine.cache.check()
+    assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
+
+
+def test_samples_and_beams_fork_with_copy_on_write() -> None:
+    prompt = {"prompt_token_ids": prompts()[0]}
+    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+    beams = BeamSearchParams(3, 8, ignore_eos=True)
+    answers = []
+    for backend in ("torch", "triton"):
+        llm = make_llm("llama", backend)
+        (output,) = llm.generate(prompt, sampling, use_tqdm=False)
+        (search,) = llm.beam_search(prompt, beams)
+        answers.append(([s.token_ids for s in output.outputs], [s.tokens for s in search.sequences]))
+        llm.engine.cache.check()
+    assert answers[0] == answers[1]
+
+
+def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"block_size: expected one of \(16, 32, 64\) .* got 4"):
+        LLM(build_supported("llama"), block_size=4, num_blocks=10, attention_backend="triton")

@@ -1,0 +1,128 @@
+"""Attention over work items and the merge of their results, in the interpreter, against plain torch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kernel_cases import Case, make_tree, relative_error
+
+from radixkv_kernels import attend_items, merge_partials, reference
+
+# Inputs are rounded before both sides see them, so only float32 arithmetic and the rounding of the output differ. The
+# interpreter cuts bfloat16 results off instead of rounding them.
+BOUNDS = {torch.float32: 3e-6, torch.float16: 5e-4, torch.bfloat16: 6e-3}
+
+
+def run(case: Case, **options: Any) -> None:
+    """Attend and merge by kernel and by reference; partial results and outputs must agree."""
+    truth, truth_partials, truth_lse = case.outputs()
+    output, partials, lse = case.outputs()
+    arguments = (case.query, case.key_cache, case.value_cache, case.tables, case.positions)
+    merge_options = {"sinks": options.get("sinks")}
+    for tile, items in case.items.items():
+        reference.attend_items(*arguments, items, truth, truth_partials, truth_lse, **options)
+        attend_items(*arguments, items, output, partials, lse, tile_rows=tile, **options)
+    if case.num_partials:
+        seen = truth_lse > float("-inf")
+        assert torch.equal(lse > float("-inf"), seen)
+        assert relative_error(lse[seen], truth_lse[seen]) < 3e-6
+        assert relative_error(partials[seen], truth_partials[seen]) < 3e-6
+    merge = (case.starts, case.partials, case.positions)
+    reference.merge_partials(truth_partials, truth_lse, *merge, truth, **merge_options)
+    merge_partials(partials, lse, *merge, output, **merge_options)
+    assert relative_error(output, truth) < BOUNDS[case.query.dtype]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [[(3, 100)], [(1, 96), (5, 40)], [(1, 64), (3, 48), (7, 40)], [(1, 32), (2, 32), (4, 16), (9, 33)]],
+    ids=["flat", "two levels", "three levels", "four levels"],
+)
+@pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
+def test_trees_of_any_depth(levels: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    run(make_tree(1, levels=levels, dtype=dtype), scale=0.125)
+
+
+@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+def test_every_tile_class(tile_rows: int) -> None:
+    run(make_tree(2, levels=[(1, 80), (70, 20)], tile_rows=tile_rows, heads=6, kv_heads=2, split=100), scale=0.1)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_block_sizes(block_size: int) -> None:
+    run(make_tree(3, levels=[(1, 128), (4, 90)], block_size=block_size), scale=0.125)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "key_dim", "value_dim"),
+    [(4, 4, 64, 64), (4, 1, 80, 80), (2, 1, 96, 64), (16, 1, 128, 128), (6, 2, 192, 128), (24, 1, 256, 256), (2, 2, 40, 72)],
+)  # fmt: skip
+def test_head_shapes(heads: int, kv_heads: int, key_dim: int, value_dim: int) -> None:
+    case = make_tree(4, levels=[(1, 32), (3, 30)], heads=heads, kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim)
+    run(case, scale=key_dim**-0.5)
+
+
+@pytest.mark.parametrize("window", [1, 7, 50, 1000])
+def test_sliding_windows(window: int) -> None:
+    """Rows of one item end their windows in different places, some before the item begins."""
+    run(make_tree(5, levels=[(1, 96), (2, 64), (6, 60)]), scale=0.125, window=window)
+
+
+def test_softcap_sinks_and_window_together() -> None:
+    case = make_tree(6, levels=[(1, 64), (5, 40)])
+    sinks = torch.randn(4)
+    run(case, scale=0.5, softcap=3.0)
+    run(case, scale=0.5, sinks=sinks)
+    run(case, scale=0.5, softcap=3.0, sinks=sinks, window=33)
+
+
+def test_sinks_of_items_that_are_written_at_once() -> None:
+    run(make_tree(7, levels=[(4, 40)]), scale=0.125, sinks=torch.randn(4))
+
+
+def test_float8_cache_with_scales_per_head() -> None:
+    case = make_tree(8, levels=[(1, 64), (4, 40)], cache_dtype=torch.float8_e4m3fn)
+    run(case, scale=0.125, key_scales=torch.tensor([0.5, 2.0]), value_scales=torch.tensor([3.0, 0.25]))
+
+
+def test_padding_rows_become_zero_and_empty_items_do_nothing() -> None:
+    case = make_tree(9, levels=[(1, 32), (3, 20)], padding=2)
+    run(case, scale=0.125)
+    output, partials, lse = case.outputs()
+    for tile, items in case.items.items():
+        attend_items(
+            case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, output, partials, lse,
+            tile_rows=tile, scale=0.125,
+        )  # fmt: skip
+    merge_partials(partials, lse, case.starts, case.partials, case.positions, output)
+    assert torch.equal(output[-2:], torch.zeros_like(output[-2:]))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = make_tree(10, levels=[(1, 32), (3, 40)])
+    case.query *= 1000
+    run(case, scale=1.0)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_prompts_rows_see_the_cached_prefix_and_themselves_causally(window: int | None) -> None:
+    """Tiles of neighbouring rows of one sequence, whose last keys are their own; other rows stand before them."""
+    case = make_tree(11, levels=[(1, 150)], heads=6, kv_heads=2)
+    length, before, num_new, group = int(case.positions[0]) + 1, 2, 37, 3
+    case.query = torch.randn(before + num_new, 6, 64)
+    case.positions = torch.tensor([-1] * before + list(range(length - num_new, length)), dtype=torch.int32)
+    for tile in (16, 64, 128):
+        per_tile = tile // group
+        case.items = {
+            tile: torch.tensor(
+                [
+                    [before + at, min(per_tile, num_new - at), 0, 0, length - num_new + min(at + per_tile, num_new), -1]
+                    for at in range(0, num_new, per_tile)
+                ],
+                dtype=torch.int32,
+            )
+        }
+        case.starts = torch.zeros(before + num_new + 1, dtype=torch.int32)
+        run(case, scale=0.125, window=window)

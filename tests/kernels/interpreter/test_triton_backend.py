@@ -1,0 +1,172 @@
+"""The Triton backend, kernels interpreted, against attention written out in float64, on random trees of sequences."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_batches import Batch, check, make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.attention import gpu_cost_model
+from radixkv.attention.padded_decode import PaddedDecode
+from radixkv.attention.triton_backend import TritonBackend
+from radixkv.memory import LayerShape
+
+
+def make_backend(batch: Batch, group: int) -> TritonBackend:
+    return TritonBackend(batch.pool, torch.float32, group * batch.pool.layers[0].num_kv_heads, 8, 2000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_sequences=st.integers(1, 6),
+    max_tokens=st.sampled_from([3, 20, 70]),
+    kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3, 20]),
+    value_dim=st.sampled_from([8, 24]),
+    softcap=st.sampled_from([None, 2.0]),
+    window=st.sampled_from([None, 1, 7, 40]),
+    with_sinks=st.booleans(),
+    share_from=st.sampled_from([0, 2**40]),
+    piece=st.sampled_from([16, 256]),
+)
+def test_every_row_attends_to_exactly_its_own_tokens(
+    seed: int,
+    num_sequences: int,
+    max_tokens: int,
+    kv_heads: int,
+    group: int,
+    value_dim: int,
+    softcap: float | None,
+    window: int | None,
+    with_sinks: bool,
+    share_from: int,
+    piece: int,
+) -> None:
+    torch.manual_seed(seed)
+    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), 16, num_sequences, max_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        # Small thresholds, so that small batches take the paths that large ones do.
+        patch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
+        patch.setattr(gpu_cost_model, "MIN_PIECE_KEYS", piece)
+        patch.setattr(gpu_cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 12, 64: 8, 128: 4})
+        check(batch, make_backend(batch, group), group, softcap, window, with_sinks)
+
+
+def grow(batch: Batch) -> Batch:
+    """The batch one step later: every chunk's tokens are computed, and each sequence has one token more."""
+    shape, size = batch.pool.layers[0], batch.pool.block_size
+    free = set(range(batch.pool.num_blocks)).difference(*(chunk.block_ids.tolist() for chunk in batch.chunks))
+    chunks, keys, values = [], [], []
+    for chunk, key, value in zip(batch.chunks, batch.keys, batch.values, strict=True):
+        blocks = chunk.block_ids
+        if len(key) == len(blocks) * size:
+            blocks = np.append(blocks, np.int32(free.pop()))
+        chunks.append(replace(chunk, block_ids=blocks, num_context=len(key), num_new=1))
+        keys.append(torch.cat([key, torch.randn(1, shape.num_kv_heads, shape.key_dim)]))
+        values.append(torch.cat([value, torch.randn(1, shape.num_kv_heads, shape.value_dim)]))
+    return Batch(chunks, keys, values, batch.pool)
+
+
+@pytest.mark.parametrize("share_from", [0, 2**40], ids=["shared", "flat"])
+def test_a_decoding_batch_keeps_its_plan_over_block_borders(share_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
+    torch.manual_seed(3)
+    batch = make_batch(random.Random(3), LayerShape(2, 8, 8), 16, 5, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    batch = grow(batch)
+    check(batch, backend, 2)
+    plan = backend._planner._plan
+    for _ in range(20):
+        batch = grow(batch)
+        check(batch, backend, 2)
+        assert backend._planner._plan is plan
+
+
+def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -> None:
+    torch.manual_seed(4)
+    batch = make_batch(random.Random(4), LayerShape(1, 8, 8), 16, 5, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    batch = grow(batch)
+    check(batch, backend, 2)
+    batch = grow(batch)
+    left = Batch(batch.chunks[1:], batch.keys[1:], batch.values[1:], batch.pool)
+    check(left, backend, 2)
+    check(batch, backend, 2)
+    batch = grow(batch)
+    moved = batch.chunks[2]
+    used = {block for chunk in batch.chunks for block in chunk.block_ids.tolist()}
+    first, fresh = int(moved.block_ids[0]), min(set(range(batch.pool.num_blocks)) - used)
+    for rows in (batch.pool.keys[0], batch.pool.values[0]):
+        rows[fresh] = rows[first]
+    others = [chunk for chunk in batch.chunks if chunk is not moved]
+    if not any(first in chunk.block_ids for chunk in others):
+        batch.pool.poison([first])
+    blocks = np.append(np.int32(fresh), moved.block_ids[1:])
+    batch.chunks[2] = replace(moved, block_ids=blocks, version=moved.version + 1)
+    check(batch, backend, 2)
+
+
+def test_more_sequences_or_blocks_than_there_is_room_for() -> None:
+    batch = make_batch(random.Random(5), LayerShape(1, 8, 8), 16, 3, 40)
+    with pytest.raises(ValueError, match="room for 2 sequences of 125 blocks, got 3"):
+        TritonBackend(batch.pool, torch.float32, 1, 2, 2000).prepare(batch.chunks)
+    with pytest.raises(ValueError, match="room for 8 sequences of 1 blocks"):
+        TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(batch.chunks)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_a_padded_batch_gives_what_the_plain_one_gives(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over steps that keep the plan, one that sequences leave, and one that they join again."""
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    torch.manual_seed(6)
+    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    padded = PaddedDecode(5 + padding, batch.pool)
+    everyone = batch = grow(batch)
+    for number in range(6):
+        if number == 3:
+            batch = Batch(batch.chunks[2:], batch.keys[2:], batch.values[2:], batch.pool)
+        if number == 5:
+            batch = everyone
+        plain = backend.prepare(batch.chunks)
+        rows = len(batch.chunks)
+        query, key, value = torch.randn(1, 4, rows, 8), torch.randn(1, 2, rows, 8), torch.randn(1, 2, rows, 8)
+        expected = plain.attend(0, query, key, value, scale=0.3)
+        room = torch.nn.functional.pad
+        assert padded.load(plain.plan)
+        wide = [room(tensor, (0, 0, 0, 5 + padding - rows)) for tensor in (query, key, value)]
+        before = [cache.clone() for cache in (batch.pool.keys[0], batch.pool.values[0])]
+        output = padded.attend(0, *wide, scale=0.3)
+        torch.testing.assert_close(output[:, :rows], expected)
+        assert not output[:, rows:].any()
+        for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
+            torch.testing.assert_close(cache, old, equal_nan=True)
+        batch = grow(batch)
+
+
+def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(7)
+    batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 40)
+    backend = make_backend(batch, 2)
+    check(batch, backend, 2)
+    padded = PaddedDecode(2, batch.pool)
+    batch = grow(batch)
+    plain = backend.prepare(batch.chunks)
+    assert padded.load(plain.plan)
+    query, key = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 2, 8)
+    padded.attend(0, query, key, key, scale=0.3)
+    monkeypatch.setattr(gpu_cost_model, "MIN_PIECE_KEYS", 1)
+    monkeypatch.setattr(gpu_cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 1000, 64: 1000, 128: 1000})
+    again = backend.prepare([replace(chunk, owner=f"new {chunk.owner}") for chunk in batch.chunks])
+    assert not padded.load(again.plan)
+    assert padded.load(plain.plan)

@@ -1,0 +1,114 @@
+"""Every tile class and element type compiles for the architectures, fits, does not spill, and uses tensor cores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixkv_kernels import (
+    BlockCopier,
+    advance_rows,
+    attend_items,
+    attend_split,
+    merge_partials,
+    merge_splits,
+    write_cache,
+)
+from radixkv_kernels.target import interpreted
+
+if interpreted():
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from kernels.compiled import SHARED_MEMORY, Compiled, compile_only
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+
+# The instruction that multiplies matrices: 16 rows on each warp's own tensor core, from 64 on those of a warp group.
+NARROW = {80: "HMMA", 90: "HMMA", 100: "HMMA"}
+WIDE = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+
+# What spills, and why it may.
+SPILLS = {
+    # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
+    # wherever a group fits; the type is there for comparison, not for speed.
+    (FP32, 64, 128),
+    (FP32, 128, 128),
+}
+
+
+def compile_attention(arch: int, cache_dtype: torch.dtype, tile_rows: int, dim: int, **options: object) -> Compiled:
+    dtype = BF16 if cache_dtype == FP8 else cache_dtype
+    scales = {"key_scales": torch.ones(8), "value_scales": torch.ones(8)} if cache_dtype == FP8 else {}
+    cache = torch.zeros(4, 16, 8, dim).to(cache_dtype)
+    with compile_only(arch) as compiled:
+        attend_items(
+            torch.zeros(8, 32, dim, dtype=dtype),
+            cache,
+            cache,
+            torch.zeros(8, 16, dtype=torch.int32),
+            torch.zeros(8, dtype=torch.int32),
+            torch.zeros(4, 6, dtype=torch.int32),
+            torch.zeros(8, 32, dim, dtype=dtype),
+            torch.zeros(32, 32, dim),
+            torch.zeros(32, 32),
+            tile_rows=tile_rows,
+            scale=0.1,
+            **scales,
+            **options,
+        )
+    return compiled[0]
+
+
+# float16 compiles to the same instructions as bfloat16 but for their type, so that it is looked at once a tile class.
+# sm_80 has no conversion from float8_e4m3fn.
+CASES = [
+    (arch, dtype, tile_rows)
+    for arch, dtypes in {80: [BF16], 90: [BF16, FP16, FP32, FP8], 100: [BF16, FP8]}.items()
+    for dtype in dtypes
+    for tile_rows in (16, 64, 128)
+    if not (dtype == FP32 and tile_rows == 128)
+]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "tile_rows"), [*CASES, (80, FP16, 64), (80, FP32, 16), (100, FP16, 128)])
+def test_attention_compiles_for_what_it_was_written_for(arch: int, dtype: torch.dtype, tile_rows: int) -> None:
+    kernel = compile_attention(arch, dtype, tile_rows, 128)
+    assert kernel.shared <= SHARED_MEMORY[arch]
+    if (dtype, tile_rows, 128) not in SPILLS:
+        assert kernel.spills == 0
+    if dtype != FP32:
+        assert (NARROW if tile_rows == 16 else WIDE)[arch] in kernel.operations
+
+
+@pytest.mark.parametrize(("dim", "tile_rows"), [(64, 16), (64, 128), (256, 16), (256, 64), (96, 64)])
+def test_head_sizes(dim: int, tile_rows: int) -> None:
+    kernel = compile_attention(90, BF16, tile_rows, dim, window=100, softcap=30.0)
+    assert kernel.spills == 0
+    assert kernel.shared <= SHARED_MEMORY[90]
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_the_other_kernels(arch: int) -> None:
+    query, cache = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(4, 16, 8, 128, dtype=BF16)
+    ints = torch.zeros(9, dtype=torch.int32)
+    partials = torch.zeros(16, 32, 128), torch.zeros(16, 32)
+    with compile_only(arch) as compiled:
+        attend_split(
+            query,
+            cache,
+            cache,
+            torch.zeros(8, 16, dtype=torch.int32),
+            ints[:8],
+            ints[:8],
+            query,
+            *partials,
+            num_splits=2,
+            scale=1.0,
+        )
+        merge_splits(*partials, query, num_splits=2)
+        merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
+        write_cache(cache[0], cache[0], cache, cache, torch.zeros(16, dtype=torch.int64))
+        BlockCopier([cache]).copy([(0, 1, 16)])
+        advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
+    assert len(compiled) == 6
+    assert all(kernel.spills == 0 for kernel in compiled)

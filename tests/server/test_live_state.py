@@ -1,0 +1,95 @@
+"""What the page at `/` is told, and what it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from server_process import ServerProcess
+
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+
+
+def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> None:
+    response = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2, "temperature": 0, **options})
+    assert response.status_code == 200, response.text
+
+
+def live(http: httpx.Client, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """A picture of which ``until`` is true: for half a second, an earlier one may be shown again."""
+    deadline = time.monotonic() + 30
+    while True:
+        response = http.get("/live")
+        assert response.status_code == 200, response.text
+        state: dict[str, Any] = response.json()
+        if until(state):
+            return state
+        assert time.monotonic() < deadline, state
+
+
+def nodes_of(children: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [node for child in children for node in (child, *nodes_of(child["children"]))]
+
+
+def test_the_tree_of_one_s_own_prompts_with_their_texts(http: httpx.Client) -> None:
+    for question in ("Where are books about ships?", "When are you open on Sundays?"):
+        complete(http, "You are the assistant of a small public library. " * 4 + question)
+    complete(http, "Another one altogether, with a salt", cache_salt="pepper")
+    state = live(http, lambda state: len(state["trees"]) == 2)
+    tree, salted = sorted(state["trees"], key=lambda tree: tree["namespace"])
+    (shared,) = tree["children"]
+    assert shared["text"].startswith("You are the assistant of a small public library.")
+    assert shared["tokens"] == shared["blocks"] * state["blocks"]["block_size"]
+    assert len(shared["children"]) == 2
+    assert salted["namespace"].startswith("salt ")
+    assert "pepper" not in str(state)
+    blocks = state["blocks"]
+    assert blocks["in_use"] + blocks["cached"] + blocks["free"] == blocks["total"] == 2000
+    assert blocks["cached"] == sum(node["blocks"] for node in nodes_of([*tree["children"], *salted["children"]]))
+    assert state["tokens"]["reused"] >= shared["tokens"]
+
+
+def test_nothing_of_other_tenants(server: ServerProcess) -> None:
+    with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
+        complete(a, "The patient's name is John Smith, and the diagnosis reads as follows: " * 4)
+        live(a, lambda state: "John Smith" in str(state))
+        state = live(b, lambda state: state["blocks"]["cached"])
+        assert state["trees"] == []
+        assert state["requests"] == []
+        assert "Smith" not in str(state)
+
+
+def test_a_wide_tree_is_cut_and_says_so(http: httpx.Client) -> None:
+    complete(http, [[1000 + number] * 16 for number in range(60)], max_tokens=1)
+    complete(http, [[2000 + number] * 16 for number in range(100)], max_tokens=1)
+    state = live(http, lambda state: state["trees"] and state["trees"][0]["hidden"])
+    (tree,) = state["trees"]
+    assert len(nodes_of(tree["children"])) == 120
+    assert tree["hidden"] == 40
+
+
+def test_what_runs_is_listed_while_it_runs(http: httpx.Client) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        state = live(http, lambda state: state["requests"])
+        (request,) = state["requests"]
+        assert request["state"] == "running"
+        assert request["prompt_tokens"] == 4
+        assert state["running"] == 1
+        assert state["blocks"]["in_use"] > 0
+
+
+def test_a_key_is_needed_for_the_state_and_not_for_the_page(server: ServerProcess) -> None:
+    with server.client() as http:
+        assert http.get("/live").status_code == 401
+        page = http.get("/")
+        assert page.status_code == 200
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        for path, kind in (("page.js", "text/javascript"), ("page.css", "text/css"), ("favicon.svg", "image/svg+xml")):
+            response = http.get(path)
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith(kind)

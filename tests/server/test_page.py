@@ -1,0 +1,172 @@
+"""The page at `/` in a real browser: headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+from server_process import ServerProcess
+
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[webdriver.Chrome]:
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert program is not None, "Debian's package chromium is not installed; `make test` does that"
+    assert driver is not None, "Debian's package chromium-driver is not installed; `make test` does that"
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1360,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, Service(driver))
+    yield browser
+    browser.quit()
+
+
+class Page:
+    """The page as its user sees it."""
+
+    def __init__(self, browser: webdriver.Chrome, url: str) -> None:
+        self.browser = browser
+        browser.get(f"{url}/")
+        browser.execute_script("sessionStorage.clear()")
+        browser.get_log("browser")
+        browser.refresh()
+
+    def find(self, selector: str) -> list[WebElement]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def wait(self, until: Callable[[], Any]) -> Any:
+        return WebDriverWait(self.browser, 60).until(lambda browser: until())
+
+    def log_in(self, key: str) -> None:
+        self.wait(lambda: self.one("#key-form").is_displayed())
+        self.one("#key").send_keys(key, Keys.ENTER)
+        self.wait(lambda: self.one("#model").text == "SmolLM2-135M-Instruct")
+        assert not self.one("#key-form").is_displayed()
+
+    def ask(self, question: str) -> str:
+        """What the page says of the answer's prompt tokens."""
+        before = len(self.find(".reuse"))
+        self.one("#question").send_keys(question, Keys.ENTER)
+        self.wait(lambda: len(self.find(".reuse")) > before)
+        return self.find(".reuse")[-1].text
+
+    def script(self, code: str) -> Any:
+        return self.browser.execute_script(f"return {code}")
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome, server: ServerProcess) -> Iterator[Page]:
+    page = Page(chromium, server.url)
+    yield page
+    chromium.get("about:blank")
+
+
+def test_a_chat_shows_what_was_reused_and_the_tree_grows(page: Page) -> None:
+    page.log_in(TENANT_A)
+    assert page.one("#tree-empty").is_displayed()
+    assert page.ask("What is the capital of France?").startswith("0 of ")
+    first_answer = page.find(".message.assistant")[0].text
+    assert first_answer
+    second = page.ask("And of Italy?")
+    reused, total = (int(word) for word in second.split()[:3:2])
+    assert 0 < reused < total
+    assert f"{total - reused} computed" in second
+    page.wait(lambda: page.find(".node"))
+    assert not page.one("#tree-empty").is_displayed()
+    page.wait(lambda: page.one("#blocks-cached").text != "0")
+    page.wait(lambda: page.one("#hit-rate").text.endswith("%"))
+    assert page.one("#running").text == "0"
+    # The whole chat is one node: the second turn goes on from the first.
+    (node,) = page.find(".node")
+    page.browser.execute_script("arguments[0].focus()", node)
+    assert "tokens in" in page.one("#detail").text
+    page.one("#new-chat").click()
+    assert page.find(".message") == []
+
+
+def test_boxes_lie_beside_what_they_go_on_from(page: Page, server: ServerProcess) -> None:
+    stem = "You are the assistant of a small public library. " * 4
+    with server.client(TENANT_A) as http:
+        for question in ("Where are the ships?", "When are you open?", "Can I borrow a film?"):
+            body = {"prompt": stem + question, "max_tokens": 1}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    page.log_in(TENANT_A)
+    page.wait(lambda: len(page.find(".node")) == 4)
+    boxes = page.script(
+        "[...document.querySelectorAll('.node')].map(n => ({text: n.textContent, left: parseFloat(n.style.left),"
+        " top: parseFloat(n.style.top), width: parseFloat(n.style.width), height: parseFloat(n.style.height)}))"
+    )
+    shared = max(boxes, key=lambda box: box["height"])
+    own = [box for box in boxes if box is not shared]
+    assert shared["text"].startswith("You are the assistant")
+    assert shared["left"] == 0
+    assert shared["height"] == sum(box["height"] for box in own)
+    assert {box["left"] for box in own} == {shared["width"]}
+    assert len({box["top"] for box in own}) == 3
+
+
+def test_a_tenant_s_page_shows_nothing_of_another(page: Page, server: ServerProcess) -> None:
+    with server.client(TENANT_A) as http:
+        assert http.post("/v1/completions", json={"prompt": "A secret of tenant A. " * 8}).status_code == 200
+    page.log_in(TENANT_B)
+    page.wait(lambda: page.one("#blocks-cached").text != "0")
+    assert page.find(".node") == []
+    assert "secret" not in page.one("body").text
+
+
+def test_what_a_prompt_says_is_text_and_nothing_else(page: Page) -> None:
+    page.log_in(TENANT_A)
+    page.ask("<img src=x onerror=\"document.title='broken'\"> <b id=injected>Hello!</b>")
+    page.wait(lambda: page.find(".node"))
+    assert page.browser.title == "RadixKV"
+    assert page.find("#injected, #messages img, #tree img") == []
+    assert "<b id=injected>" in page.find(".message.user")[0].text
+
+
+def test_a_refused_question_says_why(page: Page) -> None:
+    page.log_in(TENANT_A)
+    page.browser.execute_script("arguments[0].value = 'word '.repeat(9000)", page.one("#question"))
+    page.one("#send").click()
+    failed = page.wait(lambda: page.find(".message.failed"))
+    assert "tokens" in failed[0].text
+
+
+@pytest.mark.parametrize("width", [400, 1360])
+def test_it_fits_is_quiet_and_loads_nothing_from_elsewhere(page: Page, server: ServerProcess, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.log_in(TENANT_A)
+    page.ask("Hi")
+    page.wait(lambda: page.find(".node"))
+    body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with server.client(TENANT_A) as http, http.stream("POST", "/v1/completions", json=body):
+        page.wait(lambda: page.one("#requests").is_displayed())
+        assert page.script("document.documentElement.scrollWidth") <= width
+    papers = []
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        papers.append(page.script("getComputedStyle(document.body).backgroundColor"))
+    assert papers[0] != papers[1]
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    loaded = page.script("performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert loaded
+    assert all(name.startswith(f"{server.url}/") for name in loaded)
+    # Before the key was given, the server refused to tell: that is all there is to say.
+    said = [entry["message"] for entry in page.browser.get_log("browser")]
+    assert all("401" in message for message in said), said
