@@ -131,7 +131,7 @@ def chat_completion_routes(service: Service) -> APIRouter:
                 service.room_after([prompt]),
             )
             name = new_id("chatcmpl")
-            generation = await Generation.start(service.llm, [prompt], params, body.num_choices, name, service.metrics)
+            generation = await Generation.start(service, [prompt], params, body, name)
         writer = _Writer(body, name, service)
         return await respond(request, generation, writer, bool(body.stream))
 

@@ -89,7 +89,7 @@ def completion_routes(service: Service) -> APIRouter:
             )
             name = new_id("cmpl")
             writer = _Writer(body, name, service, prompts, scores_only)
-            generation = await Generation.start(service.llm, prompts, params, body.num_choices, name, service.metrics)
+            generation = await Generation.start(service, prompts, params, body, name)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router

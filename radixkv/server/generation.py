@@ -14,7 +14,6 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.engine.detokenizer import IncrementalDetokenizer
 from radixkv.engine.errors import DrainingError
 from radixkv.engine.model_loader import LoadedModel
@@ -24,7 +23,8 @@ from radixkv.request_stream import Piece, RequestStream
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
-from radixkv.server.protocol import PromptTokensDetails, Usage
+from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
+from radixkv.server.service import Service
 
 _T = TypeVar("_T")
 
@@ -69,16 +69,15 @@ class Generation:
 
     @staticmethod
     async def start(
-        llm: AsyncLLM,
+        service: Service,
         prompts: Sequence[Prompt],
         params: SamplingParams | BeamSearchParams,
-        num_choices: int,
+        body: GenerationRequest,
         request_id: str,
-        metrics: ServerMetrics,
     ) -> Generation:
         """Have all prompts taken in, or, raising what `AsyncLLM.submit` raises, none."""
-        streams = await llm.submit(prompts, params, request_id)
-        return Generation(llm.loaded, prompts, params, num_choices, streams, metrics)
+        streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
+        return Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
 
     @property
     def usage(self) -> Usage:
