@@ -110,7 +110,10 @@ def serve(
     seed: Annotated[int, typer.Option(help="where the random numbers of requests without a seed begin")] = 0,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
-    from radixkv.server.run import ServeOptions, run_server
+    try:
+        from radixkv.server.run import ServeOptions, run_server
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[server]'") from error
 
     options = ServeOptions(
         host=host,
