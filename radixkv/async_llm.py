@@ -8,7 +8,6 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -82,10 +81,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, piece by piece.
-
-        Args:
-            priority: lower values are handled earlier.
+        """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are let in earlier.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -97,7 +93,7 @@ class AsyncLLM:
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: _urgent(as_prompts(prompt, loaded), priority), params, request_id)
+        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
 
     def chat(
         self,
@@ -111,14 +107,12 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, a list of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
         params = sampling_params or SamplingParams()
-
-        def make_prompts(loaded: LoadedModel) -> list[Prompt]:
-            return _urgent(as_chat_prompts(messages, loaded, cache_salt, cache), priority)
-
-        return self._stream(make_prompts, params, request_id)
+        return self._stream(
+            lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id, priority
+        )
 
     async def beam_search(
-        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None
+        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, *, priority: int = 0
     ) -> BeamSearchOutput:
         """The ``beam_width`` best continuations of a prompt, best first; of an aborted search, those that were complete.
 
@@ -127,7 +121,7 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
-        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
         try:
             output = await anext(stream)
         finally:
@@ -141,7 +135,12 @@ class AsyncLLM:
             self._engine_thread.abort(request_id)
 
     async def submit(
-        self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, request_id: str | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> list[RequestStream]:
         """Have the engine take in all of the prompts or, raising what `generate` raises, none.
 
@@ -174,7 +173,7 @@ class AsyncLLM:
                     namespace=prompt.namespace,
                     read_cache=prompt.read_cache,
                     write_cache=prompt.write_cache,
-                    priority=prompt.priority,
+                    priority=priority,
                 )
                 for name, prompt in zip(names, prompts, strict=True)
             ]
@@ -264,11 +263,15 @@ class AsyncLLM:
     # -- within --------------------------------------------------------------------------------------------------
 
     async def _stream(
-        self, make_prompts: Callable[[LoadedModel], list[Prompt]], params: SamplingParams, request_id: str | None
+        self,
+        make_prompts: Callable[[LoadedModel], list[Prompt]],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        stream = await self._submit_one(make_prompts, params, request_id)
+        stream = await self._submit_one(make_prompts, params, request_id, priority)
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)
@@ -281,11 +284,12 @@ class AsyncLLM:
         make_prompts: Callable[[LoadedModel], list[Prompt]],
         params: SamplingParams | BeamSearchParams,
         request_id: str | None,
+        priority: int,
     ) -> RequestStream:
         prompts = await self.run_tokenizer(make_prompts)
         if len(prompts) != 1:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
-        (stream,) = await self.submit(prompts, params, request_id)
+        (stream,) = await self.submit(prompts, params, request_id, priority=priority)
         return stream
 
     def _start(self) -> None:
@@ -341,7 +345,3 @@ class AsyncLLM:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:
             self._idle.set()
-
-
-def _urgent(prompts: list[Prompt], priority: int) -> list[Prompt]:
-    return [replace(prompt, priority=priority) for prompt in prompts]

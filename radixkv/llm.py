@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +183,11 @@ class LLM:
         priorities = priority if isinstance(priority, Sequence) else [priority] * len(prompts)
         if len(priorities) != len(prompts):
             raise ValueError(f"priority: expected one for each of {len(prompts)} prompts, got {len(priorities)}")
-        prompts = [replace(prompt, priority=each) for prompt, each in zip(prompts, priorities, strict=True)]
-        requests = [self._make(prompt, params) for prompt, params in zip(prompts, sampling_params, strict=True)]
+        requests = [self._make(*each) for each in zip(prompts, sampling_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
 
-    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> Request:
+    def _make(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         return self.engine.make_request(
@@ -200,7 +198,7 @@ class LLM:
             namespace=prompt.namespace,
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
-            priority=prompt.priority,
+            priority=priority,
         )
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:

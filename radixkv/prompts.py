@@ -24,14 +24,13 @@ _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as token ids, with its text where there is one, what it may do with the cache, and how urgent it is."""
+    """One prompt as token ids, with its text where there is one, and what it may do with the cache."""
 
     token_ids: Sequence[int]
     text: str | None = None
     namespace: str = ""
     read_cache: bool = True
     write_cache: bool = True
-    priority: int = 0
 
 
 def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel) -> list[Prompt]:
