@@ -44,6 +44,7 @@ class LLM:
         enable_prefix_caching: False: no prompt reuses another's computation.
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: on a GPU, decode without CUDA graphs.
+        async_scheduling: launch a step before the tokens of the one before are fetched. None: on a GPU.
         seed: where the random numbers begin of requests that bring no seed.
 
     Raises:
@@ -69,6 +70,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
     ) -> None:
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len)
@@ -83,6 +85,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             attention_backend=attention_backend,
             enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
             seed=seed,
         )
         self._ids = itertools.count()

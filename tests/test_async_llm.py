@@ -223,7 +223,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     run(test, tiny(max_num_seqs=2), max_queue=3)
 
 
-@pytest.mark.parametrize("where", ["_runner.run", "_sampler.sample"])
+@pytest.mark.parametrize("where", ["_runner.run", "_sampler.choose"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     offline = tiny(max_num_seqs=4)
     owner, name = where.split(".")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +22,13 @@ from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
 from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, StructuredOutputError
+from radixkv.engine.launched_step import LaunchedStep
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
-from radixkv.engine.sampler import Sampler
+from radixkv.engine.sampler import SampledToken, Sampler
 from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
@@ -60,6 +61,8 @@ class Engine:
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: decode without CUDA graphs.
+        async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
+            and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
 
     Raises:
@@ -82,6 +85,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
     ) -> None:
         on_gpu = loaded.device.type == "cuda"
@@ -123,6 +127,8 @@ class Engine:
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
+        self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
+        self._in_flight: LaunchedStep | None = None
         # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
         self.peak_held_blocks = 0
         self.num_steps = 0
@@ -234,25 +240,42 @@ class Engine:
         """Run one batch.
 
         Returns:
-            The requests that got tokens or ended.
+            The requests that got tokens or ended; with asynchronous scheduling those of the batch before.
 
         Raises:
             Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
                 it (`Request.failure`), their blocks are released, and all others go on with the next step.
         """
+        previous, self._in_flight = self._in_flight, None
+        if previous is not None and not self.scheduler.reserve_decoding():
+            # Somebody will have to give way, and must know all its tokens when it does.
+            return self._guarded(previous.requests, lambda: self._take(previous))
         chunks = self.scheduler.schedule()
         if not chunks:
-            return self._fail_stuck_request()
+            if previous is None:
+                return self._fail_stuck_request()
+            return self._guarded(previous.requests, lambda: self._take(previous))
         self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
         self.num_steps += 1
         self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
+        concerned = [chunk.group.request for chunk in chunks] + ([] if previous is None else previous.requests)
+        return self._guarded(concerned, lambda: self._launch_and_take(chunks, previous))
+
+    def _launch_and_take(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> list[Request]:
+        launched = self._launch(chunks, previous)
+        touched = [] if previous is None else self._take(previous, launched)
+        if self.async_scheduling and launched.choice is not None:
+            self._in_flight = launched
+            return touched
+        return list(dict.fromkeys([*touched, *self._take(launched)]))
+
+    def _guarded(self, concerned: Sequence[Request], work: Callable[[], list[Request]]) -> list[Request]:
+        """Do ``work``; if it fails, so do the requests that it concerned."""
         try:
-            self._runner.copy_blocks(self.cache.drain_copies())
-            logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
-            return self._take_results(chunks, logits)
+            return work()
         except BaseException as error:
             # What the blocks hold now is unknown: nothing more of this batch may be published.
-            for request in {chunk.group.request.request_id: chunk.group.request for chunk in chunks}.values():
+            for request in dict.fromkeys(concerned):
                 if not request.finished:
                     request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
                     self._discard(request)
@@ -271,7 +294,49 @@ class Engine:
 
         return find
 
-    def _model_chunk(self, chunk: ScheduledChunk) -> ModelChunk:
+    def _launch(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> LaunchedStep:
+        """Compute the chunks, note what that makes known, and have the device choose tokens if it can do so alone."""
+        self._runner.copy_blocks(self.cache.drain_copies())
+        chosen = None if previous is None or previous.choice is None else previous.choice.token_ids
+        places = {} if previous is None else previous.place_of_tokens()
+        logits = self._runner.run([self._model_chunk(chunk, places) for chunk in chunks], chosen)
+        step = LaunchedStep(chunks, logits, [], [])
+        ready: list[tuple[SequenceGroup, TokenSequence, int]] = []
+        row = 0
+        host_waits = False
+        for chunk in chunks:
+            sequence = chunk.sequence
+            collects = self._collects_prompt_logprobs(chunk)
+            completes = chunk.num_tokens == sequence.num_pending
+            num_rows = chunk.num_tokens if collects else int(completes)
+            if collects:
+                host_waits = True
+                self._collect_prompt_logprobs(chunk, logits[row : row + num_rows])
+            row += num_rows
+            self.scheduler.commit(sequence, chunk.num_tokens)
+            if completes:
+                ready.append((chunk.group, sequence, row - 1))
+        for group, sequence, logits_row in ready:
+            if group.request.beams is None:
+                step.sampled.append((group, sequence, logits_row))
+                step.sampled.extend((s, s.sequences[0], logits_row) for s in self._start_siblings(group))
+            elif group.sequences[-1] is sequence:
+                step.beams.append((group, [r for g, _, r in ready if g is group]))
+        states = [sequence.row for _, sequence, _ in step.sampled if sequence.row is not None]
+        if not (host_waits or step.beams or any(state.needs_host for state in states)):
+            unknown = [sequence.num_unknown for _, sequence, _ in step.sampled]
+            step.choice = self._sampler.choose(self._rows_of(step), states, unknown)
+            for _, sequence, _ in step.sampled:
+                sequence.expect_token()
+        return step
+
+    @staticmethod
+    def _rows_of(step: LaunchedStep) -> torch.Tensor:
+        """The logits of the sequences that get a token, in their order."""
+        rows = [row for _, _, row in step.sampled]
+        return step.logits if rows == list(range(step.logits.shape[0])) else step.logits[rows]
+
+    def _model_chunk(self, chunk: ScheduledChunk, places: Mapping[TokenSequence, int]) -> ModelChunk:
         sequence = chunk.sequence
         assert sequence.table is not None
         start = sequence.num_computed
@@ -281,7 +346,7 @@ class Engine:
             rows = LogitRows.ALL
         elif chunk.num_tokens == sequence.num_pending:
             rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table, rows)
+        return ModelChunk(token_ids, start, sequence.table, rows, places[sequence] if sequence.num_unknown else None)
 
     @staticmethod
     def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
@@ -291,40 +356,23 @@ class Engine:
 
     # -- after the model -----------------------------------------------------------------------------------------
 
-    def _take_results(self, chunks: list[ScheduledChunk], logits: torch.Tensor) -> list[Request]:
-        """Record what was computed, choose the next tokens, and end or fork sequences."""
-        ready: list[tuple[SequenceGroup, TokenSequence, int]] = []
-        row = 0
-        for chunk in chunks:
-            sequence = chunk.sequence
-            collects = self._collects_prompt_logprobs(chunk)
-            completes = chunk.num_tokens == sequence.num_pending
-            num_rows = chunk.num_tokens if collects else int(completes)
-            if collects:
-                self._collect_prompt_logprobs(chunk, logits[row : row + num_rows])
-            row += num_rows
-            self.scheduler.commit(sequence, chunk.num_tokens)
-            if completes:
-                ready.append((chunk.group, sequence, row - 1))
+    def _take(self, step: LaunchedStep, following: LaunchedStep | None = None) -> list[Request]:
+        """Take in the tokens of a step, and end or fork sequences.
 
-        touched: dict[str, Request] = {}
-        sampled: list[tuple[SequenceGroup, TokenSequence, int]] = []
-        for group, sequence, logits_row in ready:
-            request = group.request
-            touched[request.request_id] = request
-            if request.beams is None:
-                sampled.append((group, sequence, logits_row))
-                sampled.extend((sibling, sibling.sequences[0], logits_row) for sibling in self._start_siblings(group))
-            elif group.sequences[-1] is sequence:
-                rows = [r for g, _, r in ready if g is group]
-                self._advance_beams(group, logits[rows])
-        if sampled:
-            self._sample(sampled, logits)
-        for request in touched.values():
+        Args:
+            following: the step that was launched from the tokens of this one.
+        """
+        touched: dict[Request, None] = {}
+        if step.sampled:
+            touched.update(dict.fromkeys(self._accept_tokens(step, following)))
+        for group, rows in step.beams:
+            touched[group.request] = None
+            self._advance_beams(group, step.logits[rows])
+        for request in touched:
             if request.failure is None and all(sequence.finish_reason is not None for sequence in request.sequences):
                 request.metrics.finished_time = time.monotonic()
                 del self._requests[request.request_id]
-        return list(touched.values())
+        return list(touched)
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
         """When a prompt with n > 1 is computed, the other samples begin as forks of the first."""
@@ -341,27 +389,43 @@ class Engine:
             self.scheduler.start(siblings[-1])
         return siblings
 
-    def _sample(self, sampled: list[tuple[SequenceGroup, TokenSequence, int]], logits: torch.Tensor) -> None:
-        rows = [row for _, _, row in sampled]
-        if rows != list(range(logits.shape[0])):
-            logits = logits[rows]
-        states = [sequence.row for _, sequence, _ in sampled if sequence.row is not None]
+    def _accept_tokens(self, step: LaunchedStep, following: LaunchedStep | None) -> list[Request]:
+        """Give sequences their tokens, and let go of those that have ended; returns whose they are."""
+        redrawn: frozenset[int] = frozenset()
+        if step.choice is None:
+            states = [sequence.row for _, sequence, _ in step.sampled if sequence.row is not None]
+            tokens = self._sampler.sample(self._rows_of(step), states)
+        else:
+            token_ids, redrawn = step.choice.fetch()
+            tokens = [SampledToken(token_id) for token_id in token_ids]
         now = time.monotonic()
-        failed: dict[str, tuple[Request, StructuredOutputError]] = {}
-        for (group, sequence, _), token in zip(sampled, self._sampler.sample(logits, states), strict=True):
+        touched: list[Request] = []
+        failed: dict[Request, StructuredOutputError] = {}
+        for place, ((group, sequence, _), token) in enumerate(zip(step.sampled, tokens, strict=True)):
+            if sequence.table is None or sequence in step.void:
+                continue  # it ended, or was given up, when this step was launched already
+            touched.append(sequence.request)
             append_token(sequence, token, self.loaded.tokenizer)
+            if place in redrawn and following is not None and following.computes(sequence):
+                # The step after this one computed another token in its place: that has to be done again.
+                following.void.add(sequence)
+                sequence.forget_unknown()
+                sequence.num_computed -= 1
+            self.scheduler.record_at_border(sequence)
             if sequence.request.metrics.first_token_time is None:
                 sequence.request.metrics.first_token_time = now
             if sequence.row is not None and sequence.row.grammar is not None:
                 failure = sequence.row.grammar.failure
                 if failure is not None:
-                    failed.setdefault(sequence.request.request_id, (sequence.request, failure))
+                    failed.setdefault(sequence.request, failure)
             if sequence.finish_reason is not None:
+                sequence.forget_unknown()
                 self.scheduler.release(sequence)
                 self.scheduler.remove(group)
-        for request, failure in failed.values():
+        for request, failure in failed.items():
             request.failure = failure
             self._discard(request)
+        return touched
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop the losers, fork the parents of several, continue the rest."""

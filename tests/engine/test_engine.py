@@ -185,12 +185,12 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
     for failing_step in range(8):
         calls = 0
 
-        def failing(chunks: Any, failing_step: int = failing_step) -> torch.Tensor:
+        def failing(*arguments: Any, failing_step: int = failing_step) -> torch.Tensor:
             nonlocal calls
             calls += 1
             if calls == failing_step + 1:
                 raise error
-            return run(chunks)
+            return run(*arguments)
 
         monkeypatch.setattr(llm.engine._runner, "run", failing)
         with pytest.raises(type(error)):
@@ -208,7 +208,7 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
     for number, prompt in enumerate(family(2, 2)):
         llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "run", lambda chunks: 1 / 0)
+        patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.engine.step()
     finished = []
