@@ -10,25 +10,26 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from radixkv.cache import PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
-from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
-from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, StructuredOutputError
+from radixkv.engine.completion import equip_for_sampling
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
 from radixkv.engine.launched_step import LaunchedStep
+from radixkv.engine.launcher import Launcher
 from radixkv.engine.model_loader import LoadedModel
-from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.engine.model_runner import ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
-from radixkv.engine.sampler import SampledToken, Sampler
+from radixkv.engine.result_taker import ResultTaker
+from radixkv.engine.sampler import Sampler
 from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
@@ -126,6 +127,8 @@ class Engine:
         self.grammars = GrammarCompiler(loaded)
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
+        self._launcher = Launcher(self.cache, self.scheduler, self._runner, self._sampler, loaded.tokenizer)
+        self._taker = ResultTaker(self.scheduler, self._sampler, loaded.tokenizer)
         self._requests: dict[str, Request] = {}
         self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
         self._in_flight: LaunchedStep | None = None
@@ -262,12 +265,23 @@ class Engine:
         return self._guarded(concerned, lambda: self._launch_and_take(chunks, previous))
 
     def _launch_and_take(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> list[Request]:
-        launched = self._launch(chunks, previous)
+        launched = self._launcher.launch(chunks, previous)
         touched = [] if previous is None else self._take(previous, launched)
         if self.async_scheduling and launched.choice is not None:
             self._in_flight = launched
             return touched
         return list(dict.fromkeys([*touched, *self._take(launched)]))
+
+    def _take(self, step: LaunchedStep, following: LaunchedStep | None = None) -> list[Request]:
+        """Take a step in, and let go of the requests that it ended."""
+        touched = self._taker.take(step, following)
+        for request in touched:
+            if request.failure is not None:
+                self._discard(request)
+            elif all(sequence.finish_reason is not None for sequence in request.sequences):
+                request.metrics.finished_time = time.monotonic()
+                del self._requests[request.request_id]
+        return touched
 
     def _guarded(self, concerned: Sequence[Request], work: Callable[[], list[Request]]) -> list[Request]:
         """Do ``work``; if it fails, so do the requests that it concerned."""
@@ -285,190 +299,12 @@ class Engine:
         """Forget every cached prefix that no running request uses; returns the blocks freed."""
         return self.cache.clear()
 
-    # -- before the model ----------------------------------------------------------------------------------------
-
     def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:
             text = self.loaded.require_tokenizer().decode(token_ids, skip_special_tokens=True)
             return next((stop for stop in params.stop_strings if stop in text), None)
 
         return find
-
-    def _launch(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> LaunchedStep:
-        """Compute the chunks, note what that makes known, and have the device choose tokens if it can do so alone."""
-        self._runner.copy_blocks(self.cache.drain_copies())
-        chosen = None if previous is None or previous.choice is None else previous.choice.token_ids
-        places = {} if previous is None else previous.place_of_tokens()
-        logits = self._runner.run([self._model_chunk(chunk, places) for chunk in chunks], chosen)
-        step = LaunchedStep(chunks, logits, [], [])
-        ready: list[tuple[SequenceGroup, TokenSequence, int]] = []
-        row = 0
-        host_waits = False
-        for chunk in chunks:
-            sequence = chunk.sequence
-            collects = self._collects_prompt_logprobs(chunk)
-            completes = chunk.num_tokens == sequence.num_pending
-            num_rows = chunk.num_tokens if collects else int(completes)
-            if collects:
-                host_waits = True
-                self._collect_prompt_logprobs(chunk, logits[row : row + num_rows])
-            row += num_rows
-            self.scheduler.commit(sequence, chunk.num_tokens)
-            if completes:
-                ready.append((chunk.group, sequence, row - 1))
-        for group, sequence, logits_row in ready:
-            if group.request.beams is None:
-                step.sampled.append((group, sequence, logits_row))
-                step.sampled.extend((s, s.sequences[0], logits_row) for s in self._start_siblings(group))
-            elif group.sequences[-1] is sequence:
-                step.beams.append((group, [r for g, _, r in ready if g is group]))
-        states = [sequence.row for _, sequence, _ in step.sampled if sequence.row is not None]
-        if not (host_waits or step.beams or any(state.needs_host for state in states)):
-            unknown = [sequence.num_unknown for _, sequence, _ in step.sampled]
-            step.choice = self._sampler.choose(self._rows_of(step), states, unknown)
-            for _, sequence, _ in step.sampled:
-                sequence.expect_token()
-        return step
-
-    @staticmethod
-    def _rows_of(step: LaunchedStep) -> torch.Tensor:
-        """The logits of the sequences that get a token, in their order."""
-        rows = [row for _, _, row in step.sampled]
-        return step.logits if rows == list(range(step.logits.shape[0])) else step.logits[rows]
-
-    def _model_chunk(self, chunk: ScheduledChunk, places: Mapping[TokenSequence, int]) -> ModelChunk:
-        sequence = chunk.sequence
-        assert sequence.table is not None
-        start = sequence.num_computed
-        token_ids = np.array(sequence.token_ids[start : start + chunk.num_tokens], dtype=np.int64)
-        rows = LogitRows.NONE
-        if self._collects_prompt_logprobs(chunk):
-            rows = LogitRows.ALL
-        elif chunk.num_tokens == sequence.num_pending:
-            rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table, rows, places[sequence] if sequence.num_unknown else None)
-
-    @staticmethod
-    def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
-        request = chunk.group.request
-        wanted = isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
-        return wanted and request.metrics.first_token_time is None
-
-    # -- after the model -----------------------------------------------------------------------------------------
-
-    def _take(self, step: LaunchedStep, following: LaunchedStep | None = None) -> list[Request]:
-        """Take in the tokens of a step, and end or fork sequences.
-
-        Args:
-            following: the step that was launched from the tokens of this one.
-        """
-        touched: dict[Request, None] = {}
-        if step.sampled:
-            touched.update(dict.fromkeys(self._accept_tokens(step, following)))
-        for group, rows in step.beams:
-            touched[group.request] = None
-            self._advance_beams(group, step.logits[rows])
-        for request in touched:
-            if request.failure is None and all(sequence.finish_reason is not None for sequence in request.sequences):
-                request.metrics.finished_time = time.monotonic()
-                del self._requests[request.request_id]
-        return list(touched)
-
-    def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """When a prompt with n > 1 is computed, the other samples begin as forks of the first."""
-        request = group.request
-        params = request.params
-        if not isinstance(params, SamplingParams) or len(request.sequences) == params.n:
-            return []
-        siblings = []
-        for index, sequence in enumerate(self.scheduler.fork(request.sequences[0], params.n - 1), start=1):
-            sequence.index = index
-            equip_for_sampling(sequence, self.loaded.tokenizer)
-            request.sequences.append(sequence)
-            siblings.append(SequenceGroup(request, [sequence], group.prompt))
-            self.scheduler.start(siblings[-1])
-        return siblings
-
-    def _accept_tokens(self, step: LaunchedStep, following: LaunchedStep | None) -> list[Request]:
-        """Give sequences their tokens, and let go of those that have ended; returns whose they are."""
-        redrawn: frozenset[int] = frozenset()
-        if step.choice is None:
-            states = [sequence.row for _, sequence, _ in step.sampled if sequence.row is not None]
-            tokens = self._sampler.sample(self._rows_of(step), states)
-        else:
-            token_ids, redrawn = step.choice.fetch()
-            tokens = [SampledToken(token_id) for token_id in token_ids]
-        now = time.monotonic()
-        touched: list[Request] = []
-        failed: dict[Request, StructuredOutputError] = {}
-        for place, ((group, sequence, _), token) in enumerate(zip(step.sampled, tokens, strict=True)):
-            if sequence.table is None or sequence in step.void:
-                continue  # it ended, or was given up, when this step was launched already
-            touched.append(sequence.request)
-            append_token(sequence, token, self.loaded.tokenizer)
-            if place in redrawn and following is not None and following.computes(sequence):
-                # The step after this one computed another token in its place: that has to be done again.
-                following.void.add(sequence)
-                sequence.forget_unknown()
-                sequence.num_computed -= 1
-            self.scheduler.record_at_border(sequence)
-            if sequence.request.metrics.first_token_time is None:
-                sequence.request.metrics.first_token_time = now
-            if sequence.row is not None and sequence.row.grammar is not None:
-                failure = sequence.row.grammar.failure
-                if failure is not None:
-                    failed.setdefault(sequence.request, failure)
-            if sequence.finish_reason is not None:
-                sequence.forget_unknown()
-                self.scheduler.release(sequence)
-                self.scheduler.remove(group)
-        for request, failure in failed.items():
-            request.failure = failure
-            self._discard(request)
-        return touched
-
-    def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
-        """One beam step, by block tables alone: drop the losers, fork the parents of several, continue the rest."""
-        request = group.request
-        assert request.beams is not None
-        request.metrics.first_token_time = request.metrics.first_token_time or time.monotonic()
-        try:
-            chosen = request.beams.advance(logits)
-        except StructuredOutputError as error:
-            request.failure = error
-            self._discard(request)
-            return
-        heirs = [0] * len(group.sequences)
-        for continuation in chosen:
-            heirs[continuation.parent] += 1
-        lines: list[list[TokenSequence]] = []
-        for sequence, count in zip(group.sequences, heirs, strict=True):
-            if count:
-                lines.append([sequence, *(self.scheduler.fork(sequence, count - 1) if count > 1 else [])])
-            else:
-                self.scheduler.drop(sequence) if chosen else self.scheduler.release(sequence)
-                lines.append([])
-        group.sequences = [lines[continuation.parent].pop() for continuation in chosen]
-        for sequence, continuation in zip(group.sequences, chosen, strict=True):
-            sequence.token_ids.append(continuation.token_id)
-        if chosen:
-            request.sequences = list(group.sequences)
-            return
-        self.scheduler.remove(group)
-        for sequence in request.sequences:
-            sequence.finish_reason = "stop"
-
-    def _collect_prompt_logprobs(self, chunk: ScheduledChunk, logits: torch.Tensor) -> None:
-        """Row i of a chunk's logits speaks of the prompt token after the chunk's i-th; the first token has none."""
-        request, start = chunk.group.request, chunk.sequence.num_computed
-        params = request.params
-        assert isinstance(params, SamplingParams) and params.prompt_logprobs is not None
-        if start == 0:
-            request.prompt_logprobs = [None]
-        targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens]
-        assert request.prompt_logprobs is not None
-        tokens = self._sampler.prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
-        request.prompt_logprobs.extend(named_logprobs(token, self.loaded.tokenizer) for token in tokens)
 
     # -- requests that end early ---------------------------------------------------------------------------------
 

@@ -47,6 +47,11 @@ class LaunchedStep:
         """Whose chunks are in it."""
         return list({chunk.group.request.request_id: chunk.group.request for chunk in self.chunks}.values())
 
+    def logits_of_sampled(self) -> torch.Tensor:
+        """The rows of ``sampled``, in that order."""
+        rows = [row for _, _, row in self.sampled]
+        return self.logits if rows == list(range(self.logits.shape[0])) else self.logits[rows]
+
     def computes(self, sequence: Sequence) -> bool:
         """Whether some of the sequence's tokens are in it."""
         return any(chunk.sequence is sequence for chunk in self.chunks)
