@@ -74,9 +74,14 @@ class AsyncLLM:
     # -- answers -------------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, piece by piece.
+        """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are let in earlier.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -88,7 +93,7 @@ class AsyncLLM:
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
 
     def chat(
         self,
@@ -98,13 +103,16 @@ class AsyncLLM:
         *,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, a list of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id)
+        return self._stream(
+            lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id, priority
+        )
 
     async def beam_search(
-        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None
+        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, *, priority: int = 0
     ) -> BeamSearchOutput:
         """The ``beam_width`` best continuations of a prompt, best first; of an aborted search, those that were complete.
 
@@ -113,7 +121,7 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
-        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id)
+        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
         try:
             output = await anext(stream)
         finally:
@@ -127,7 +135,12 @@ class AsyncLLM:
             self._engine_thread.abort(request_id)
 
     async def submit(
-        self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, request_id: str | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> list[RequestStream]:
         """Have the engine take in all of the prompts or, raising what `generate` raises, none.
 
@@ -160,6 +173,7 @@ class AsyncLLM:
                     namespace=prompt.namespace,
                     read_cache=prompt.read_cache,
                     write_cache=prompt.write_cache,
+                    priority=priority,
                 )
                 for name, prompt in zip(names, prompts, strict=True)
             ]
@@ -249,11 +263,15 @@ class AsyncLLM:
     # -- within --------------------------------------------------------------------------------------------------
 
     async def _stream(
-        self, make_prompts: Callable[[LoadedModel], list[Prompt]], params: SamplingParams, request_id: str | None
+        self,
+        make_prompts: Callable[[LoadedModel], list[Prompt]],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
     ) -> AsyncGenerator[RequestOutput, None]:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        stream = await self._submit_one(make_prompts, params, request_id)
+        stream = await self._submit_one(make_prompts, params, request_id, priority)
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)
@@ -266,11 +284,12 @@ class AsyncLLM:
         make_prompts: Callable[[LoadedModel], list[Prompt]],
         params: SamplingParams | BeamSearchParams,
         request_id: str | None,
+        priority: int,
     ) -> RequestStream:
         prompts = await self.run_tokenizer(make_prompts)
         if len(prompts) != 1:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
-        (stream,) = await self.submit(prompts, params, request_id)
+        (stream,) = await self.submit(prompts, params, request_id, priority=priority)
         return stream
 
     def _start(self) -> None:

@@ -87,20 +87,33 @@ def serve(
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="what requests call the model")] = None,
     max_queue: Annotated[int, typer.Option(min=0, help="requests that may wait to run; more are answered 429")] = 256,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="a longer request is answered 413")] = 32 << 20,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="a longer request is answered 413")] = 8 << 20,
     grace_seconds: Annotated[float, typer.Option(min=0, help="after SIGTERM, time to finish what runs")] = 30.0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="prompt and answer together at most")] = None,
     block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
     num_blocks: Annotated[int | None, typer.Option(help="blocks for keys and values")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="the same in bytes [default: 1 GiB]")] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="tokens a step at most")] = 512,
-    max_num_seqs: Annotated[int, typer.Option(help="sequences that run side by side at most")] = 64,
+    kv_cache_memory_bytes: Annotated[
+        int | None, typer.Option(help="the same in bytes [default: 1 GiB on a CPU]")
+    ] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="without those two, share of a GPU's memory")] = 0.9,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="tokens a step at most [default: 8192 on a GPU, 512 on a CPU]")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="sequences that run side by side at most [default: 256 on a GPU, 64 on a CPU]")
+    ] = None,
+    attention_backend: Annotated[str, typer.Option(help="torch, triton or auto")] = "auto",
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="decode without CUDA graphs")] = False,
     enable_prefix_caching: Annotated[bool, typer.Option(help="reuse what other requests computed")] = True,
     seed: Annotated[int, typer.Option(help="where the random numbers of requests without a seed begin")] = 0,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
-    from radixkv.server.run import ServeOptions, run_server
+    try:
+        from radixkv.server.run import ServeOptions, run_server
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[server]'") from error
 
     options = ServeOptions(
         host=host,
@@ -113,14 +126,18 @@ def serve(
         grace_seconds=grace_seconds,
     )
     engine_options = {
+        "device": device,
         "dtype": dtype,
         "max_model_len": max_model_len,
         "block_size": block_size,
         "num_blocks": num_blocks,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "gpu_memory_utilization": gpu_memory_utilization,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": enable_prefix_caching,
+        "attention_backend": attention_backend,
+        "enforce_eager": enforce_eager,
         "seed": seed,
     }
     raise typer.Exit(run_server(model, options, engine_options))

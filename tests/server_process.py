@@ -20,10 +20,11 @@ class ServerProcess:
 
     Args:
         options: as on the command line.
+        prelude: Python statements that run in the process before.
     """
 
-    def __init__(self, *options: str) -> None:
-        program = "from radixkv.cli import main; main()"
+    def __init__(self, *options: str, prelude: str = "") -> None:
+        program = f"{prelude}\nfrom radixkv.cli import main; main()"
         command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY, *options]
         # A few busy threads a process are enough on a small machine; many of them only wait for each other.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}

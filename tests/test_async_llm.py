@@ -15,6 +15,7 @@ from model_zoo import VOCAB_SIZE, build_supported
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.engine.engine import Engine
 from radixkv.engine.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
+from radixkv.prompts import Prompt
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -221,6 +222,39 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
 
     run(test, tiny(max_num_seqs=2), max_queue=3)
+
+
+def test_requests_taken_in_together_are_refused_together() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        several = [Prompt([5, 6, 7]), Prompt([5, 6, VOCAB_SIZE])]
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            await llm.submit(several, GREEDY)
+        await llm.call(lambda engine: setattr(engine, "max_num_waiting", 0))
+        with pytest.raises(QueueFullError):
+            await llm.submit([Prompt([5, 6, 7])] * 3, GREEDY)
+
+    run(test, tiny(max_num_seqs=2))
+
+
+def test_a_lower_priority_is_let_in_earlier() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        ended = []
+
+        async def ask(name: str, priority: int) -> None:
+            async for _ in llm.generate(prompts(1)[0], GREEDY, name, priority=priority):
+                pass
+            ended.append(name)
+
+        first = asyncio.create_task(ask("running", 0))
+        while not llm.stats.num_running:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(ask("late", 5))
+        while llm.num_unfinished < 2:
+            await asyncio.sleep(0)
+        await asyncio.gather(first, late, ask("early", -5))
+        assert ended == ["running", "early", "late"]
+
+    run(test, tiny(max_num_seqs=1))
 
 
 @pytest.mark.parametrize("where", ["_runner.run", "_sampler.choose"])

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from server_process import ServerProcess
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+FOLDER = Path(__file__).parent.parent / "examples"
+NEEDS_A_SERVER = FOLDER / "terminal_client.py"
+EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {NEEDS_A_SERVER})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -16,3 +19,13 @@ def test_an_example_runs(path: Path) -> None:
     result = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+
+
+def test_the_terminal_client_talks_to_a_server() -> None:
+    with ServerProcess("--api-key", "a-key") as server:
+        command = [sys.executable, NEEDS_A_SERVER, server.url, "a-key"]
+        turns = "Say hello.\nSay it again.\n"
+        result = subprocess.run(command, input=turns, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("prompt tokens reused]") == 2
+    assert "[0 of " in result.stdout

@@ -116,9 +116,16 @@ class EngineThread:
 
         def add(engine: Engine) -> None:
             requests = make_requests(engine)
-            for request in requests:
-                engine.add(request)
-                self._requests[request.request_id] = request
+            added: list[Request] = []
+            try:
+                for request in requests:
+                    engine.add(request)
+                    added.append(request)
+            except Exception:
+                for request in added:
+                    engine.abort(request.request_id)
+                raise
+            self._requests.update((request.request_id, request) for request in added)
 
         return self.call(add)
 

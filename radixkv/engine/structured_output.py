@@ -156,7 +156,6 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
 def _grammar(kind: str, text: str) -> str:
     """The specification as llguidance takes it."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     try:
         if kind == "json":
@@ -164,9 +163,19 @@ def _grammar(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_json_schema(text)
         if kind in ("regex", "choice"):
             return LLMatcher.grammar_from_regex(text)
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
-    except (ValueError, RecursionError, GbnfToLarkError) as error:
+        return LLMatcher.grammar_from_lark(_lark(text))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"structured_outputs: {kind} cannot be read: {_one_line(str(error))}") from error
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's syntax, from that or from GBNF."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter's complaints are of no particular class
+        raise ValueError(str(error)) from error
 
 
 def _check_schema(schema: Any) -> None:

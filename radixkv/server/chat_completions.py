@@ -16,9 +16,8 @@ from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.prompts import as_chat_prompts
 from radixkv.server.chat_messages import ChatMessage, as_template_messages
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import EventStream, Generation, as_events, unless_disconnected
+from radixkv.server.generation import Generation, respond
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
-from radixkv.server.responses import JsonResponse
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
@@ -122,6 +121,7 @@ def chat_completion_routes(service: Service) -> APIRouter:
             if body.top_logprobs is not None and not body.logprobs:
                 raise ValueError("top_logprobs: only for logprobs=true")
             messages = as_template_messages(body.messages)
+            service.check_length("messages", *(message["content"] for message in messages))
             (prompt,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded))
             prompt = service.with_cache_options(prompt, body, tenant)
             params = body.params(
@@ -131,11 +131,9 @@ def chat_completion_routes(service: Service) -> APIRouter:
                 service.room_after([prompt]),
             )
             name = new_id("chatcmpl")
-            generation = await Generation.start(service.llm, [prompt], params, body.num_choices, name, service.metrics)
+            generation = await Generation.start(service, [prompt], params, body, name)
         writer = _Writer(body, name, service)
-        if body.stream:
-            return EventStream(as_events(writer.chunks(generation), generation))
-        return JsonResponse(await unless_disconnected(request, writer.whole(generation)))
+        return await respond(request, generation, writer, bool(body.stream))
 
     return router
 

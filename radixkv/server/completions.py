@@ -15,9 +15,8 @@ from radixkv.engine.model_loader import LoadedModel
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import EventStream, Generation, NewText, as_events, unless_disconnected
+from radixkv.server.generation import Generation, NewText, respond
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
-from radixkv.server.responses import JsonResponse
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
@@ -74,6 +73,9 @@ def completion_routes(service: Service) -> APIRouter:
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
+            for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
+                if isinstance(prompt, str):
+                    service.check_length("prompt", prompt)
             prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -87,10 +89,8 @@ def completion_routes(service: Service) -> APIRouter:
             )
             name = new_id("cmpl")
             writer = _Writer(body, name, service, prompts, scores_only)
-            generation = await Generation.start(service.llm, prompts, params, body.num_choices, name, service.metrics)
-        if body.stream:
-            return EventStream(as_events(writer.chunks(generation), generation))
-        return JsonResponse(await unless_disconnected(request, writer.whole(generation)))
+            generation = await Generation.start(service, prompts, params, body, name)
+        return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
@@ -116,7 +116,7 @@ class _Writer:
             self._choice(NewText(place, place // self._body.num_choices, output), generation)
             for place, output in enumerate(outputs)
         ]
-        return Completion(**self._head, choices=choices, usage=generation.usage)
+        return Completion(**self._head, choices=choices, usage=self._usage(generation))
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
         async with aclosing(aiter(generation)) as news:
@@ -125,7 +125,7 @@ class _Writer:
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
                     yield Completion(**self._head, choices=[choice])
         if self._body.includes_usage:
-            yield Completion(**self._head, choices=[], usage=generation.usage)
+            yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
     def _choice(self, new: NewText, generation: Generation) -> CompletionChoice:
         output, echo = new.output, bool(self._body.echo) and new.choice not in self._offsets
@@ -148,6 +148,12 @@ class _Writer:
             finish_reason=finish_reason(output),
             stop_reason=output.stop_reason,
         )
+
+    def _usage(self, generation: Generation) -> Usage:
+        usage = generation.usage
+        if self._scores_only:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
 
     def _prompt_text(self, prompt: Prompt) -> str:
         if prompt.text is not None:

@@ -7,14 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.engine.detokenizer import IncrementalDetokenizer
 from radixkv.engine.errors import DrainingError
 from radixkv.engine.model_loader import LoadedModel
@@ -24,7 +23,8 @@ from radixkv.request_stream import Piece, RequestStream
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
-from radixkv.server.protocol import PromptTokensDetails, Usage
+from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
+from radixkv.server.service import Service
 
 _T = TypeVar("_T")
 
@@ -69,16 +69,15 @@ class Generation:
 
     @staticmethod
     async def start(
-        llm: AsyncLLM,
+        service: Service,
         prompts: Sequence[Prompt],
         params: SamplingParams | BeamSearchParams,
-        num_choices: int,
+        body: GenerationRequest,
         request_id: str,
-        metrics: ServerMetrics,
     ) -> Generation:
         """Have all prompts taken in, or, raising what `AsyncLLM.submit` raises, none."""
-        streams = await llm.submit(prompts, params, request_id)
-        return Generation(llm.loaded, prompts, params, num_choices, streams, metrics)
+        streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
+        return Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
 
     @property
     def usage(self) -> Usage:
@@ -155,33 +154,67 @@ class Generation:
         )
 
 
+class Writer(Protocol):
+    """Writes an endpoint's responses: whole, or in chunks."""
+
+    async def whole(self, generation: Generation) -> BaseModel: ...
+
+    def chunks(self, generation: Generation) -> AsyncIterator[BaseModel]: ...
+
+
+class JsonResponse(Response):
+    """A model as JSON, written once. (What a route returns as a plain model would be validated and copied again.)"""
+
+    media_type = "application/json"
+
+    def __init__(self, content: BaseModel) -> None:
+        super().__init__(content.model_dump_json())
+
+
 class EventStream(StreamingResponse):
     """Server-sent events; when the client goes away, the iteration that makes them is closed."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events = events
+    def __init__(self, chunks: AsyncIterator[BaseModel], generation: Generation) -> None:
+        self._events = _as_events(chunks)
+        self._generation = generation
+        super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            await super().__call__(scope, receive, send)
+        try:
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
+        finally:
+            # An iteration that was closed before its first step has not closed anything itself.
+            self._generation.close()
 
 
-async def as_events(chunks: AsyncIterator[BaseModel], generation: Generation) -> AsyncGenerator[str, None]:
+async def _as_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[str, None]:
     """Chunks as server-sent events in OpenAI's manner; a failure is the last of them, for the status is long sent."""
     try:
         async for chunk in chunks:
             yield f"data: {chunk.model_dump_json()}\n\n"
     except Exception as error:
         yield f"data: {as_api_error(error).body.model_dump_json()}\n\n"
-    finally:
-        generation.close()
     yield "data: [DONE]\n\n"
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def respond(request: Request, generation: Generation, writer: Writer, stream: bool) -> Response:
+    """The response to a request whose prompts were taken in; however it ends, none of them stays in the engine.
+
+    Raises:
+        Exception: of a whole response, what ended the generation early.
+    """
+    if stream:
+        return EventStream(writer.chunks(generation), generation)
+    try:
+        return JsonResponse(await _unless_disconnected(request, writer.whole(generation)))
+    finally:
+        generation.close()
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of ``work``, which is cancelled when the client goes away before it is there.
 
     Raises:

@@ -18,7 +18,7 @@ import uvloop
 from radixkv.async_llm import AsyncLLM
 from radixkv.server.app import create_app
 from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service
+from radixkv.server.service import Service, max_characters
 from radixkv.server.tenants import Tenants
 from radixkv.server.token_text import TokenTexts
 
@@ -38,7 +38,7 @@ class ServeOptions:
     admin_key: str | None = None
     served_model_name: str | None = None
     max_queue: int = 256
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     grace_seconds: float = 30.0
 
 
@@ -70,6 +70,7 @@ async def _serve(llm: AsyncLLM, options: ServeOptions, tenants: Tenants, listene
         tenants=tenants,
         metrics=ServerMetrics(llm),
         token_texts=TokenTexts(llm.loaded.tokenizer),
+        max_characters=max_characters(llm.loaded),
         started=int(time.time()),
         drain=leave.set,
     )

@@ -59,6 +59,8 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
+            messages = as_template_messages(body.messages or [])
+            service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
             tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, loaded))
         return TokenizeResponse(
             count=len(tokens),

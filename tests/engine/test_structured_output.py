@@ -129,6 +129,7 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"regex": "a" * 9000}, "at most 8192"),
         ({"grammar": "start: nowhere\n"}, "unknown name"),
         ({"grammar": "nonsense"}, "cannot be read"),
+        ({"grammar": ""}, "No 'root' rule found"),
         ({"grammar": "start: start\n"}, "cannot be followed"),
         ({"choice": []}, "choice must be"),
         ({"choice": "yes"}, "choice must be"),

@@ -94,7 +94,9 @@ def test_logprobs_and_echo(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == found.tokens
     assert [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset] == found.text_offset
-    scored = complete(client, logprobs=0, echo=True, max_tokens=0).choices[0]
+    scoring = complete(client, logprobs=0, echo=True, max_tokens=0)
+    assert scoring.usage.completion_tokens == 0
+    scored = scoring.choices[0]
     assert scored.text == "One, two, three,"
     assert scored.logprobs.token_logprobs == pytest.approx(
         found.token_logprobs[: len(scored.logprobs.tokens)], abs=1e-4
@@ -120,6 +122,7 @@ def test_other_ways_to_sample(client: openai.OpenAI) -> None:
     for options in ({"top_k": 1}, {"min_p": 1.0}):
         assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
     assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
+    assert complete(client, extra_body={"priority": -3}).choices[0].text == greedy
     assert complete(client, extra_body={"repetition_penalty": 1.5}, user="somebody").choices[0].text != greedy
     endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
     assert endless.usage.completion_tokens == 40

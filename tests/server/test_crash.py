@@ -12,7 +12,7 @@ import pytest
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
 from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service
+from radixkv.server.service import Service, max_characters
 from radixkv.server.tenants import Tenants
 from radixkv.server.token_text import TokenTexts
 
@@ -26,6 +26,7 @@ def client_of(llm: AsyncLLM) -> httpx.AsyncClient:
         tenants=Tenants(),
         metrics=ServerMetrics(llm),
         token_texts=TokenTexts(llm.loaded.tokenizer),
+        max_characters=max_characters(llm.loaded),
         started=int(time.time()),
         drain=llm.start_draining,
     )

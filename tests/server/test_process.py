@@ -76,6 +76,14 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
         assert server.process.wait(60) == 0
 
 
+def test_a_dead_engine_ends_the_process_with_status_1() -> None:
+    broken = "from radixkv.engine.scheduler import Scheduler\nScheduler.schedule = lambda self: 1 / 0"
+    with ServerProcess(prelude=broken) as server:
+        with server.client() as client:
+            assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
+        assert server.process.wait(60) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -88,6 +96,13 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
 def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         run_server("/no/such/model", ServeOptions(**options), {})
+
+
+def test_what_is_not_installed_is_named() -> None:
+    program = "import sys; sys.modules['uvicorn'] = None\nfrom radixkv.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", program, "serve"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "radixkv: uvicorn is not installed: pip install 'radixkv[server]'\n"
 
 
 def test_a_port_in_use_is_one_line_on_standard_error() -> None:
