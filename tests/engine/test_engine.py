@@ -11,7 +11,9 @@ import torch
 from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.errors import NoBlocksLeftError, RequestTooLargeError
+from radixkv.engine.engine import Engine
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
+from radixkv.engine.model_loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -281,3 +283,50 @@ def test_a_request_starved_by_holds_fails_and_the_rest_go_on() -> None:
     assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
     llm.engine.cache.release(hold)
     assert_empty(llm)
+
+
+def test_priorities_decide_who_is_answered_first() -> None:
+    llm = tiny(max_num_seqs=1)
+    finished: list[str] = []
+    step = llm.engine.step
+
+    def recorded() -> list[Any]:
+        requests = step()
+        finished.extend(request.request_id for request in requests if request.finished)
+        return requests
+
+    llm.engine.step = recorded  # type: ignore[method-assign]
+    outputs = llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[3, 0, -1, 0])
+    order = [outputs[place].request_id for place in (2, 1, 3, 0)]
+    assert finished == order
+    with pytest.raises(ValueError, match="priority: expected one for each of 4 prompts, got 2"):
+        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[1, 2])
+    with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
+        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
+    assert_empty(llm)
+
+
+def test_a_full_queue_refuses_and_changes_nothing() -> None:
+    engine = Engine(load_model(build_supported("llama")), num_blocks=400, max_num_seqs=2, max_num_waiting=3)
+
+    def add(name: str) -> None:
+        engine.add(engine.make_request(name, [5, 6, 7], GREEDY))
+
+    # Two can run and three wait.
+    for number in range(5):
+        add(f"{number}")
+    for _ in range(2):
+        with pytest.raises(QueueFullError, match="5 requests wait already, max_num_waiting=3") as refusal:
+            add("6")
+        assert 1 <= refusal.value.retry_after <= 60
+    engine.step()
+    with pytest.raises(QueueFullError, match="3 requests wait already"):
+        add("6")
+    engine.abort("4")
+    add("6")
+    answered = []
+    while engine.has_unfinished_requests:
+        answered += [request.request_id for request in engine.step() if request.finished]
+    assert sorted(answered) == ["0", "1", "2", "3", "6"]
+    with pytest.raises(ValueError, match="max_num_waiting must be a whole number of at least 0, got -1"):
+        Engine(load_model(build_supported("llama")), num_blocks=400, max_num_waiting=-1)
