@@ -1,29 +1,54 @@
 """The prefix cache: token ids and block ids, no torch, no model, no device."""
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.block_table import BlockTable, Hold
-from radixkv.cache.errors import CacheError, ClosedError, InvalidArgumentError, InvariantViolation, OutOfBlocks
-from radixkv.cache.eviction import LRU, EvictableLeaf, EvictionPolicy
+from radixkv.cache.block_table import BlockTable
+from radixkv.cache.errors import (
+    CacheError,
+    ClosedError,
+    InvalidArgumentError,
+    InvariantViolation,
+    OutOfBlocks,
+    PinQuotaExceeded,
+)
+from radixkv.cache.eviction import (
+    LFU,
+    LRU,
+    Adaptive,
+    CostAware,
+    EvictableLeaf,
+    EvictionPolicy,
+    LearningPolicy,
+    PriorityTTL,
+    SegmentedLRU,
+)
+from radixkv.cache.pin import Pin
 from radixkv.cache.prefix_cache import BlockCopy, PrefixCache
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot
 from radixkv.cache.stats import CacheStats
 
 __all__ = [
+    "LFU",
     "LRU",
+    "Adaptive",
     "BlockCopy",
     "BlockPool",
     "BlockTable",
     "CacheError",
     "CacheStats",
     "ClosedError",
+    "CostAware",
     "EvictableLeaf",
     "EvictionPolicy",
-    "Hold",
     "InvalidArgumentError",
     "InvariantViolation",
+    "LearningPolicy",
     "NodeSnapshot",
     "OutOfBlocks",
+    "Pin",
+    "PinQuotaExceeded",
     "PrefixCache",
+    "PriorityTTL",
     "RadixTree",
+    "SegmentedLRU",
 ]

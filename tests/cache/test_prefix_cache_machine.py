@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from radixkv.cache import BlockTable, Hold, NodeSnapshot, OutOfBlocks, PrefixCache
+from radixkv.cache import (
+    LRU,
+    Adaptive,
+    BlockTable,
+    EvictionPolicy,
+    NodeSnapshot,
+    OutOfBlocks,
+    Pin,
+    PinQuotaExceeded,
+    PrefixCache,
+)
 
 NAMESPACES = ("", "tenant")
 # A tiny alphabet, so that prompts share prefixes that end anywhere, inside blocks too.
@@ -55,19 +66,30 @@ def longest_known(root: NodeSnapshot | None, tokens: list[int]) -> int:
 
 class CacheMachine(RuleBasedStateMachine):
     live = Bundle("live")
-    holds = Bundle("holds")
+    pins = Bundle("pins")
 
-    @initialize(block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]), num_blocks=st.integers(1, 24))
-    def start(self, block_size: int, num_blocks: int) -> None:
-        self.cache = PrefixCache(num_blocks, block_size)
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]),
+        num_blocks=st.integers(1, 24),
+        policy=st.sampled_from([LRU, LRU, Adaptive]),
+        remembered=st.sampled_from([None, 0, 3]),
+    )
+    def start(
+        self, block_size: int, num_blocks: int, policy: Callable[[], EvictionPolicy], remembered: int | None
+    ) -> None:
+        self.time = 0.0
+        self.cache = PrefixCache(
+            num_blocks, block_size, policy(), remembered_blocks=remembered, clock=lambda: self.time
+        )
         self.memory = ShadowMemory(num_blocks, block_size)
         self.tokens: dict[BlockTable, list[int]] = {}
         self.writes: dict[BlockTable, bool] = {}
-        self.open_holds: dict[Hold, list[int]] = {}
+        self.open_pins: dict[Pin, list[int]] = {}
         self.seen_prompts: list[list[int]] = [[0]]
 
     def state(self) -> Any:
         """Everything that a failed call must leave as it was."""
+        self.cache.pins()  # releases what has expired by now
         trees = repr(self.cache.tree_snapshot())
         tables = [(t.block_ids.tolist(), t.num_tokens, t.version) for t in self.tokens]
         return trees, tables, self.cache.stats, self.cache.num_free_blocks, self.cache.num_evictable_blocks
@@ -176,19 +198,34 @@ class CacheMachine(RuleBasedStateMachine):
             del self.tokens[table]
             self.cache.abort(table)
 
-    @rule(target=holds, data=st.data(), namespace=st.sampled_from(NAMESPACES))
-    def hold(self, data: st.DataObject, namespace: str) -> Hold:
+    @rule(
+        target=pins,
+        data=st.data(),
+        namespace=st.sampled_from(NAMESPACES),
+        ttl=st.sampled_from([None, None, 1.0, 5.0]),
+    )
+    def pin(self, data: st.DataObject, namespace: str, ttl: float | None) -> Any:
         prompt = data.draw(st.sampled_from(self.seen_prompts))
-        hold = self.cache.hold(prompt, namespace)
+        before = self.state()
+        try:
+            pin = self.cache.pin(prompt, namespace, ttl)
+        except PinQuotaExceeded as error:
+            assert error.needed > error.quota == self.cache.max_pinned_blocks
+            assert self.state() == before
+            return multiple()
         known = self.cache.match(prompt, namespace)
-        assert hold.num_tokens == known // self.cache.block_size * self.cache.block_size
-        self.open_holds[hold] = prompt[: hold.num_tokens]
-        return hold
+        assert pin.num_tokens == known // self.cache.block_size * self.cache.block_size
+        self.open_pins[pin] = prompt[: pin.num_tokens]
+        return pin
 
-    @rule(hold=consumes(holds))
-    def release(self, hold: Hold) -> None:
-        self.cache.release(hold)
-        del self.open_holds[hold]
+    @rule(pin=consumes(pins))
+    def release(self, pin: Pin) -> None:
+        self.cache.release(pin)
+        del self.open_pins[pin]
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds: int) -> None:
+        self.time += seconds
 
     @rule(namespace=st.sampled_from([None, *NAMESPACES]))
     def clear(self, namespace: str | None) -> None:
@@ -227,17 +264,20 @@ class CacheMachine(RuleBasedStateMachine):
         self.carry_out_copies()
         for table, tokens in self.tokens.items():
             self.memory.assert_reads_its_own(table, tokens)
-        for hold, tokens in self.open_holds.items():
-            if not hold.released:
-                assert self.cache.match(tokens, hold.namespace) == len(tokens)
+        in_force = self.cache.pins()
+        for pin, tokens in self.open_pins.items():
+            assert pin.released == (pin not in in_force)
+            if not pin.released:
+                assert pin.expires_at is None or pin.expires_at > self.time
+                assert self.cache.match(tokens, pin.namespace) == len(tokens)
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
         for table in list(self.tokens):
             self.cache.close(table)
-        for hold in self.open_holds:
-            self.cache.release(hold)
+        for pin in self.open_pins:
+            self.cache.release(pin)
         self.cache.check()
         self.cache.clear()
         self.cache.check()
