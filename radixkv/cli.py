@@ -96,6 +96,23 @@ def doctor(
     report(console)
 
 
+@app.command()
+def simulate(
+    trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
+    blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (
+        "2%,5%,10%,20%"
+    ),
+    policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
+    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(help="draw hit rates against sizes into this file")] = None,
+) -> None:
+    """Replay a trace through the cache, without a model: which policy, how much memory?"""
+    from radixkv.simulate.report import run_simulation
+
+    run_simulation(Console(), trace, blocks, policy, bytes_per_token, json_path, plot)
+
+
 @bench.command()
 def e2e(
     json_path: JsonPath = None,

@@ -61,13 +61,13 @@ class Node:
 
     def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: float) -> None:
         self.parent = parent
-        self.depth = 0 if parent is None else parent.depth + len(parent.blocks)
+        self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
         self.uses = 1
         self.priority = 0
         self.group = 0
         self.hashes: array[int] | None = None
         self.tokens = tokens
-        self.blocks = blocks
+        self.blocks: array[int] = blocks
         self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
         self.lock_count = 0
         self.last_use = last_use

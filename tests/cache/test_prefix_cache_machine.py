@@ -99,6 +99,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert error.free == self.cache.num_free_blocks
         assert self.state() == before
 
+    def assert_over_quota(self, error: PinQuotaExceeded, before: Any) -> None:
+        assert error.needed > error.quota == self.cache.max_pinned_blocks
+        assert self.state() == before
+
     def carry_out_copies(self) -> None:
         for copy in self.cache.drain_copies():
             self.memory.copy(copy.source, copy.target, copy.num_tokens)
@@ -210,8 +214,7 @@ class CacheMachine(RuleBasedStateMachine):
         try:
             pin = self.cache.pin(prompt, namespace, ttl)
         except PinQuotaExceeded as error:
-            assert error.needed > error.quota == self.cache.max_pinned_blocks
-            assert self.state() == before
+            self.assert_over_quota(error, before)
             return multiple()
         known = self.cache.match(prompt, namespace)
         assert pin.num_tokens == known // self.cache.block_size * self.cache.block_size

@@ -83,7 +83,7 @@ class Newest:
 
 
 class Forgetful(Newest):
-    """A policy that loses every fifth leaf."""
+    """A policy that loses every second leaf."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Forgetful(Newest):
 
     def add(self, leaf: EvictableLeaf) -> None:
         self._num_added += 1
-        if self._num_added % 5:
+        if self._num_added % 2:
             super().add(leaf)
 
     def remove(self, leaf: EvictableLeaf) -> None:
