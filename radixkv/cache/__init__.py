@@ -21,6 +21,7 @@ from radixkv.cache.eviction import (
     PriorityTTL,
     SegmentedLRU,
 )
+from radixkv.cache.explain import Computed, Divergence, Explanation, Reason
 from radixkv.cache.pin import Pin
 from radixkv.cache.prefix_cache import BlockCopy, PrefixCache
 from radixkv.cache.radix_tree import RadixTree
@@ -37,9 +38,12 @@ __all__ = [
     "CacheError",
     "CacheStats",
     "ClosedError",
+    "Computed",
     "CostAware",
+    "Divergence",
     "EvictableLeaf",
     "EvictionPolicy",
+    "Explanation",
     "InvalidArgumentError",
     "InvariantViolation",
     "LearningPolicy",
@@ -50,5 +54,6 @@ __all__ = [
     "PrefixCache",
     "PriorityTTL",
     "RadixTree",
+    "Reason",
     "SegmentedLRU",
 ]

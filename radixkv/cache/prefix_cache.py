@@ -27,6 +27,7 @@ from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks, PinQuotaExceeded
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, EvictionPolicy, LearningPolicy
+from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
 from radixkv.cache.pin import Pin
 from radixkv.cache.radix_tree import Match, RadixTree
@@ -125,6 +126,21 @@ class PrefixCache:
         self._check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
         return 0 if match is None else match.num_tokens
+
+    def explain(self, tokens: TokenIds, namespace: str = "", read: bool = True) -> Explanation:
+        """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
+
+        That a prompt is known in another namespace is said, though not in which: whoever must not learn even that should
+        not be shown it.
+
+        Raises:
+            InvalidArgumentError: no tokens, or not token ids; ``namespace`` is no string.
+        """
+        self._check_namespace(namespace)
+        prompt = encode(tokens)
+        if not prompt:
+            raise InvalidArgumentError("tokens: expected at least one, got none")
+        return explain(self._tree, self._evicted, prompt, namespace, read, self._clock(), self.block_size)
 
     def open(
         self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True, priority: int = 0

@@ -234,6 +234,14 @@ class RadixTree:
         assert node.hashes is not None
         return node.hashes
 
+    def hash_before(self, match: Match) -> int:
+        """The hash of the last whole block of a match, or of its namespace."""
+        node, place = match.node, match.num_node_blocks
+        while not place and node.parent is not None:
+            node = node.parent
+            place = len(node.blocks)
+        return self.hashes(node)[max(0, place - 1)]
+
     @staticmethod
     def namespace_of(node: Node) -> str:
         while node.parent is not None:

@@ -247,6 +247,26 @@ class CacheMachine(RuleBasedStateMachine):
         root = self.cache.tree_snapshot().get(namespace)
         assert self.cache.match(prompt, namespace) == longest_known(root, prompt)
 
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), read=st.booleans())
+    def explain(self, data: st.DataObject, namespace: str, read: bool) -> None:
+        prompt = data.draw(st.sampled_from(self.seen_prompts))
+        before = self.state()
+        told = self.cache.explain(prompt, namespace, read)
+        assert self.state() == before
+        assert told.num_reused_tokens == (min(self.cache.match(prompt, namespace), len(prompt) - 1) if read else 0)
+        place = told.num_reused_tokens
+        for part in told.computed:
+            assert part.start == place
+            assert part.num_tokens > 0
+            place += part.num_tokens
+        assert place == told.num_prompt_tokens == len(prompt)
+        if told.divergence is not None:
+            position = told.divergence.position
+            assert position == self.cache.match(prompt, namespace)
+            shown = prompt[:position] + told.divergence.cached_tokens.tolist()
+            # What is shown is of this namespace.
+            assert self.cache.match(shown, namespace) == len(shown)
+
     @rule(spare=st.integers(1, 24))
     def squeeze(self, spare: int) -> None:
         """Another sequence comes and goes that needs many blocks, and leaves nothing behind."""
