@@ -13,6 +13,7 @@ from radixkv.cache.errors import (
 from radixkv.cache.eviction import (
     LFU,
     LRU,
+    POLICIES,
     Adaptive,
     CostAware,
     EvictableLeaf,
@@ -31,6 +32,7 @@ from radixkv.cache.stats import CacheStats
 __all__ = [
     "LFU",
     "LRU",
+    "POLICIES",
     "Adaptive",
     "BlockCopy",
     "BlockPool",

@@ -72,15 +72,20 @@ class EvictedPrefixes:
         while self.num_blocks > self._max_blocks:
             self._drop(next(iter(self._records)))
 
-    def follow(self, before: int, prompt: bytes, offset: int) -> Iterator[tuple[EvictedBlocks, int]]:
+    def follow(
+        self, before: int, prompt: bytes, offset: int, partial: bool = True
+    ) -> Iterator[tuple[EvictedBlocks, int]]:
         """The records along a prompt from byte ``offset`` on, each with how many of its tokens the prompt has.
 
         Args:
             before: hash of the prompt's last block before the offset, or of the namespace.
+            partial: look for records of nothing but a partly filled block too: one more look-up a length.
         """
         size = self._block_size * TOKEN_BYTES
         while True:
-            record = self._records.get(next_hash(before, prompt[offset : offset + size]))
+            lengths = range(size, 0, -TOKEN_BYTES) if partial else (size,)
+            keys = (next_hash(before, prompt[offset : offset + length]) for length in lengths)
+            record = next((self._records[key] for key in keys if key in self._records), None)
             if record is None:
                 return
             num_tokens = 0
@@ -98,8 +103,8 @@ class EvictedPrefixes:
                 return
 
     def take(self, before: int, prompt: bytes, offset: int) -> list[tuple[EvictedBlocks, int]]:
-        """`follow`, and forget what is found: it is computed anew."""
-        found = list(self.follow(before, prompt, offset))
+        """`follow`, whole blocks first, and forget what is found: it is computed anew."""
+        found = list(self.follow(before, prompt, offset, partial=False))
         for record, _ in found:
             self._drop(record.hashes[0])
         return found

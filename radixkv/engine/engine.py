@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.cache import PrefixCache
+from radixkv.cache import POLICIES, PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
@@ -29,6 +30,7 @@ from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.simulate.record import TraceRecorder
 
 DEFAULT_KV_CACHE_BYTES = 1 << 30
 
@@ -47,6 +49,8 @@ class Engine:
         max_num_seqs: sequences that run side by side at most.
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         seed: where the random numbers of requests without a seed of their own begin.
+        eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
+        record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
 
     Raises:
         ValueError: an argument is out of its range.
@@ -65,7 +69,11 @@ class Engine:
         max_num_seqs: int = 64,
         enable_prefix_caching: bool = True,
         seed: int = 0,
+        eviction_policy: str = "lru",
+        record_trace: Path | None = None,
     ) -> None:
+        if eviction_policy not in POLICIES:
+            raise ValueError(f"eviction_policy: expected one of {', '.join(POLICIES)}, got {eviction_policy!r}")
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -95,7 +103,8 @@ class Engine:
                 num_blocks = kv_cache_memory_bytes // a_block
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
         self._runner.use_pool(self.pool)
-        self.cache = PrefixCache(num_blocks, block_size)
+        self.cache = PrefixCache(num_blocks, block_size, POLICIES[eviction_policy]())
+        self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
@@ -276,6 +285,13 @@ class Engine:
             if all(sequence.finish_reason is not None for sequence in request.sequences):
                 request.metrics.finished_time = time.monotonic()
                 del self._requests[request.request_id]
+                if self._recorder is not None:
+                    self._recorder.record(
+                        request.namespace,
+                        request.prompt_token_ids,
+                        request.sequences[0].output_token_ids,
+                        request.metrics.arrival_time,
+                    )
         return list(touched.values())
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from radixkv.cache import (
-    LFU,
-    LRU,
-    Adaptive,
-    CostAware,
-    EvictionPolicy,
-    OutOfBlocks,
-    PrefixCache,
-    PriorityTTL,
-    SegmentedLRU,
-)
+from radixkv.cache import EvictionPolicy, OutOfBlocks, PrefixCache
 from radixkv.simulate.trace import Trace, TracedRequest
-
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
-    "lru": LRU,
-    "lfu": LFU,
-    "segmented-lru": SegmentedLRU,
-    "priority": PriorityTTL,
-    "cost-aware": CostAware,
-    "adaptive": Adaptive,
-}
 
 # Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)

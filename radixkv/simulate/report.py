@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from radixkv.cache import POLICIES
 from radixkv.simulate.bounds import belady, block_lru, unlimited
-from radixkv.simulate.replay import POLICIES, replay
+from radixkv.simulate.replay import replay
 from radixkv.simulate.synthetic import SYNTHETIC
 from radixkv.simulate.trace import Trace, read_trace
 
