@@ -10,6 +10,7 @@ from radixkv.cache.errors import (
     OutOfBlocks,
     PinQuotaExceeded,
 )
+from radixkv.cache.events import AllCleared, BlocksRemoved, BlocksStored, CacheEvent, EventLog
 from radixkv.cache.eviction import (
     LFU,
     LRU,
@@ -34,15 +35,20 @@ __all__ = [
     "LRU",
     "POLICIES",
     "Adaptive",
+    "AllCleared",
     "BlockCopy",
     "BlockPool",
     "BlockTable",
+    "BlocksRemoved",
+    "BlocksStored",
     "CacheError",
+    "CacheEvent",
     "CacheStats",
     "ClosedError",
     "Computed",
     "CostAware",
     "Divergence",
+    "EventLog",
     "EvictableLeaf",
     "EvictionPolicy",
     "Explanation",

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks, PinQuotaExceeded
+from radixkv.cache.events import AllCleared, EventLog
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, EvictionPolicy, LearningPolicy
 from radixkv.cache.explain import Explanation, explain
@@ -54,6 +55,7 @@ class PrefixCache:
         policy: which leaf goes first when blocks are needed; by default the least recently used.
         max_pinned_blocks: how many blocks may be pinned; by default half of them.
         remembered_blocks: how many evicted blocks are remembered by their hashes; by default four times ``num_blocks``.
+        events: where it is told what becomes known and what goes, from the beginning on.
         clock: seconds, from any beginning on; never goes back.
 
     Raises:
@@ -68,6 +70,7 @@ class PrefixCache:
         *,
         max_pinned_blocks: int | None = None,
         remembered_blocks: int | None = None,
+        events: EventLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_count("num_blocks", num_blocks, 1)
@@ -83,7 +86,10 @@ class PrefixCache:
         self._clock = clock
         self._pool = BlockPool(num_blocks)
         self._evicted = EvictedPrefixes(remembered_blocks, block_size) if remembered_blocks else None
-        self._tree = RadixTree(self._pool, block_size, LRU() if policy is None else policy, clock, self._evicted)
+        self.events = events
+        self._tree = RadixTree(
+            self._pool, block_size, LRU() if policy is None else policy, clock, self._evicted, events
+        )
         self._learns = isinstance(policy, LearningPolicy)
         self._tables: set[BlockTable] = set()
         self._pins: set[Pin] = set()
@@ -406,7 +412,9 @@ class PrefixCache:
                     table._node, table._write, table._num_published = None, False, 0
             for pin in [pin for pin in self._pins if pin.namespace == name]:
                 self._drop_pin(pin)
-            self._tree.remove_namespace(name)
+            self._tree.remove_namespace(name, tell=namespace is not None)
+        if namespace is None and self.events is not None:
+            self.events.add(AllCleared())
         return self._pool.num_free - free_before
 
     def drain_copies(self) -> list[BlockCopy]:

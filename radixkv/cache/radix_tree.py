@@ -24,9 +24,10 @@ from sortedcontainers import SortedDict
 
 from radixkv.cache.block_hash import namespace_hash, next_hash
 from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.events import BlocksRemoved, BlocksStored, EventLog
 from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
-from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens, decode
 
 
 class Node:
@@ -136,6 +137,7 @@ class RadixTree:
         policy: which leaf goes first.
         now: the cache's clock, in seconds.
         evicted: where evicted prefixes are remembered, if they are.
+        events: where changes are told, if they are.
     """
 
     def __init__(
@@ -145,12 +147,14 @@ class RadixTree:
         policy: EvictionPolicy,
         now: Callable[[], float],
         evicted: EvictedPrefixes | None,
+        events: EventLog | None,
     ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self.evicted = evicted
+        self.events = events
         self._learner = policy if isinstance(policy, LearningPolicy) else None
         self._now = now
         self.roots: dict[str, Root] = {}
@@ -400,6 +404,8 @@ class RadixTree:
         node.tokens += tokens
         node.blocks.frombytes(blocks.tobytes())
         self.num_blocks += len(blocks)
+        if self.events is not None:
+            self._tell_stored(node, len(node.blocks) - len(blocks))
         return node
 
     def _grows_in_place(self, node: Node) -> bool:
@@ -411,6 +417,8 @@ class RadixTree:
             node.children = SortedDict()
         node.children[bytes(tokens[: self._block_bytes])] = child
         self.num_blocks += len(blocks)
+        if self.events is not None:
+            self._tell_stored(child, 0)
         return child
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
@@ -465,6 +473,8 @@ class RadixTree:
             keep = leaf.num_blocks - missing
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
+            if self.events is not None:
+                self._tell_removed(leaf, keep)
             del leaf.blocks[keep:]
             del leaf.tokens[keep * self._block_bytes :]
             if leaf.hashes is not None:
@@ -496,12 +506,14 @@ class RadixTree:
         parent = leaf.parent
         assert parent is not None and parent.children is not None
         self.policy.remove(leaf)
+        if self.events is not None:
+            self._tell_removed(leaf, 0)
         self.num_blocks -= leaf.num_blocks
         self.num_evictable_blocks -= leaf.num_blocks
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         self._let_go_if_leaf(parent)
 
-    def remove_namespace(self, namespace: str) -> None:
+    def remove_namespace(self, namespace: str, tell: bool) -> None:
         """Forget all of a namespace, locked nodes too: who holds their blocks must no longer publish there."""
         pending: list[Node] = [self.roots.pop(namespace)]
         while pending:
@@ -510,7 +522,31 @@ class RadixTree:
                 pending.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
                 self.policy.remove(node)
+            if tell and self.events is not None and node.blocks:
+                self._tell_removed(node, 0)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
             self.num_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _tell_stored(self, node: Node, start: int) -> None:
+        assert self.events is not None and node.parent is not None
+        hashes = self.hashes(node)
+        above = node if start else node.parent
+        self.events.add(
+            BlocksStored(
+                tuple(hashes[start:]),
+                (hashes[start - 1] if start else self.hashes(above)[-1]) if above.parent is not None else None,
+                tuple(decode(node.tokens[start * self._block_bytes :]).tolist()),
+                self._block_size,
+                namespace_hash(self.namespace_of(node)),
+                self.events.medium,
+            )
+        )
+
+    def _tell_removed(self, node: Node, start: int) -> None:
+        assert self.events is not None
+        name = namespace_hash(self.namespace_of(node))
+        self.events.add(BlocksRemoved(tuple(self.hashes(node)[start:]), name, self.events.medium))

@@ -13,7 +13,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from radixkv.cache import (
     LRU,
     Adaptive,
+    BlocksRemoved,
+    BlocksStored,
     BlockTable,
+    EventLog,
     EvictionPolicy,
     NodeSnapshot,
     OutOfBlocks,
@@ -78,8 +81,15 @@ class CacheMachine(RuleBasedStateMachine):
         self, block_size: int, num_blocks: int, policy: Callable[[], EvictionPolicy], remembered: int | None
     ) -> None:
         self.time = 0.0
+        self.log = EventLog()
+        self.told: dict[int, tuple[int | None, tuple[int, ...]]] = {}
         self.cache = PrefixCache(
-            num_blocks, block_size, policy(), remembered_blocks=remembered, clock=lambda: self.time
+            num_blocks,
+            block_size,
+            policy(),
+            remembered_blocks=remembered,
+            events=self.log,
+            clock=lambda: self.time,
         )
         self.memory = ShadowMemory(num_blocks, block_size)
         self.tokens: dict[BlockTable, list[int]] = {}
@@ -293,6 +303,40 @@ class CacheMachine(RuleBasedStateMachine):
             if not pin.released:
                 assert pin.expires_at is None or pin.expires_at > self.time
                 assert self.cache.match(tokens, pin.namespace) == len(tokens)
+
+    @invariant()
+    def the_events_tell_what_the_tree_holds(self) -> None:
+        for event in self.log:
+            if isinstance(event, BlocksStored):
+                before = event.parent_hash
+                assert before is None or len(self.told[before][1]) == event.block_size
+                for place, name in enumerate(event.block_hashes):
+                    assert name not in self.told
+                    size = event.block_size
+                    self.told[name] = before, event.token_ids[place * size : place * size + size]
+                    before = name
+            elif isinstance(event, BlocksRemoved):
+                for name in event.block_hashes:
+                    del self.told[name]
+            else:
+                self.told.clear()
+        told = sorted(self.path_of(name) for name in self.told)
+        held = sorted(path for root in self.cache.tree_snapshot().values() for path in self.paths(root, []))
+        assert told == held
+
+    def path_of(self, name: int | None) -> list[int]:
+        path: list[int] = []
+        while name is not None:
+            name, tokens = self.told[name]
+            path = [*tokens, *path]
+        return path
+
+    def paths(self, node: NodeSnapshot, before: list[int]) -> list[list[int]]:
+        """All tokens up to the end of every block."""
+        path, size = before + node.tokens.tolist(), self.cache.block_size
+        ends = range(len(before) + size, len(path) + size, size) if len(node.tokens) else ()
+        below = [deeper for child in node.children for deeper in self.paths(child, path)]
+        return [path[:end] for end in ends] + below
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
