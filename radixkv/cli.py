@@ -102,6 +102,26 @@ def doctor(
 
 
 @app.command()
+def inspect(
+    source: Annotated[str, typer.Argument(help="a snapshot's file, or the URL of a server that serves one")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
+    svg: Annotated[Path | None, typer.Option(help="draw the tree into this file")] = None,
+) -> None:
+    """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
+    from radixkv.inspect.picture import to_svg
+    from radixkv.inspect.source import read_snapshot
+    from radixkv.inspect.terminal import draw
+
+    snapshot = read_snapshot(source)
+    if svg is not None:
+        svg.write_text(to_svg(snapshot))
+    if as_json:
+        print(snapshot.to_json())
+    else:
+        Console().print(draw(snapshot))
+
+
+@app.command()
 def simulate(
     trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
     blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (

@@ -10,7 +10,7 @@ from radixkv.cache import Computed, Explanation, PrefixCache, Reason
 
 Decode = Callable[[list[int]], str]
 
-_CONTEXT_TOKENS = 8
+_CONTEXT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,14 @@ def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_siz
 
 def _sentence(part: Computed) -> str:
     tokens = "1 token" if part.num_tokens == 1 else f"{part.num_tokens} tokens"
+    times = "once" if part.uses == 1 else f"{part.uses} times"
     match part.reason:
         case Reason.NEW:
             return f"{tokens} from {part.start} on: not seen before, as far as is remembered"
         case Reason.EVICTED:
             return (
                 f"{tokens} from {part.start} on: evicted {part.evicted_seconds_ago:.0f} s ago, when nobody had used them "
-                f"for {part.unused_seconds:.0f} s; used {part.uses} times before. More memory or a pin would keep them"
+                f"for {part.unused_seconds:.0f} s; used {times} before. More memory or a pin would keep them"
             )
         case Reason.OTHER_NAMESPACE:
             return f"{tokens} from {part.start} on: cached, but under another cache salt, which never shares"

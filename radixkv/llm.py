@@ -17,6 +17,7 @@ from radixkv.engine.model_loader import load_model
 from radixkv.engine.output import beam_output, delta_output, request_output
 from radixkv.engine.request import Request
 from radixkv.explain import PromptExplanation, in_words
+from radixkv.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -47,6 +48,8 @@ class LLM:
         enable_prefix_caching: False: no prompt reuses another's computation.
         seed: where the random numbers begin of requests that bring no seed.
         eviction_policy: what goes first when blocks run out: lru, lfu, segmented-lru, priority, cost-aware or adaptive.
+        kv_events_endpoint: publish KV events over ZeroMQ there, such as ``tcp://*:5557``, as vLLM does.
+        kv_events_replay_endpoint: where subscribers ask for events that they missed.
         record_trace: write a line a finished request to this file, without any text, for `radixkv simulate`.
 
     Raises:
@@ -70,6 +73,8 @@ class LLM:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         eviction_policy: str = "lru",
+        kv_events_endpoint: str | None = None,
+        kv_events_replay_endpoint: str | None = None,
         record_trace: str | Path | None = None,
     ) -> None:
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
@@ -83,6 +88,8 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             seed=seed,
             eviction_policy=eviction_policy,
+            kv_events_endpoint=kv_events_endpoint,
+            kv_events_replay_endpoint=kv_events_replay_endpoint,
             record_trace=None if record_trace is None else Path(record_trace),
         )
         self._ids = itertools.count()
@@ -189,6 +196,11 @@ class LLM:
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prompt be evicted again."""
         self.engine.cache.release(pin)
+
+    def inspect(self) -> CacheSnapshot:
+        """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.inspect`)."""
+        pool = self.engine.pool
+        return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

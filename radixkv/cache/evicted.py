@@ -8,6 +8,7 @@ rest. The oldest records go when more blocks are remembered than allowed. So a p
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from radixkv.cache.block_hash import next_hash
@@ -56,7 +57,8 @@ class EvictedPrefixes:
     def __init__(self, max_blocks: int, block_size: int) -> None:
         self._max_blocks = max_blocks
         self._block_size = block_size
-        self._records: dict[int, EvictedBlocks] = {}  # oldest first
+        # Oldest first. Not a dict: to find the first key of one that shrinks from its front takes ever longer.
+        self._records: OrderedDict[int, EvictedBlocks] = OrderedDict()
         self.num_blocks = 0
 
     def __len__(self) -> int:
@@ -70,7 +72,7 @@ class EvictedPrefixes:
         self._records[key] = record
         self.num_blocks += len(record.hashes)
         while self.num_blocks > self._max_blocks:
-            self._drop(next(iter(self._records)))
+            self.num_blocks -= len(self._records.popitem(last=False)[1].hashes)
 
     def follow(
         self, before: int, prompt: bytes, offset: int, partial: bool = True

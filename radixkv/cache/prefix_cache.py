@@ -54,7 +54,8 @@ class PrefixCache:
         block_size: tokens a block.
         policy: which leaf goes first when blocks are needed; by default the least recently used.
         max_pinned_blocks: how many blocks may be pinned; by default half of them.
-        remembered_blocks: how many evicted blocks are remembered by their hashes; by default four times ``num_blocks``.
+        remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
+            times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 2 us slower.
         events: where it is told what becomes known and what goes, from the beginning on.
         clock: seconds, from any beginning on; never goes back.
 
@@ -78,7 +79,7 @@ class PrefixCache:
         if max_pinned_blocks is None:
             max_pinned_blocks = num_blocks // 2
         if remembered_blocks is None:
-            remembered_blocks = 4 * num_blocks
+            remembered_blocks = 4 * num_blocks if isinstance(policy, LearningPolicy) else 0
         _check_count("max_pinned_blocks", max_pinned_blocks, 0)
         _check_count("remembered_blocks", remembered_blocks, 0)
         self.block_size = block_size
@@ -122,6 +123,10 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """A copy of the counters."""
         return replace(self._stats)
+
+    def now(self) -> float:
+        """The cache's clock, in seconds."""
+        return self._clock()
 
     def match(self, tokens: TokenIds, namespace: str = "") -> int:
         """Length of the longest known prefix of ``tokens``, in tokens. Changes nothing, not even what was used last.

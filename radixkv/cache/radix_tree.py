@@ -218,14 +218,14 @@ class RadixTree:
 
     def hashes(self, node: Node) -> array[int]:
         """The hash of each of the node's blocks; a root has the one that its namespace begins with."""
-        incomplete = [node]
-        if node.hashes is not None and len(node.hashes) >= len(node.blocks):
-            return node.hashes
-        for above in node.path():
-            if above.hashes is not None and len(above.hashes) >= len(above.blocks):
+        done = node.hashes
+        if done is not None and len(done) >= len(node.blocks):
+            return done
+        incomplete = []
+        for step in node.path():
+            if step.hashes is not None and len(step.hashes) >= len(step.blocks):
                 break
-            if above is not node:
-                incomplete.append(above)
+            incomplete.append(step)
         size = self._block_bytes
         for step in reversed(incomplete):
             assert step.parent is not None and step.parent.hashes is not None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.cache import POLICIES, PrefixCache
+from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
@@ -50,6 +50,8 @@ class Engine:
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         seed: where the random numbers of requests without a seed of their own begin.
         eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
+        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.kv_events`).
+        kv_events_replay_endpoint: where subscribers ask for what they missed.
         record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
 
     Raises:
@@ -70,6 +72,8 @@ class Engine:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         eviction_policy: str = "lru",
+        kv_events_endpoint: str | None = None,
+        kv_events_replay_endpoint: str | None = None,
         record_trace: Path | None = None,
     ) -> None:
         if eviction_policy not in POLICIES:
@@ -103,7 +107,18 @@ class Engine:
                 num_blocks = kv_cache_memory_bytes // a_block
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
         self._runner.use_pool(self.pool)
-        self.cache = PrefixCache(num_blocks, block_size, POLICIES[eviction_policy]())
+        events = (
+            None if kv_events_endpoint is None else EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+        )
+        self.cache = PrefixCache(
+            num_blocks, block_size, POLICIES[eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+        )
+        self._publisher = None
+        if kv_events_endpoint is not None:
+            # Only here: it needs packages that others do without.
+            from radixkv.kv_events import ZmqEventPublisher
+
+            self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
         self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self._sampler = Sampler()
@@ -217,11 +232,19 @@ class Engine:
                 request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
                 self._discard(request)
             raise
-        return self._take_results(chunks, logits)
+        touched = self._take_results(chunks, logits)
+        self._publish_events()
+        return touched
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the blocks freed."""
-        return self.cache.clear()
+        freed = self.cache.clear()
+        self._publish_events()
+        return freed
+
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self.cache.events is not None:
+            self._publisher.publish(self.cache.events)
 
     # -- before the model ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from radixkv.cache import InvalidArgumentError, PrefixCache, Reason
 def make_cache(num_blocks: int = 8) -> tuple[PrefixCache, list[float]]:
     """A cache of blocks of two tokens, and its clock."""
     now = [100.0]
-    return PrefixCache(num_blocks, 2, clock=lambda: now[0]), now
+    return PrefixCache(num_blocks, 2, remembered_blocks=4 * num_blocks, clock=lambda: now[0]), now
 
 
 def reasons(cache: PrefixCache, prompt: list[int], **options: object) -> list[tuple[Reason, int]]:
@@ -103,7 +103,7 @@ def test_evicted_prefixes_are_remembered_in_bounded_memory() -> None:
     assert memory.num_blocks <= 6
     assert reasons(cache, [98, 1000, 1001, 1])[0][0] is Reason.EVICTED
     assert reasons(cache, [5, 1000, 1001, 1]) == [(Reason.NEW, 4)]
-    assert PrefixCache(4, 1, remembered_blocks=0)._evicted is None
+    assert PrefixCache(4, 1)._evicted is None
 
 
 def test_what_is_cleared_is_forgotten() -> None:

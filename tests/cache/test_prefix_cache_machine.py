@@ -75,7 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]),
         num_blocks=st.integers(1, 24),
         policy=st.sampled_from([LRU, LRU, Adaptive]),
-        remembered=st.sampled_from([None, 0, 3]),
+        remembered=st.sampled_from([None, 50, 3]),
     )
     def start(
         self, block_size: int, num_blocks: int, policy: Callable[[], EvictionPolicy], remembered: int | None
