@@ -232,9 +232,11 @@ class RadixTree:
             if step.hashes is None:
                 step.hashes = array("Q")
             before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
-            for offset in range(len(step.hashes) * size, len(step.tokens), size):
-                before = next_hash(before, step.tokens[offset : offset + size])
-                step.hashes.append(before)
+            tokens, add = memoryview(step.tokens), step.hashes.append
+            for offset in range(len(step.hashes) * size, len(tokens), size):
+                before = next_hash(before, tokens[offset : offset + size])
+                add(before)
+            tokens.release()  # or the node could not grow
         assert node.hashes is not None
         return node.hashes
 

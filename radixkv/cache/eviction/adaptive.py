@@ -35,17 +35,17 @@ Table = NDArray[np.float64]
 
 _LEVELS = 6  # of uses: 1, 2, 4, 8, 16, 32 and more
 _NUM_GROUPS = _LEVELS * _LEVELS
-# Bins of ages, two an octave, from 1/64 of a second to a year; by their upper borders, in seconds. The last has none.
-_BORDERS: list[float] = (2.0 ** np.arange(-6, 25, 0.5)).tolist()
+# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds. The last has none.
+_BORDERS: list[float] = (2.0 ** np.arange(-3, 19, 0.5)).tolist()
 _NUM_BINS = len(_BORDERS) + 1
 _WIDTHS = np.diff([0.0, *_BORDERS, 2 * _BORDERS[-1]])
 _MAX_RETURN = 0.98  # nothing is certain to return
 
 _RETURN_PRIOR = np.repeat([uses / (uses + 1) for uses in (1.0, 2.8, 5.7, 11.3, 22.6, 45.3)], _LEVELS)
-# The prior counts as much as so many waits. New densities after so many; what was observed counts half after so many.
-_PRIOR_WAITS = 100.0
-_REFIT_WAITS = 128
-_HALF_LIFE_WAITS = 50_000
+_PRIOR_WAITS = 100.0  # the prior counts as much as so many
+_HALF_LIFE_WAITS = 50_000  # what was observed counts half after so many
+# New densities after an eighth more waits than before, within these limits: two milliseconds, in good time at the start.
+_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 16, 512
 # A chosen group goes on giving, until its oldest leaf is in another bin, for so many leaves at most.
 _MAX_IN_A_ROW = 32
 
@@ -55,6 +55,7 @@ class Adaptive:
 
     def __init__(self) -> None:
         self._queues = [LRU() for _ in range(_NUM_GROUPS)]
+        self._sizes = [0] * _NUM_GROUPS  # of the queues: asking each for its own would cost more than all else
         self._group_of: dict[EvictableLeaf, int] = {}
         self._now = 0.0
         # Blocks whose wait began, by group; how many of them it ended for, and after how long.
@@ -63,7 +64,7 @@ class Adaptive:
         self._num_waits = 0.0
         self._num_new_waits = 0
         self._densities: list[list[float]] = []
-        self._chosen: LRU | None = None
+        self._chosen: int | None = None
         self._chosen_until = 0.0
         self._num_left = 0
         self._refit()
@@ -76,7 +77,7 @@ class Adaptive:
         group = node.group = uses * _LEVELS + max(0, parent_uses)
         self._began[group] += node.num_blocks
         self._num_new_waits += 1
-        if self._num_new_waits == _REFIT_WAITS:
+        if self._num_new_waits >= self._refit_at:
             self._refit()
 
     def wait_ends(self, group: int, num_blocks: int, seconds: float) -> None:
@@ -87,6 +88,7 @@ class Adaptive:
         fading = 0.5 ** (self._num_new_waits / _HALF_LIFE_WAITS)
         self._num_waits = (self._num_waits + self._num_new_waits) * fading
         self._num_new_waits = 0
+        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._num_waits / 8)))
         self._began = [count * fading for count in self._began]
         self._ended *= fading
         began = np.array(self._began)
@@ -103,15 +105,18 @@ class Adaptive:
     def add(self, leaf: EvictableLeaf) -> None:
         self._now = max(self._now, leaf.last_use)
         self._group_of[leaf] = leaf.group
+        self._sizes[leaf.group] += 1
         self._queues[leaf.group].add(leaf)
 
     def remove(self, leaf: EvictableLeaf) -> None:
-        self._queues[self._group_of.pop(leaf)].remove(leaf)
+        group = self._group_of.pop(leaf)
+        self._queues[group].remove(leaf)
+        self._sizes[group] -= 1
         self._num_left -= 1
 
     def next_leaf(self) -> EvictableLeaf:
-        if self._chosen is not None and len(self._chosen) and self._num_left > 0:
-            leaf = self._chosen.next_leaf()
+        if self._chosen is not None and self._sizes[self._chosen] and self._num_left > 0:
+            leaf = self._queues[self._chosen].next_leaf()
             if leaf.last_use <= self._chosen_until:
                 return leaf
         return self._choose()
@@ -122,16 +127,15 @@ class Adaptive:
     def _choose(self) -> EvictableLeaf:
         """The group whose oldest leaf has the lowest density; of equals, the one with the oldest."""
         candidates = []
-        for group, queue in enumerate(self._queues):
-            if len(queue):
-                leaf = queue.next_leaf()
+        for group, size in enumerate(self._sizes):
+            if size:
+                leaf = self._queues[group].next_leaf()
                 place = bisect_left(_BORDERS, self._now - leaf.last_use)
                 candidates.append((self._densities[group][place], leaf.last_use, group, place))
-        _, _, group, place = min(candidates)
-        self._chosen = self._queues[group]
+        _, _, self._chosen, place = min(candidates)
         self._chosen_until = self._now - (_BORDERS[place - 1] if place else 0.0)
         self._num_left = _MAX_IN_A_ROW
-        return self._chosen.next_leaf()
+        return self._queues[self._chosen].next_leaf()
 
 
 def hit_densities(returns: Table) -> Table:
