@@ -11,12 +11,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import PrefixCache
+from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
 from radixkv.engine.completion import equip_for_sampling
@@ -35,6 +36,7 @@ from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.simulate.record import TraceRecorder
 
 
 class BatchSize(NamedTuple):
@@ -65,6 +67,10 @@ class Engine:
         async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
             and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
+        eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
+        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.kv_events`).
+        kv_events_replay_endpoint: where subscribers ask for what they missed.
+        record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
 
     Raises:
         ValueError: an argument is out of its range.
@@ -88,12 +94,18 @@ class Engine:
         enforce_eager: bool = False,
         async_scheduling: bool | None = None,
         seed: int = 0,
+        eviction_policy: str = "lru",
+        kv_events_endpoint: str | None = None,
+        kv_events_replay_endpoint: str | None = None,
+        record_trace: Path | None = None,
     ) -> None:
         on_gpu = loaded.device.type == "cuda"
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if on_gpu else 512
         if max_num_seqs is None:
             max_num_seqs = 256 if on_gpu else 64
+        if eviction_policy not in POLICIES:
+            raise ValueError(f"eviction_policy: expected one of {', '.join(POLICIES)}, got {eviction_policy!r}")
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -122,7 +134,19 @@ class Engine:
             )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
         self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
-        self.cache = PrefixCache(num_blocks, block_size)
+        events = (
+            None if kv_events_endpoint is None else EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+        )
+        self.cache = PrefixCache(
+            num_blocks, block_size, POLICIES[eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+        )
+        self._publisher = None
+        if kv_events_endpoint is not None:
+            # Only here: it needs packages that others do without.
+            from radixkv.kv_events import ZmqEventPublisher
+
+            self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
+        self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
         self._sampler = Sampler()
@@ -249,6 +273,11 @@ class Engine:
             Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
                 it (`Request.failure`), their blocks are released, and all others go on with the next step.
         """
+        touched = self._step()
+        self._publish_events()
+        return touched
+
+    def _step(self) -> list[Request]:
         previous, self._in_flight = self._in_flight, None
         if previous is not None and not self.scheduler.reserve_decoding():
             # Somebody will have to give way, and must know all its tokens when it does.
@@ -281,6 +310,13 @@ class Engine:
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 request.metrics.finished_time = time.monotonic()
                 del self._requests[request.request_id]
+                if self._recorder is not None:
+                    self._recorder.record(
+                        request.namespace,
+                        request.prompt_token_ids,
+                        request.sequences[0].output_token_ids,
+                        request.metrics.arrival_time,
+                    )
         return touched
 
     def _guarded(self, concerned: Sequence[Request], work: Callable[[], list[Request]]) -> list[Request]:
@@ -297,7 +333,13 @@ class Engine:
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the blocks freed."""
-        return self.cache.clear()
+        freed = self.cache.clear()
+        self._publish_events()
+        return freed
+
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self.cache.events is not None:
+            self._publisher.publish(self.cache.events)
 
     def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:

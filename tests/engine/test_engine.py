@@ -274,14 +274,14 @@ def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
         assert tokens_of(llm, [prompt]) == first
 
 
-def test_a_request_starved_by_holds_fails_and_the_rest_go_on() -> None:
+def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
     llm = tiny(num_blocks=16)
     tokens_of(llm, [{"prompt_token_ids": list(range(3, 35))}])
-    hold = llm.engine.cache.hold(list(range(3, 35)))
+    pin = llm.engine.cache.pin(list(range(3, 35)))
     with pytest.raises(NoBlocksLeftError, match="free"):
         llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
     assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
-    llm.engine.cache.release(hold)
+    llm.engine.cache.release(pin)
     assert_empty(llm)
 
 
