@@ -113,7 +113,7 @@ class Scheduler:
         prompts: list[SequenceGroup] = []
         for group in self.running:
             (decoding if group.num_pending == 1 else prompts).append(group)
-        has_room = self._reserve_decoding(decoding)
+        has_room = self._reserve_next_slots(decoding)
         # Decoding goes first, so that no prompt chunk can delay a stream.
         for group in decoding:
             if group not in self.running:
@@ -125,19 +125,30 @@ class Scheduler:
         self._schedule_prompts(chunks, prompts, budget)
         return chunks
 
+    def reserve_decoding(self) -> bool:
+        """Make the next slot of every decoding sequence writable; False, and nothing, if one would have to give way."""
+        return self._reserve_next_slots([group for group in self.running if group.num_pending == 1])
+
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Note that the next ``num_tokens`` were computed; whole blocks become known to everybody."""
         sequence.num_computed += num_tokens
-        # Between block borders nothing could be published: recording waits, so that decoding costs nothing here.
-        if num_tokens > 1 or sequence.num_computed % self._cache.block_size == 0:
+        if num_tokens > 1:
+            self.record(sequence)
+        else:
+            self.record_at_border(sequence)
+
+    def record_at_border(self, sequence: Sequence) -> None:
+        """Tell the table, if a block has just become whole: until then nothing could be published, and decoding is cheap."""
+        if min(sequence.num_computed, sequence.num_known) % self._cache.block_size == 0:
             self.record(sequence)
 
     def record(self, sequence: Sequence) -> None:
-        """Tell the table of all computed tokens, as a fork and the end of a sequence need."""
+        """Tell the table of all computed tokens that are known, as a fork and the end of a sequence need."""
         table = sequence.table
         assert table is not None
-        if table.num_tokens < sequence.num_computed:
-            self._cache.append(table, sequence.token_ids[table.num_tokens : sequence.num_computed])
+        stop = min(sequence.num_computed, sequence.num_known)
+        if table.num_tokens < stop:
+            self._cache.append(table, sequence.token_ids[table.num_tokens : stop])
 
     def fork(self, sequence: Sequence, num_children: int) -> list[Sequence]:
         """Continue a sequence in ``num_children`` more ways; blocks are shared until their owners part."""
@@ -192,8 +203,8 @@ class Scheduler:
                 budget -= count
         return planned
 
-    def _reserve_decoding(self, groups: list[SequenceGroup]) -> bool:
-        """Make the next slot of every decoding sequence writable, in one call; False, and nothing, if not all can be."""
+    def _reserve_next_slots(self, groups: list[SequenceGroup]) -> bool:
+        """Make the groups' next slots writable, in one call; False, and nothing, if not all can be."""
         sequences = [sequence for group in groups for sequence in group.sequences]
         tables = [sequence.table for sequence in sequences if sequence.table is not None]
         try:

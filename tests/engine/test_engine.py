@@ -187,12 +187,12 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
     for failing_step in range(8):
         calls = 0
 
-        def failing(chunks: Any, failing_step: int = failing_step) -> torch.Tensor:
+        def failing(*arguments: Any, failing_step: int = failing_step) -> torch.Tensor:
             nonlocal calls
             calls += 1
             if calls == failing_step + 1:
                 raise error
-            return run(chunks)
+            return run(*arguments)
 
         monkeypatch.setattr(llm.engine._runner, "run", failing)
         with pytest.raises(type(error)):
@@ -210,7 +210,7 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
     for number, prompt in enumerate(family(2, 2)):
         llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "run", lambda chunks: 1 / 0)
+        patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.engine.step()
     finished = []
@@ -274,14 +274,14 @@ def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
         assert tokens_of(llm, [prompt]) == first
 
 
-def test_a_request_starved_by_holds_fails_and_the_rest_go_on() -> None:
+def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
     llm = tiny(num_blocks=16)
     tokens_of(llm, [{"prompt_token_ids": list(range(3, 35))}])
-    hold = llm.engine.cache.hold(list(range(3, 35)))
+    pin = llm.engine.cache.pin(list(range(3, 35)))
     with pytest.raises(NoBlocksLeftError, match="free"):
         llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
     assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
-    llm.engine.cache.release(hold)
+    llm.engine.cache.release(pin)
     assert_empty(llm)
 
 

@@ -122,7 +122,7 @@ def test_other_ways_to_sample(client: openai.OpenAI) -> None:
     for options in ({"top_k": 1}, {"min_p": 1.0}):
         assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
     assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
-    assert complete(client, extra_body={"priority": -3}).choices[0].text == greedy
+    assert complete(client, extra_body={"priority": 3}).choices[0].text == greedy
     assert complete(client, extra_body={"repetition_penalty": 1.5}, user="somebody").choices[0].text != greedy
     endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
     assert endless.usage.completion_tokens == 40
