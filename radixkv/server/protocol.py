@@ -95,9 +95,10 @@ class GenerationRequest(StructuredRequest):
     use_beam_search: bool | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
-    # Lower values are let in earlier.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache: CacheOptions | None = None
+    # Lower values are let in earlier. Not below the default: a client may let others go first, not push ahead of them.
+    priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
     @property
     def num_choices(self) -> int:
