@@ -16,6 +16,9 @@ bench = typer.Typer(no_args_is_help=True, help="Measure, always against a baseli
 app.add_typer(bench, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="hub id, folder or GGUF file; by default SmolLM2-135M-Instruct")]
+RecordTrace = Annotated[
+    Path | None, typer.Option("--record-trace", help="write a trace without any text, for radixkv simulate")
+]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")]
 
 
@@ -25,6 +28,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
+    record_trace: RecordTrace = None,
 ) -> None:
     """Talk to a model; under each answer stands how much of the prompt was reused."""
     from radixkv import LLM, Chat, SamplingParams
@@ -33,7 +37,7 @@ def chat(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = Console()
     with console.status("loading the model"):
-        llm = LLM(model)
+        llm = LLM(model, record_trace=record_trace)
     run_chat(Chat(llm, system, params), console)
 
 
@@ -49,6 +53,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
     beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
+    record_trace: RecordTrace = None,
 ) -> None:
     """Complete prompts and print the completions."""
     from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -58,7 +63,7 @@ def generate(
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
     with Console(stderr=True).status("loading the model"):
-        llm = LLM(model)
+        llm = LLM(model, record_trace=record_trace)
     if beam_params is not None:
         for search in llm.beam_search(prompts, beam_params):
             for beam in search.sequences:
@@ -164,6 +169,62 @@ def doctor(
     if prepare:
         ensure_converted(find_default_model(), console.print)
     report(console)
+
+
+@app.command()
+def inspect(
+    source: Annotated[str, typer.Argument(help="a snapshot's file, or the URL of a server that serves one")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
+    svg: Annotated[Path | None, typer.Option(help="draw the tree into this file")] = None,
+) -> None:
+    """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
+    from radixkv.inspect.picture import to_svg
+    from radixkv.inspect.source import read_snapshot
+    from radixkv.inspect.terminal import draw
+
+    snapshot = read_snapshot(source)
+    if svg is not None:
+        svg.write_text(to_svg(snapshot))
+    if as_json:
+        print(snapshot.to_json())
+    else:
+        Console().print(draw(snapshot))
+
+
+@app.command()
+def simulate(
+    trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
+    blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (
+        "2%,5%,10%,20%"
+    ),
+    policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
+    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(help="draw hit rates against sizes into this file")] = None,
+) -> None:
+    """Replay a trace through the cache, without a model: which policy, how much memory?"""
+    from radixkv.simulate.report import run_simulation
+
+    run_simulation(Console(), trace, blocks, policy, bytes_per_token, json_path, plot)
+
+
+@app.command()
+def explain(
+    prompt: Annotated[str, typer.Argument(help="the prompt that should have hit")],
+    after: Annotated[list[str], typer.Option(help="a prompt that was answered before it; may be repeated")],
+    model: Model = None,
+    block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say how much of a prompt others before it would have left in the cache, and where it parts from them.
+
+    Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
+    """
+    from radixkv.engine.model_loader import load_tokenizer
+    from radixkv.explain import explain_after
+
+    explanation = explain_after(prompt, after, load_tokenizer(model), block_size)
+    print(json.dumps(explanation.as_dict()) if as_json else explanation)
 
 
 @bench.command()

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from radixkv.cache import Pin
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
 from radixkv.engine.model_loader import load_model
 from radixkv.engine.output import beam_output, delta_output, request_output
 from radixkv.engine.request import Request
+from radixkv.explain import PromptExplanation, in_words
+from radixkv.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -44,7 +47,12 @@ class LLM:
         enable_prefix_caching: False: no prompt reuses another's computation.
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: on a GPU, decode without CUDA graphs.
+        async_scheduling: launch a step before the tokens of the one before are fetched. None: on a GPU.
         seed: where the random numbers begin of requests that bring no seed.
+        eviction_policy: what goes first when blocks run out: lru, lfu, segmented-lru, priority, cost-aware or adaptive.
+        kv_events_endpoint: publish KV events over ZeroMQ there, such as ``tcp://*:5557``, as vLLM does.
+        kv_events_replay_endpoint: where subscribers ask for events that they missed.
+        record_trace: write a line a finished request to this file, without any text, for `radixkv simulate`.
 
     Raises:
         ModelLoadError: the model is not there or cannot be read; the message says what to do.
@@ -69,7 +77,12 @@ class LLM:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
+        eviction_policy: str = "lru",
+        kv_events_endpoint: str | None = None,
+        kv_events_replay_endpoint: str | None = None,
+        record_trace: str | Path | None = None,
     ) -> None:
         loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len)
         self.engine = Engine(
@@ -83,7 +96,12 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             attention_backend=attention_backend,
             enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
             seed=seed,
+            eviction_policy=eviction_policy,
+            kv_events_endpoint=kv_events_endpoint,
+            kv_events_replay_endpoint=kv_events_replay_endpoint,
+            record_trace=None if record_trace is None else Path(record_trace),
         )
         self._ids = itertools.count()
 
@@ -136,13 +154,7 @@ class LLM:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
             has ``finished`` set. Leaving the iteration early aborts the request.
         """
-        if isinstance(prompt, str | Mapping):
-            (single,) = as_prompts(prompt, self.engine.loaded)
-        else:
-            prompts = as_chat_prompts(prompt, self.engine.loaded)
-            if len(prompts) != 1:
-                raise ValueError(f"stream takes one conversation, got {len(prompts)}")
-            single = prompts[0]
+        single = self._single("stream", prompt, None, None)
         return self._stream(self._make(single, SamplingParams() if sampling_params is None else sampling_params))
 
     def beam_search(
@@ -158,6 +170,55 @@ class LLM:
         self._run(requests, use_tqdm)
         return [beam_output(request, self.engine.loaded) for request in requests]
 
+    def explain(
+        self,
+        prompt: PromptInput | Sequence[Message],
+        *,
+        cache_salt: str | None = None,
+        cache: Mapping[str, bool] | None = None,
+    ) -> PromptExplanation:
+        """What of a prompt or a conversation would be reused now, and why not more. Runs and changes nothing.
+
+        Args:
+            cache_salt, cache: as for `chat`; a prompt may also bring its own.
+        """
+        single = self._single("explain", prompt, cache_salt, cache)
+        read = single.read_cache and self.engine.enable_prefix_caching
+        explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
+        return in_words(explanation, single.token_ids, self.get_tokenizer().decode)
+
+    def pin(
+        self,
+        prompt: PromptInput | Sequence[Message],
+        ttl: float | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> Pin:
+        """Keep a prompt from eviction, for ``ttl`` seconds or until `unpin`. What is not cached of it is computed now.
+
+        Raises:
+            PinQuotaExceeded: half of all blocks would be pinned.
+        """
+        single = self._single("pin", prompt, cache_salt, None)
+        cache = self.engine.cache
+        whole = len(single.token_ids) // cache.block_size * cache.block_size
+        if cache.match(single.token_ids, single.namespace) < whole:
+            self._run([self._make(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
+        return cache.pin(single.token_ids, single.namespace, ttl)
+
+    def pins(self) -> list[Pin]:
+        """The pins that are in force."""
+        return self.engine.cache.pins()
+
+    def unpin(self, pin: Pin) -> None:
+        """Let a pinned prompt be evicted again."""
+        self.engine.cache.release(pin)
+
+    def inspect(self) -> CacheSnapshot:
+        """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.inspect`)."""
+        pool = self.engine.pool
+        return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self.engine.loaded.require_tokenizer()
@@ -166,6 +227,25 @@ class LLM:
         """Forget every cached prefix; True when nothing at all is cached any more (no request was running)."""
         self.engine.reset_prefix_cache()
         return self.engine.cache.num_held_blocks == 0
+
+    def _single(
+        self,
+        caller: str,
+        prompt: PromptInput | Sequence[Message],
+        cache_salt: str | None,
+        cache: Mapping[str, bool] | None,
+    ) -> Prompt:
+        """One prompt, or one conversation."""
+        if isinstance(prompt, str | Mapping):
+            given = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+            options = {"cache_salt": cache_salt, "cache": cache}
+            given |= {name: value for name, value in options.items() if value is not None}
+            (single,) = as_prompts(given, self.engine.loaded)
+            return single
+        prompts = as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache)
+        if len(prompts) != 1:
+            raise ValueError(f"{caller} takes one conversation, got {len(prompts)}")
+        return prompts[0]
 
     def _generate(
         self,

@@ -257,7 +257,7 @@ def test_a_lower_priority_is_let_in_earlier() -> None:
     run(test, tiny(max_num_seqs=1))
 
 
-@pytest.mark.parametrize("where", ["_runner.run", "_sampler.sample"])
+@pytest.mark.parametrize("where", ["_runner.run", "_sampler.choose"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     offline = tiny(max_num_seqs=4)
     owner, name = where.split(".")

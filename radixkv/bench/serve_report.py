@@ -133,7 +133,7 @@ def plot_latencies(answers: Sequence[Answer], title: str, path: Path) -> None:
     first = times_to_first_token(good)
     for label, seconds in (("first token", first), ("whole answer", [answer.finished - answer.due for answer in good])):
         _draw_share(shares, label, seconds)
-        shares.set(xlabel="seconds from when the request was due", ylabel="part of all requests", title=title)
+    shares.set(xlabel="seconds from when the request was due", ylabel="part of all requests")
     _draw_share(gaps, "mean of a request", times_between_tokens(good))
     _draw_share(gaps, "each piece", [gap for answer in good for gap in np.diff(answer.arrivals).tolist()])
     gaps.set(xlabel="seconds between tokens", ylabel="part of all")
@@ -148,6 +148,10 @@ def plot_latencies(answers: Sequence[Answer], title: str, path: Path) -> None:
             label="whole answer",
         )
     over_time.set(xlabel="due at, seconds", ylabel="seconds", ylim=(0, None))
+    # Limits come last: they would hold what is drawn later to what was drawn before.
+    for axis in (shares, gaps):
+        axis.set(xlim=(0, None), ylim=(0, 1))
+    figure.suptitle(title)
     for axis in (shares, gaps, over_time):
         axis.grid(alpha=0.3)
         if axis.lines:
@@ -160,5 +164,5 @@ def _draw_share(axis: Any, label: str, seconds: Sequence[float]) -> None:
         return
     ordered = np.sort(seconds)
     median, p99 = np.median(ordered), np.percentile(ordered, 99)
-    axis.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered), label=f"{label}: {median:.3f}, p99 {p99:.3f}")
-    axis.set(xlim=(0, None), ylim=(0, 1))
+    parts = np.arange(1, len(ordered) + 1) / len(ordered)
+    axis.plot(ordered, parts, label=f"{label}: median {median:.3g}, p99 {p99:.3g}")

@@ -16,6 +16,7 @@ class BlockTable:
     Attributes:
         namespace: whose prefixes it shares.
         num_prompt_tokens: length of the prompt that it was opened with.
+        priority: of what it computes and uses, for policies that ask.
         num_cached_tokens: how many of those were found, and are in its blocks from the start.
         version: incremented when the block of an already reserved position changes (copy-on-write, or a block that turned
             out to be known), so that whoever derived something from ``block_ids`` knows.
@@ -30,17 +31,21 @@ class BlockTable:
         "_num_tokens",
         "_num_unaccounted",
         "_num_writable",
+        "_past_stop",
+        "_past_uses",
         "_tail",
         "_write",
         "closed",
         "namespace",
         "num_cached_tokens",
         "num_prompt_tokens",
+        "priority",
         "version",
     )
 
-    def __init__(self, namespace: str, num_prompt_tokens: int, write: bool) -> None:
+    def __init__(self, namespace: str, num_prompt_tokens: int, write: bool, priority: int) -> None:
         self.namespace = namespace
+        self.priority = priority
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
         self.version = 0
@@ -57,6 +62,8 @@ class BlockTable:
         self._num_tokens = 0
         self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else owns
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
+        self._past_stop = 0  # blocks before this one were known once, and used so often before they were evicted
+        self._past_uses = 0
         self._write = write
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 
@@ -104,18 +111,3 @@ class BlockTable:
         grown = np.empty(max(total, 2 * len(self._ids)), dtype=np.int32)
         grown[: self._num_blocks] = self._ids[: self._num_blocks]
         self._ids = grown
-
-
-class Hold:
-    """A prefix kept from eviction until it is released. `PrefixCache.hold` makes it.
-
-    Attributes:
-        num_tokens: how much of the prompt is kept: whole blocks.
-        released: it keeps nothing any more; also after the cache was cleared.
-    """
-
-    def __init__(self, namespace: str, num_tokens: int, node: Node | None) -> None:
-        self.namespace = namespace
-        self.num_tokens = num_tokens
-        self.released = node is None
-        self._node = node

@@ -12,7 +12,7 @@ class InvalidArgumentError(CacheError, ValueError):
 
 
 class ClosedError(CacheError):
-    """A table or hold was used after it was closed, aborted or released, or with another cache than its own."""
+    """A table or pin was used after it was closed or aborted, or with another cache than its own."""
 
 
 class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the condition
@@ -29,6 +29,20 @@ class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the conditio
         self.needed = needed
         self.free = free
         self.evictable = evictable
+
+
+class PinQuotaExceeded(CacheError):  # noqa: N818 - as above
+    """More blocks would be pinned than may be.
+
+    Attributes:
+        needed: blocks that would be pinned, those of other pins included.
+        quota: blocks that may be pinned.
+    """
+
+    def __init__(self, needed: int, quota: int) -> None:
+        super().__init__(f"{needed} blocks would be pinned, {quota} may be")
+        self.needed = needed
+        self.quota = quota
 
 
 class InvariantViolation(CacheError, AssertionError):  # noqa: N818 - as above

@@ -9,8 +9,9 @@ from collections.abc import Collection
 import numpy as np
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.block_table import BlockTable, Hold
+from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import InvariantViolation
+from radixkv.cache.pin import Pin
 from radixkv.cache.radix_tree import Node, RadixTree
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -20,7 +21,7 @@ def check_cache(
     pool: BlockPool,
     tree: RadixTree,
     tables: Collection[BlockTable],
-    holds: Collection[Hold],
+    pins: Collection[Pin],
     stats: CacheStats,
     block_size: int,
 ) -> None:
@@ -29,7 +30,7 @@ def check_cache(
     nodes = list(tree.nodes())
     _check_shape(tree, nodes, block_size)
     _check_owners(pool, nodes, tables)
-    _check_locks(tree, nodes, tables, holds)
+    _check_locks(tree, nodes, tables, pins)
     _check_tables(tables, block_size)
     _check_eviction(tree, nodes)
     pending = sum(table._num_unaccounted for table in tables)
@@ -77,12 +78,12 @@ def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTa
         raise InvariantViolation(f"block {block} counts {pool.ref_counts[block]} owners and has {owners[block]}")
 
 
-def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], holds: Collection[Hold]) -> None:
+def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], pins: Collection[Pin]) -> None:
     locks: Counter[int] = Counter()
-    for end in (*(table._node for table in tables), *(hold._node for hold in holds)):
+    for end in (*(table._node for table in tables), *(pin._node for pin in pins)):
         if end is not None:
             if list(end.path())[-1] not in tree.roots.values():
-                raise InvariantViolation("a table or hold ends in a node that is no longer in the tree")
+                raise InvariantViolation("a table or pin ends in a node that is no longer in the tree")
             locks.update(id(node) for node in end.path())
     for node in nodes:
         if node.lock_count != locks[id(node)]:

@@ -17,8 +17,8 @@ class NodeOutline:
     Attributes:
         beginning: its first tokens, encoded.
         num_tokens, num_blocks: of its edge.
-        lock_count: live sequences and holds that end here or below.
-        last_use: the cache's clock when a sequence last began or ended here or below.
+        lock_count: live sequences and pins that end here or below.
+        last_use: the cache's clock, in seconds, when a sequence last began or ended here or below.
         num_hidden: children that are not among ``children``.
     """
 
@@ -26,7 +26,7 @@ class NodeOutline:
     num_tokens: int
     num_blocks: int
     lock_count: int
-    last_use: int
+    last_use: float
     num_hidden: int
     children: tuple[NodeOutline, ...]
 
@@ -44,7 +44,7 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_token
     shown: list[Node] = [root]
     below: dict[Node, list[Node]] = {root: []}
     order = itertools.count()
-    candidates: list[tuple[int, int, Node]] = []
+    candidates: list[tuple[float, int, Node]] = []
     num_visited = 0
     while True:
         for child in itertools.islice((shown[-1].children or {}).values(), max_visited - num_visited):

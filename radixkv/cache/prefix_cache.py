@@ -14,19 +14,24 @@ copies, in order, before it writes anything else.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.block_table import BlockTable, Hold
-from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
-from radixkv.cache.eviction import LRU, EvictionPolicy
+from radixkv.cache.block_table import BlockTable
+from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks, PinQuotaExceeded
+from radixkv.cache.events import AllCleared, EventLog
+from radixkv.cache.evicted import EvictedPrefixes
+from radixkv.cache.eviction import LRU, EvictionPolicy, LearningPolicy
+from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
 from radixkv.cache.outline import NodeOutline, outline
+from radixkv.cache.pin import Pin
 from radixkv.cache.radix_tree import Match, RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
@@ -49,19 +54,47 @@ class PrefixCache:
         num_blocks: physical blocks, with ids from 0 on.
         block_size: tokens a block.
         policy: which leaf goes first when blocks are needed; by default the least recently used.
+        max_pinned_blocks: how many blocks may be pinned; by default half of them.
+        remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
+            times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 2 us slower.
+        events: where it is told what becomes known and what goes, from the beginning on.
+        clock: seconds, from any beginning on; never goes back.
 
     Raises:
-        InvalidArgumentError: a size is not a whole number of at least 1.
+        InvalidArgumentError: a size is not a whole number, or is below its least value.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, policy: EvictionPolicy | None = None) -> None:
-        if not isinstance(block_size, int) or isinstance(block_size, bool) or block_size < 1:
-            raise InvalidArgumentError(f"block_size: expected a whole number of at least 1, got {block_size!r}")
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        policy: EvictionPolicy | None = None,
+        *,
+        max_pinned_blocks: int | None = None,
+        remembered_blocks: int | None = None,
+        events: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_count("num_blocks", num_blocks, 1)
+        _check_count("block_size", block_size, 1)
+        if max_pinned_blocks is None:
+            max_pinned_blocks = num_blocks // 2
+        if remembered_blocks is None:
+            remembered_blocks = 4 * num_blocks if isinstance(policy, LearningPolicy) else 0
+        _check_count("max_pinned_blocks", max_pinned_blocks, 0)
+        _check_count("remembered_blocks", remembered_blocks, 0)
         self.block_size = block_size
+        self.max_pinned_blocks = max_pinned_blocks
+        self._clock = clock
         self._pool = BlockPool(num_blocks)
-        self._tree = RadixTree(self._pool, block_size, LRU() if policy is None else policy)
+        self._evicted = EvictedPrefixes(remembered_blocks, block_size) if remembered_blocks else None
+        self.events = events
+        self._tree = RadixTree(
+            self._pool, block_size, LRU() if policy is None else policy, clock, self._evicted, events
+        )
+        self._learns = isinstance(policy, LearningPolicy)
         self._tables: set[BlockTable] = set()
-        self._holds: set[Hold] = set()
+        self._pins: set[Pin] = set()
         self._copies: list[BlockCopy] = []
         self._stats = CacheStats()
 
@@ -93,11 +126,6 @@ class PrefixCache:
         return tuple(self._tree.roots)
 
     @property
-    def clock(self) -> int:
-        """How many times sequences have begun or ended: what nodes' ``last_use`` counts in."""
-        return self._tree.clock
-
-    @property
     def version(self) -> int:
         """Another number whenever `match` may answer otherwise than before: no change, no need to ask again."""
         return self._tree.version
@@ -106,6 +134,10 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """A copy of the counters."""
         return replace(self._stats)
+
+    def now(self) -> float:
+        """The cache's clock, in seconds."""
+        return self._clock()
 
     def match(self, tokens: TokenIds, namespace: str = "") -> int:
         """Length of the longest known prefix of ``tokens``, in tokens. Changes nothing, not even what was used last.
@@ -117,7 +149,24 @@ class PrefixCache:
         match = self._tree.match(encode(tokens), namespace)
         return 0 if match is None else match.num_tokens
 
-    def open(self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True) -> BlockTable:
+    def explain(self, tokens: TokenIds, namespace: str = "", read: bool = True) -> Explanation:
+        """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
+
+        That a prompt is known in another namespace is said, though not in which: whoever must not learn even that should
+        not be shown it.
+
+        Raises:
+            InvalidArgumentError: no tokens, or not token ids; ``namespace`` is no string.
+        """
+        self._check_namespace(namespace)
+        prompt = encode(tokens)
+        if not prompt:
+            raise InvalidArgumentError("tokens: expected at least one, got none")
+        return explain(self._tree, self._evicted, prompt, namespace, read, self._clock(), self.block_size)
+
+    def open(
+        self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True, priority: int = 0
+    ) -> BlockTable:
         """Begin a sequence whose prompt is ``tokens``: its table already holds the longest known prefix.
 
         At least one token is left to compute, for its logits. Whole blocks are shared; where the prefix ends inside a
@@ -127,15 +176,18 @@ class PrefixCache:
             namespace: only sequences with the same namespace share blocks.
             read: reuse what is known.
             write: make known what the sequence computes.
+            priority: of what it uses and computes, for a policy that looks at priorities (`PriorityTTL`).
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids.
+            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number.
             OutOfBlocks: the block to copy into cannot be had.
         """
         self._check_namespace(namespace)
         prompt = encode(tokens)
         if not prompt:
             raise InvalidArgumentError("tokens: expected at least one, got none")
+        if not isinstance(priority, int):
+            raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
         num_prompt_tokens = len(prompt) // TOKEN_BYTES
         tree = self._tree
         match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
@@ -145,7 +197,10 @@ class PrefixCache:
         if match is None:
             match = Match(0, tree.root(namespace), 0)
 
-        table = BlockTable(namespace, num_prompt_tokens, write)
+        table = BlockTable(namespace, num_prompt_tokens, write, priority)
+        if self._learns and self._evicted is not None and write:
+            num_past_blocks, table._past_uses = tree.recall(match, prompt)
+            table._past_stop = (match.num_tokens - match.num_partial_tokens) // self.block_size + num_past_blocks
         table._ids = tree.path_blocks(match)
         table._num_blocks = table._num_published = len(table._ids)
         table._node = tree.lock(match)
@@ -261,7 +316,7 @@ class PrefixCache:
         filled = table._ids[: -(-table._num_tokens // self.block_size)]
         children = []
         for _ in range(count):
-            child = BlockTable(table.namespace, table.num_prompt_tokens, table._write)
+            child = BlockTable(table.namespace, table.num_prompt_tokens, table._write, table.priority)
             child.num_cached_tokens = table.num_cached_tokens
             child._ids = filled.copy()
             child._num_blocks = len(filled)
@@ -291,7 +346,9 @@ class PrefixCache:
             place = table._num_tokens // self.block_size
             tail = int(table._ids[place])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
-            if self._pool.ref_counts[tail] == 1 and self._tree.publish_partial(table._node, table._tail, tail):
+            if self._pool.ref_counts[tail] == 1 and self._tree.publish_partial(
+                table._node, table._tail, tail, table.priority
+            ):
                 table._num_published = place + 1
         self._let_go(table)
 
@@ -304,41 +361,55 @@ class PrefixCache:
         self._check_open(table)
         self._let_go(table)
 
-    def hold(self, tokens: TokenIds, namespace: str = "") -> Hold:
-        """Keep the known whole blocks of a prefix from eviction, until `release` or `clear`.
+    def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> Pin:
+        """Keep the known whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+            InvalidArgumentError: ``tokens`` are no token ids, ``namespace`` is no string, or ``ttl`` not above 0.
+            PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
         """
         self._check_namespace(namespace)
+        if ttl is not None and not (isinstance(ttl, int | float) and ttl > 0):
+            raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
-            return Hold(namespace, 0, None)
-        hold = Hold(namespace, match.num_tokens - match.num_partial_tokens, self._tree.lock(match))
-        self._holds.add(hold)
-        return hold
+            return Pin(namespace, 0, None, None)
+        self._release_expired_pins()
+        needed = self._num_pinned_blocks(match)
+        if needed > self.max_pinned_blocks:
+            raise PinQuotaExceeded(needed, self.max_pinned_blocks)
+        expires_at = None if ttl is None else self._clock() + ttl
+        pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
+        self._pins.add(pin)
+        return pin
 
-    def release(self, hold: Hold) -> None:
-        """Let a held prefix be evicted again; a hold that was released or cleared already is left as it is.
+    def pins(self) -> list[Pin]:
+        """The pins that are in force."""
+        self._release_expired_pins()
+        return list(self._pins)
+
+    def release(self, pin: Pin) -> None:
+        """Let a pinned prefix be evicted again; a pin that was released, expired or cleared is left as it is.
 
         Raises:
-            InvalidArgumentError: ``hold`` is no Hold.
+            InvalidArgumentError: ``pin`` is no Pin.
             ClosedError: it belongs to another cache.
         """
-        if not isinstance(hold, Hold):
-            raise InvalidArgumentError(f"hold: expected a Hold, got {type(hold).__name__}")
-        if not hold.released:
-            if hold not in self._holds:
-                raise ClosedError("hold: it belongs to another cache")
-            assert hold._node is not None
-            self._tree.unlock(hold._node)
-            self._drop_hold(hold)
+        if not isinstance(pin, Pin):
+            raise InvalidArgumentError(f"pin: expected a Pin, got {type(pin).__name__}")
+        if not pin.released:
+            if pin not in self._pins:
+                raise ClosedError("pin: it belongs to another cache")
+            assert pin._node is not None
+            self._tree.unlock(pin._node)
+            self._drop_pin(pin)
 
     def clear(self, namespace: str | None = None) -> int:
         """Forget everything that is known, of one namespace or of all; returns how many blocks became free.
 
         Live sequences keep their blocks and go on, but make nothing known any more: it could depend on what was to be
-        forgotten, such as old weights. Holds of what is forgotten are released.
+        forgotten, such as old weights. Pins of what is forgotten are released, and what was evicted of it
+        is no longer remembered.
 
         Raises:
             InvalidArgumentError: ``namespace`` is neither a string nor None.
@@ -346,6 +417,8 @@ class PrefixCache:
         if namespace is not None:
             self._check_namespace(namespace)
         free_before = self._pool.num_free
+        if self._evicted is not None:
+            self._evicted.forget(namespace)
         for name in [name for name in self._tree.roots if namespace in (None, name)]:
             for table in self._tables:
                 if table.namespace == name:
@@ -353,9 +426,11 @@ class PrefixCache:
                     self._pool.share(table._ids[: table._num_published])
                     table._tail = bytearray(table._encoded_tokens())
                     table._node, table._write, table._num_published = None, False, 0
-            for hold in [hold for hold in self._holds if hold.namespace == name]:
-                self._drop_hold(hold)
-            self._tree.remove_namespace(name)
+            for pin in [pin for pin in self._pins if pin.namespace == name]:
+                self._drop_pin(pin)
+            self._tree.remove_namespace(name, tell=namespace is not None)
+        if namespace is None and self.events is not None:
+            self.events.add(AllCleared())
         return self._pool.num_free - free_before
 
     def drain_copies(self) -> list[BlockCopy]:
@@ -373,10 +448,10 @@ class PrefixCache:
         Raises:
             InvariantViolation: naming what is broken.
         """
-        check_cache(self._pool, self._tree, self._tables, self._holds, self._stats, self.block_size)
+        check_cache(self._pool, self._tree, self._tables, self._pins, self._stats, self.block_size)
 
     def ref_counts(self) -> NDArray[np.int32]:
-        """Owners of each block: live sequences and holds, and one more where the tree has it."""
+        """Owners of each block: live sequences and pins, and one more where the tree has it."""
         counts = self._pool.ref_counts.copy()
         for node in self._tree.nodes():
             counts[node.block_ids()] += node.lock_count
@@ -416,13 +491,26 @@ class PrefixCache:
         table._num_writable = table._num_blocks * self.block_size
 
     def _publish(self, table: BlockTable) -> None:
-        assert table._node is not None
         start, stop = table._num_published, table._num_tokens // self.block_size
+        if table._past_uses:
+            # What was known once and what is new are nodes of their own: they have different prospects.
+            if start < table._past_stop < stop:
+                self._publish_blocks(table, start, table._past_stop, table._past_uses, apart=False)
+                start = table._past_stop
+            is_past = start < table._past_stop
+            self._publish_blocks(
+                table, start, stop, table._past_uses if is_past else 0, apart=start == table._past_stop
+            )
+        else:
+            self._publish_blocks(table, start, stop, 0, apart=False)
+
+    def _publish_blocks(self, table: BlockTable, start: int, stop: int, past_uses: int, apart: bool) -> None:
+        assert table._node is not None
         own = table._ids[start:stop]
         num_bytes = (stop - start) * self.block_size * TOKEN_BYTES
         tokens, table._tail = table._tail, table._tail[num_bytes:]
         del tokens[num_bytes:]
-        table._node, kept = self._tree.publish(table._node, tokens, own)
+        table._node, kept = self._tree.publish(table._node, tokens, own, past_uses, apart)
         table._num_published = stop
         if kept is own:
             return
@@ -438,15 +526,32 @@ class PrefixCache:
         self._stats.abandoned_tokens += table._num_unaccounted
         self._pool.release(table._ids[table._num_published : table._num_blocks])
         if table._node is not None:
-            self._tree.unlock(table._node)
+            self._tree.unlock(table._node, table.priority)
             table._node = None
 
-    def _drop_hold(self, hold: Hold) -> None:
-        self._holds.remove(hold)
-        hold.released, hold._node = True, None
+    def _drop_pin(self, pin: Pin) -> None:
+        self._pins.remove(pin)
+        pin.released, pin._node = True, None
+
+    def _release_expired_pins(self) -> None:
+        if self._pins:
+            now = self._clock()
+            for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
+                self.release(pin)
+
+    def _num_pinned_blocks(self, match: Match) -> int:
+        """Blocks that would be pinned if this match was pinned too."""
+        last, *above = match.node.path()
+        num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
+        for pin in self._pins:
+            assert pin._node is not None
+            num_blocks |= {node: node.num_blocks for node in pin._node.path()}
+        return sum(num_blocks.values())
 
     def _require(self, count: int) -> None:
         """Raise OutOfBlocks unless ``count`` blocks can be had."""
+        if count > self.num_available_blocks:
+            self._release_expired_pins()
         free, evictable = self._pool.num_free, self._tree.num_evictable_blocks
         if count > free + evictable:
             raise OutOfBlocks(count, free, evictable)
@@ -454,6 +559,7 @@ class PrefixCache:
     def _make_free(self, count: int) -> None:
         missing = count - self._pool.num_free
         if missing > 0:
+            self._release_expired_pins()
             tokens, blocks = self._tree.evict(missing)
             self._stats.evicted_tokens += tokens
             self._stats.evicted_blocks += blocks
@@ -478,3 +584,8 @@ class PrefixCache:
     def _check_namespace(namespace: str) -> None:
         if not isinstance(namespace, str):
             raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")

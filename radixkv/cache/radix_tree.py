@@ -16,15 +16,18 @@ block borders; only a leaf may end with a partly filled block, and only while no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from sortedcontainers import SortedDict
 
+from radixkv.cache.block_hash import namespace_hash, next_hash
 from radixkv.cache.block_pool import BlockIds, BlockPool
-from radixkv.cache.eviction import EvictionPolicy
-from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.cache.events import BlocksRemoved, BlocksStored, EventLog
+from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
+from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens, decode
 
 
 class Node:
@@ -33,17 +36,39 @@ class Node:
     Attributes:
         tokens: the edge's token ids, encoded.
         blocks: the edge's block ids; the tree owns one reference to each.
-        lock_count: tables and holds that end in this node or below it: the further owners of each of its blocks, which
+        lock_count: tables and pins that end in this node or below it: the further owners of each of its blocks, which
             cannot be evicted while there are any.
-        last_use: the cache's clock when a sequence last began or ended here or below.
+        last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
+        uses: how many sequences began with it, the one that computed it included.
+        depth: blocks of the prefix before it.
+        priority: the highest that a sequence which used it was opened with.
+        group: the eviction policy's own note.
+        hashes: of its first blocks (see `block_hash`), for as many as somebody asked for.
     """
 
-    __slots__ = ("blocks", "children", "last_use", "lock_count", "parent", "tokens")
+    __slots__ = (
+        "blocks",
+        "children",
+        "depth",
+        "group",
+        "hashes",
+        "last_use",
+        "lock_count",
+        "parent",
+        "priority",
+        "tokens",
+        "uses",
+    )
 
-    def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: int) -> None:
+    def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: float) -> None:
         self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
+        self.uses = 1
+        self.priority = 0
+        self.group = 0
+        self.hashes: array[int] | None = None
         self.tokens = tokens
-        self.blocks = blocks
+        self.blocks: array[int] = blocks
         self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
         self.lock_count = 0
         self.last_use = last_use
@@ -55,6 +80,10 @@ class Node:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def parent_uses(self) -> int:
+        return 0 if self.parent is None else self.parent.uses
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
         return np.array(self.blocks[start:stop], dtype=np.int32)
@@ -75,6 +104,7 @@ class Root(Node):
     def __init__(self, namespace: str) -> None:
         super().__init__(None, bytearray(), array("i"), 0)
         self.namespace = namespace
+        self.hashes = array("Q", [namespace_hash(namespace)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +135,34 @@ class RadixTree:
         pool: where the blocks' references are counted.
         block_size: tokens a block.
         policy: which leaf goes first.
+        now: the cache's clock, in seconds.
+        evicted: where evicted prefixes are remembered, if they are.
+        events: where changes are told, if they are.
 
     Attributes:
         version: another number whenever `match` may answer otherwise than before.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, policy: EvictionPolicy) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        policy: EvictionPolicy,
+        now: Callable[[], float],
+        evicted: EvictedPrefixes | None,
+        events: EventLog | None,
+    ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
+        self.evicted = evicted
+        self.events = events
+        self._learner = policy if isinstance(policy, LearningPolicy) else None
+        self._now = now
         self.roots: dict[str, Root] = {}
         self.num_blocks = 0
         self.num_evictable_blocks = 0
-        self.clock = 0
         self.version = 0
 
     def nodes(self) -> Iterator[Node]:
@@ -176,6 +220,45 @@ class RadixTree:
             [*(node.block_ids() for node in reversed(before)), last.block_ids(0, match.num_node_blocks)]
         )
 
+    def hashes(self, node: Node) -> array[int]:
+        """The hash of each of the node's blocks; a root has the one that its namespace begins with."""
+        done = node.hashes
+        if done is not None and len(done) >= len(node.blocks):
+            return done
+        incomplete = []
+        for step in node.path():
+            if step.hashes is not None and len(step.hashes) >= len(step.blocks):
+                break
+            incomplete.append(step)
+        size = self._block_bytes
+        for step in reversed(incomplete):
+            assert step.parent is not None and step.parent.hashes is not None
+            if step.hashes is None:
+                step.hashes = array("Q")
+            before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
+            tokens, add = memoryview(step.tokens), step.hashes.append
+            for offset in range(len(step.hashes) * size, len(tokens), size):
+                before = next_hash(before, tokens[offset : offset + size])
+                add(before)
+            tokens.release()  # or the node could not grow
+        assert node.hashes is not None
+        return node.hashes
+
+    def hash_before(self, match: Match) -> int:
+        """The hash of the last whole block of a match, or of its namespace."""
+        node, place = match.node, match.num_node_blocks
+        while not place and node.parent is not None:
+            node = node.parent
+            place = len(node.blocks)
+        return self.hashes(node)[max(0, place - 1)]
+
+    @staticmethod
+    def namespace_of(node: Node) -> str:
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node.namespace
+
     # -- locks ---------------------------------------------------------------------------------------------------
 
     def lock(self, match: Match) -> Node:
@@ -185,10 +268,11 @@ class RadixTree:
             node = node.parent
         elif match.num_node_blocks * self._block_bytes < len(node.tokens):
             node = self._split(node, match.num_node_blocks)
-        self.clock += 1
+        now = self._now()
         for step in node.path():
-            self._lock_node(step)
-            step.last_use = self.clock
+            self._lock_node(step, now)
+            step.last_use = now
+            step.uses += 1
         return node
 
     def lock_again(self, node: Node, count: int) -> None:
@@ -196,21 +280,46 @@ class RadixTree:
         for step in node.path():
             step.lock_count += count
 
-    def unlock(self, node: Node) -> None:
-        self.clock += 1
+    def unlock(self, node: Node, priority: int = 0) -> None:
+        now = self._now()
         for step in node.path():
-            step.last_use = self.clock
+            step.last_use = now
             step.lock_count -= 1
+            if step.priority < priority:
+                step.priority = priority
             if step.lock_count == 0:
                 self.num_evictable_blocks += step.num_blocks
+                if self._learner is not None and step.parent is not None:
+                    self._learner.wait_begins(step)
                 self._let_go_if_leaf(step)
 
-    def _lock_node(self, node: Node) -> None:
+    def _lock_node(self, node: Node, now: float) -> None:
         if node.lock_count == 0:
             self.num_evictable_blocks -= node.num_blocks
-            if not node.children and node.parent is not None:
-                self.policy.remove(node)
+            if node.parent is not None:
+                if not node.children:
+                    self.policy.remove(node)
+                if self._learner is not None:
+                    self._learner.wait_ends(node.group, node.num_blocks, now - node.last_use)
         node.lock_count += 1
+
+    def recall(self, match: Match, prompt: bytes) -> tuple[int, int]:
+        """How many whole blocks that continue a match were evicted, and how often they had been used; now forgotten.
+
+        Only where the match ends with a node's last block: elsewhere something else took their place.
+        """
+        assert self.evicted is not None
+        if match.num_partial_tokens or match.num_node_blocks < match.node.num_blocks or not len(self.evicted):
+            return 0, 0
+        num_blocks, uses, now = 0, 0, self._now()
+        for record, num_tokens in self.evicted.take(
+            self.hashes(match.node)[-1], prompt, match.num_tokens * TOKEN_BYTES
+        ):
+            uses = max(uses, record.uses)
+            num_blocks += num_tokens // self._block_size
+            if self._learner is not None:
+                self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), now - record.last_use)
+        return num_blocks, uses
 
     def _let_go_if_leaf(self, node: Node) -> None:
         """A node without locks and children may be evicted; a root like that is of no use."""
@@ -230,7 +339,9 @@ class RadixTree:
             node = self.roots[namespace] = Root(namespace)
         return node
 
-    def publish(self, node: Node, tokens: bytearray, blocks: BlockIds) -> tuple[Node, BlockIds]:
+    def publish(
+        self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0, apart: bool = False
+    ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
         The caller's ownership of the blocks becomes the tree's, but for those whose tokens the tree already holds: there
@@ -239,6 +350,8 @@ class RadixTree:
         Args:
             tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
+            past_uses: how often they were used before they were evicted (`recall`).
+            apart: in a node of their own, even where ``node`` could grow.
 
         Returns:
             The node that now ends with the last block, locked in ``node``'s place, and the tree's ids for the blocks.
@@ -251,11 +364,12 @@ class RadixTree:
             child = node.children.get(key) if node.children else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                return self._extend(node, tokens[offset:] if offset else tokens, blocks[place:]), kept
+                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses, apart)
+                return extended, kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
-            self._lock_node(child)
+            self._lock_node(child, self._now())
             if kept is blocks:
                 kept = blocks.copy()
             kept[place : place + common] = child.block_ids()
@@ -263,7 +377,7 @@ class RadixTree:
             place += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int) -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int = 0) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and takes nothing, where
@@ -280,30 +394,39 @@ class RadixTree:
             self._extend(node, tokens, blocks)
         else:
             child = self._add_child(node, tokens, blocks)
+            child.last_use = self._now()
+            child.priority = priority
             self.num_evictable_blocks += 1
+            if self._learner is not None:
+                self._learner.wait_begins(child)
             self.policy.add(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
+    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0, apart: bool = False) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
-        if not self._grows_in_place(node):
+        if apart or not self._grows_in_place(node):
             child = self._add_child(node, tokens, blocks)
             child.lock_count = 1
+            child.uses += past_uses
             return child
         node.tokens += tokens
         node.blocks.frombytes(blocks.tobytes())
         self.num_blocks += len(blocks)
+        if self.events is not None:
+            self._tell_stored(node, len(node.blocks) - len(blocks))
         return node
 
     def _grows_in_place(self, node: Node) -> bool:
         return not node.children and node.lock_count == 1 and node.parent is not None
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
-        child = Node(node, tokens, array("i", blocks.tobytes()), self.clock)
+        child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
         if node.children is None:
             node.children = SortedDict()
         node.children[bytes(tokens[: self._block_bytes])] = child
         self.num_blocks += len(blocks)
+        if self.events is not None:
+            self._tell_stored(child, 0)
         return child
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
@@ -322,11 +445,15 @@ class RadixTree:
         size = num_blocks * self._block_bytes
         upper = Node(node.parent, node.tokens[:size], node.blocks[:num_blocks], node.last_use)
         upper.lock_count = node.lock_count
+        upper.uses, upper.priority, upper.group = node.uses, node.priority, node.group
+        if node.hashes is not None:
+            upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
         node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
         del node.tokens[:size]
         del node.blocks[:num_blocks]
         upper.children = SortedDict({bytes(node.tokens[: self._block_bytes]): node})
         node.parent = upper
+        node.depth += num_blocks
         return upper
 
     # -- shrinking -----------------------------------------------------------------------------------------------
@@ -339,10 +466,13 @@ class RadixTree:
         """
         self.version += 1
         num_tokens, missing = 0, count
+        now = self._now()
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, Node)
+            if self.evicted is not None:
+                self._remember(leaf, max(0, leaf.num_blocks - missing), now)
             if leaf.num_blocks <= missing:
                 missing -= leaf.num_blocks
                 num_tokens += leaf.num_tokens
@@ -352,25 +482,47 @@ class RadixTree:
             keep = leaf.num_blocks - missing
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
+            if self.events is not None:
+                self._tell_removed(leaf, keep)
             del leaf.blocks[keep:]
             del leaf.tokens[keep * self._block_bytes :]
+            if leaf.hashes is not None:
+                del leaf.hashes[keep:]
             self.num_blocks -= missing
             self.num_evictable_blocks -= missing
             missing = 0
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
         return num_tokens, count
 
+    def _remember(self, leaf: Node, keep: int, now: float) -> None:
+        """Make a record of the blocks after the first ``keep``, which are about to be evicted."""
+        assert self.evicted is not None
+        hashes = self.hashes(leaf)
+        self.evicted.add(
+            EvictedBlocks(
+                self.namespace_of(leaf),
+                hashes[keep:] if keep else hashes,
+                len(leaf.tokens) // TOKEN_BYTES - keep * self._block_size,
+                leaf.last_use,
+                leaf.uses,
+                leaf.group,
+                now,
+            )
+        )
+
     def _remove_leaf(self, leaf: Node) -> None:
         """Take an unlocked leaf out; its blocks are the caller's to release."""
         parent = leaf.parent
         assert parent is not None and parent.children is not None
         self.policy.remove(leaf)
+        if self.events is not None:
+            self._tell_removed(leaf, 0)
         self.num_blocks -= leaf.num_blocks
         self.num_evictable_blocks -= leaf.num_blocks
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         self._let_go_if_leaf(parent)
 
-    def remove_namespace(self, namespace: str) -> None:
+    def remove_namespace(self, namespace: str, tell: bool) -> None:
         """Forget all of a namespace, locked nodes too: who holds their blocks must no longer publish there."""
         self.version += 1
         pending: list[Node] = [self.roots.pop(namespace)]
@@ -380,7 +532,31 @@ class RadixTree:
                 pending.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
                 self.policy.remove(node)
+            if tell and self.events is not None and node.blocks:
+                self._tell_removed(node, 0)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
             self.num_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _tell_stored(self, node: Node, start: int) -> None:
+        assert self.events is not None and node.parent is not None
+        hashes = self.hashes(node)
+        above = node if start else node.parent
+        self.events.add(
+            BlocksStored(
+                tuple(hashes[start:]),
+                (hashes[start - 1] if start else self.hashes(above)[-1]) if above.parent is not None else None,
+                tuple(decode(node.tokens[start * self._block_bytes :]).tolist()),
+                self._block_size,
+                namespace_hash(self.namespace_of(node)),
+                self.events.medium,
+            )
+        )
+
+    def _tell_removed(self, node: Node, start: int) -> None:
+        assert self.events is not None
+        name = namespace_hash(self.namespace_of(node))
+        self.events.add(BlocksRemoved(tuple(self.hashes(node)[start:]), name, self.events.medium))

@@ -16,14 +16,16 @@ class NodeSnapshot:
     """One node: the tokens and blocks of its edge, who uses it, and what is below it.
 
     Attributes:
-        lock_count: live sequences and holds that end here or below.
-        last_use: the cache's clock when a sequence last began or ended here or below.
+        lock_count: live sequences and pins that end here or below.
+        last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
+        uses: how many sequences began with it, the one that computed it included.
     """
 
     tokens: NDArray[np.int32]
     block_ids: NDArray[np.int32]
     lock_count: int
-    last_use: int
+    last_use: float
+    uses: int
     children: tuple[NodeSnapshot, ...]
 
 
@@ -36,5 +38,7 @@ def snapshot(root: Node) -> NodeSnapshot:
     done: dict[int, NodeSnapshot] = {}
     for node in reversed(order):
         children = tuple(done.pop(id(child)) for child in (node.children.values() if node.children else ()))
-        done[id(node)] = NodeSnapshot(decode(node.tokens), node.block_ids(), node.lock_count, node.last_use, children)
+        done[id(node)] = NodeSnapshot(
+            decode(node.tokens), node.block_ids(), node.lock_count, node.last_use, node.uses, children
+        )
     return done[id(root)]

@@ -33,11 +33,14 @@ def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:
 
 
 def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> None:
-    """Add a chosen token to its sequence, and note whether that ends the answer, and why."""
+    """Add a chosen token to its sequence, or put it where it was expected; note whether that ends the answer, and why."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
     assert sequence.row is not None
-    sequence.token_ids.append(token.token_id)
+    if sequence.num_unknown:
+        sequence.learn_token(token.token_id)
+    else:
+        sequence.token_ids.append(token.token_id)
     sequence.row.output_token_ids.append(token.token_id)
     if token.logprob is not None:
         sequence.cumulative_logprob += token.logprob

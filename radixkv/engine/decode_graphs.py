@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from radixkv.attention import AttentionBatch
 from radixkv.attention.padded_decode import PaddedDecode
@@ -46,11 +44,11 @@ class DecodeGraphs:
         self._captured: dict[int, tuple[PaddedDecode, Callable[[], torch.Tensor]]] = {}
         self._failed = False
 
-    def run(self, token_ids: NDArray[np.int64], batch: AttentionBatch) -> torch.Tensor | None:
+    def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
         """Logits ``[rows, vocabulary]`` in the batch's order, valid until the next call; None: run this batch eagerly.
 
         Args:
-            token_ids: one a row, in the batch's order.
+            token_ids: int64, one a row in the batch's order, on the device.
         """
         assert isinstance(batch, TritonAttention)
         if self._failed:
@@ -60,7 +58,7 @@ class DecodeGraphs:
         padded = PaddedDecode(size, self._pool) if captured is None else captured[0]
         if not padded.load(batch.plan):
             return None
-        padded.token_ids[: len(token_ids)].copy_(torch.from_numpy(token_ids), non_blocking=True)
+        padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         if captured is None:
             replay = self._capture(padded)
             if replay is None:

@@ -11,28 +11,32 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from radixkv.cache import PrefixCache
+from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.engine.admission import check_fits, check_prompt
 from radixkv.engine.beam_search import BeamSearch
-from radixkv.engine.completion import append_token, equip_for_sampling, named_logprobs
-from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, StructuredOutputError
+from radixkv.engine.completion import equip_for_sampling
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
+from radixkv.engine.launched_step import LaunchedStep
+from radixkv.engine.launcher import Launcher
 from radixkv.engine.model_loader import LoadedModel
-from radixkv.engine.model_runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.engine.model_runner import ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
 from radixkv.engine.request import Request, SequenceGroup
 from radixkv.engine.request import Sequence as TokenSequence
+from radixkv.engine.result_taker import ResultTaker
 from radixkv.engine.sampler import Sampler
 from radixkv.engine.scheduler import ScheduledChunk, Scheduler
 from radixkv.engine.structured_output import GrammarCompiler
 from radixkv.memory import KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.simulate.record import TraceRecorder
 
 
 class BatchSize(NamedTuple):
@@ -60,7 +64,13 @@ class Engine:
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: decode without CUDA graphs.
+        async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
+            and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
+        eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
+        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.kv_events`).
+        kv_events_replay_endpoint: where subscribers ask for what they missed.
+        record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
 
     Raises:
         ValueError: an argument is out of its range.
@@ -82,13 +92,20 @@ class Engine:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
+        eviction_policy: str = "lru",
+        kv_events_endpoint: str | None = None,
+        kv_events_replay_endpoint: str | None = None,
+        record_trace: Path | None = None,
     ) -> None:
         on_gpu = loaded.device.type == "cuda"
         if max_num_batched_tokens is None:
             max_num_batched_tokens = 8192 if on_gpu else 512
         if max_num_seqs is None:
             max_num_seqs = 256 if on_gpu else 64
+        if eviction_policy not in POLICIES:
+            raise ValueError(f"eviction_policy: expected one of {', '.join(POLICIES)}, got {eviction_policy!r}")
         for name, value in {
             "block_size": block_size,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -117,12 +134,28 @@ class Engine:
             )
         self.pool = KVPool(shapes, num_blocks, block_size, loaded.dtype, loaded.device)
         self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
-        self.cache = PrefixCache(num_blocks, block_size)
+        events = (
+            None if kv_events_endpoint is None else EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+        )
+        self.cache = PrefixCache(
+            num_blocks, block_size, POLICIES[eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+        )
+        self._publisher = None
+        if kv_events_endpoint is not None:
+            # Only here: it needs packages that others do without.
+            from radixkv.kv_events import ZmqEventPublisher
+
+            self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
+        self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
         self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
         self._sampler = Sampler()
         self._seeds = random.Random(seed)
+        self._launcher = Launcher(self.cache, self.scheduler, self._runner, self._sampler, loaded.tokenizer)
+        self._taker = ResultTaker(self.scheduler, self._sampler, loaded.tokenizer)
         self._requests: dict[str, Request] = {}
+        self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
+        self._in_flight: LaunchedStep | None = None
         # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
         self.peak_held_blocks = 0
         self.num_steps = 0
@@ -234,25 +267,65 @@ class Engine:
         """Run one batch.
 
         Returns:
-            The requests that got tokens or ended.
+            The requests that got tokens or ended; with asynchronous scheduling those of the batch before.
 
         Raises:
             Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
                 it (`Request.failure`), their blocks are released, and all others go on with the next step.
         """
+        touched = self._step()
+        self._publish_events()
+        return touched
+
+    def _step(self) -> list[Request]:
+        previous, self._in_flight = self._in_flight, None
+        if previous is not None and not self.scheduler.reserve_decoding():
+            # Somebody will have to give way, and must know all its tokens when it does.
+            return self._guarded(previous.requests, lambda: self._take(previous))
         chunks = self.scheduler.schedule()
         if not chunks:
-            return self._fail_stuck_request()
+            if previous is None:
+                return self._fail_stuck_request()
+            return self._guarded(previous.requests, lambda: self._take(previous))
         self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
         self.num_steps += 1
         self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
+        concerned = [chunk.group.request for chunk in chunks] + ([] if previous is None else previous.requests)
+        return self._guarded(concerned, lambda: self._launch_and_take(chunks, previous))
+
+    def _launch_and_take(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> list[Request]:
+        launched = self._launcher.launch(chunks, previous)
+        touched = [] if previous is None else self._take(previous, launched)
+        if self.async_scheduling and launched.choice is not None:
+            self._in_flight = launched
+            return touched
+        return list(dict.fromkeys([*touched, *self._take(launched)]))
+
+    def _take(self, step: LaunchedStep, following: LaunchedStep | None = None) -> list[Request]:
+        """Take a step in, and let go of the requests that it ended."""
+        touched = self._taker.take(step, following)
+        for request in touched:
+            if request.failure is not None:
+                self._discard(request)
+            elif all(sequence.finish_reason is not None for sequence in request.sequences):
+                request.metrics.finished_time = time.monotonic()
+                del self._requests[request.request_id]
+                if self._recorder is not None:
+                    self._recorder.record(
+                        request.namespace,
+                        request.prompt_token_ids,
+                        request.sequences[0].output_token_ids,
+                        request.metrics.arrival_time,
+                    )
+        return touched
+
+    def _guarded(self, concerned: Sequence[Request], work: Callable[[], list[Request]]) -> list[Request]:
+        """Do ``work``; if it fails, so do the requests that it concerned."""
         try:
-            self._runner.copy_blocks(self.cache.drain_copies())
-            logits = self._runner.run([self._model_chunk(chunk) for chunk in chunks])
-            return self._take_results(chunks, logits)
+            return work()
         except BaseException as error:
             # What the blocks hold now is unknown: nothing more of this batch may be published.
-            for request in {chunk.group.request.request_id: chunk.group.request for chunk in chunks}.values():
+            for request in dict.fromkeys(concerned):
                 if not request.finished:
                     request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
                     self._discard(request)
@@ -260,9 +333,13 @@ class Engine:
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix that no running request uses; returns the blocks freed."""
-        return self.cache.clear()
+        freed = self.cache.clear()
+        self._publish_events()
+        return freed
 
-    # -- before the model ----------------------------------------------------------------------------------------
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self.cache.events is not None:
+            self._publisher.publish(self.cache.events)
 
     def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
         def find(token_ids: list[int]) -> str | None:
@@ -270,141 +347,6 @@ class Engine:
             return next((stop for stop in params.stop_strings if stop in text), None)
 
         return find
-
-    def _model_chunk(self, chunk: ScheduledChunk) -> ModelChunk:
-        sequence = chunk.sequence
-        assert sequence.table is not None
-        start = sequence.num_computed
-        token_ids = np.array(sequence.token_ids[start : start + chunk.num_tokens], dtype=np.int64)
-        rows = LogitRows.NONE
-        if self._collects_prompt_logprobs(chunk):
-            rows = LogitRows.ALL
-        elif chunk.num_tokens == sequence.num_pending:
-            rows = LogitRows.LAST
-        return ModelChunk(token_ids, start, sequence.table, rows)
-
-    @staticmethod
-    def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
-        request = chunk.group.request
-        wanted = isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
-        return wanted and request.metrics.first_token_time is None
-
-    # -- after the model -----------------------------------------------------------------------------------------
-
-    def _take_results(self, chunks: list[ScheduledChunk], logits: torch.Tensor) -> list[Request]:
-        """Record what was computed, choose the next tokens, and end or fork sequences."""
-        ready: list[tuple[SequenceGroup, TokenSequence, int]] = []
-        row = 0
-        for chunk in chunks:
-            sequence = chunk.sequence
-            collects = self._collects_prompt_logprobs(chunk)
-            completes = chunk.num_tokens == sequence.num_pending
-            num_rows = chunk.num_tokens if collects else int(completes)
-            if collects:
-                self._collect_prompt_logprobs(chunk, logits[row : row + num_rows])
-            row += num_rows
-            self.scheduler.commit(sequence, chunk.num_tokens)
-            if completes:
-                ready.append((chunk.group, sequence, row - 1))
-
-        touched: dict[str, Request] = {}
-        sampled: list[tuple[SequenceGroup, TokenSequence, int]] = []
-        for group, sequence, logits_row in ready:
-            request = group.request
-            touched[request.request_id] = request
-            if request.beams is None:
-                sampled.append((group, sequence, logits_row))
-                sampled.extend((sibling, sibling.sequences[0], logits_row) for sibling in self._start_siblings(group))
-            elif group.sequences[-1] is sequence:
-                rows = [r for g, _, r in ready if g is group]
-                self._advance_beams(group, logits[rows])
-        if sampled:
-            self._sample(sampled, logits)
-        for request in touched.values():
-            if request.failure is None and all(sequence.finish_reason is not None for sequence in request.sequences):
-                request.metrics.finished_time = time.monotonic()
-                del self._requests[request.request_id]
-        return list(touched.values())
-
-    def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """When a prompt with n > 1 is computed, the other samples begin as forks of the first."""
-        request = group.request
-        params = request.params
-        if not isinstance(params, SamplingParams) or len(request.sequences) == params.n:
-            return []
-        siblings = []
-        for index, sequence in enumerate(self.scheduler.fork(request.sequences[0], params.n - 1), start=1):
-            sequence.index = index
-            equip_for_sampling(sequence, self.loaded.tokenizer)
-            request.sequences.append(sequence)
-            siblings.append(SequenceGroup(request, [sequence], group.prompt))
-            self.scheduler.start(siblings[-1])
-        return siblings
-
-    def _sample(self, sampled: list[tuple[SequenceGroup, TokenSequence, int]], logits: torch.Tensor) -> None:
-        rows = [row for _, _, row in sampled]
-        if rows != list(range(logits.shape[0])):
-            logits = logits[rows]
-        states = [sequence.row for _, sequence, _ in sampled if sequence.row is not None]
-        now = time.monotonic()
-        failed: dict[str, tuple[Request, StructuredOutputError]] = {}
-        for (group, sequence, _), token in zip(sampled, self._sampler.sample(logits, states), strict=True):
-            append_token(sequence, token, self.loaded.tokenizer)
-            if sequence.request.metrics.first_token_time is None:
-                sequence.request.metrics.first_token_time = now
-            if sequence.row is not None and sequence.row.grammar is not None:
-                failure = sequence.row.grammar.failure
-                if failure is not None:
-                    failed.setdefault(sequence.request.request_id, (sequence.request, failure))
-            if sequence.finish_reason is not None:
-                self.scheduler.release(sequence)
-                self.scheduler.remove(group)
-        for request, failure in failed.values():
-            request.failure = failure
-            self._discard(request)
-
-    def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
-        """One beam step, by block tables alone: drop the losers, fork the parents of several, continue the rest."""
-        request = group.request
-        assert request.beams is not None
-        request.metrics.first_token_time = request.metrics.first_token_time or time.monotonic()
-        try:
-            chosen = request.beams.advance(logits)
-        except StructuredOutputError as error:
-            request.failure = error
-            self._discard(request)
-            return
-        heirs = [0] * len(group.sequences)
-        for continuation in chosen:
-            heirs[continuation.parent] += 1
-        lines: list[list[TokenSequence]] = []
-        for sequence, count in zip(group.sequences, heirs, strict=True):
-            if count:
-                lines.append([sequence, *(self.scheduler.fork(sequence, count - 1) if count > 1 else [])])
-            else:
-                self.scheduler.drop(sequence) if chosen else self.scheduler.release(sequence)
-                lines.append([])
-        group.sequences = [lines[continuation.parent].pop() for continuation in chosen]
-        for sequence, continuation in zip(group.sequences, chosen, strict=True):
-            sequence.token_ids.append(continuation.token_id)
-        if chosen:
-            request.sequences = list(group.sequences)
-            return
-        self.scheduler.remove(group)
-        for sequence in request.sequences:
-            sequence.finish_reason = "stop"
-
-    def _collect_prompt_logprobs(self, chunk: ScheduledChunk, logits: torch.Tensor) -> None:
-        """Row i of a chunk's logits speaks of the prompt token after the chunk's i-th; the first token has none."""
-        request, start = chunk.group.request, chunk.sequence.num_computed
-        params = request.params
-        assert isinstance(params, SamplingParams) and params.prompt_logprobs is not None
-        if start == 0:
-            request.prompt_logprobs = [None]
-        targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens]
-        assert request.prompt_logprobs is not None
-        tokens = self._sampler.prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
-        request.prompt_logprobs.extend(named_logprobs(token, self.loaded.tokenizer) for token in tokens)
 
     # -- requests that end early ---------------------------------------------------------------------------------
 

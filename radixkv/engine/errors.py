@@ -20,7 +20,7 @@ class RequestTooLargeError(EngineError, ValueError):
 
 
 class NoBlocksLeftError(EngineError):
-    """A request could not go on, although nothing else was running: holds keep its blocks."""
+    """A request could not go on, although nothing else was running: pins keep its blocks."""
 
 
 class StructuredOutputError(EngineError, ValueError):

@@ -205,6 +205,21 @@ def _require_on_hub(model: str) -> None:
         ) from error
 
 
+def load_tokenizer(model: str | Path | None = None) -> Any:
+    """A model's tokenizer alone; None: the default model's.
+
+    Raises:
+        ModelLoadError: it is not there or cannot be read.
+    """
+    name = DEFAULT_MODEL_NAME if model is None else str(model)
+    folder = _folder(model, _say)
+    with _quiet(), _load_errors(name):
+        tokenizer = _load_tokenizer(folder)
+    if tokenizer is None:
+        raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")
+    return tokenizer
+
+
 def _load_tokenizer(folder: str) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder)

@@ -41,12 +41,17 @@ class LogitRows(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelChunk:
-    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks."""
+    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks.
+
+    Attributes:
+        chosen_index: not None: the one token is still on the device, at this place among those that `run` is given.
+    """
 
     token_ids: NDArray[np.int64]
     num_context: int
     table: BlockTable
     logit_rows: LogitRows
+    chosen_index: int | None = None
 
 
 def _attend_nothing(
@@ -111,8 +116,11 @@ class ModelRunner:
         self._backend.copy_blocks(copies)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ModelChunk]) -> torch.Tensor:
+    def run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the chunks' tokens and store their keys and values.
+
+        Args:
+            chosen: int64 tokens on the device, to which the chunks' ``chosen_index`` refer.
 
         Returns:
             float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
@@ -121,7 +129,7 @@ class ModelRunner:
         batch = self._backend.prepare(
             [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
         )
-        token_ids = np.concatenate([chunks[i].token_ids for i in batch.order])
+        token_ids = self._token_ids([chunks[i] for i in batch.order], batch.row_starts, chosen)
         if self._graphs is not None and all(
             len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
         ):
@@ -143,6 +151,21 @@ class ModelRunner:
             self._attend = None
         return logits[: len(keep)].float()
 
+    def _token_ids(
+        self, chunks: Sequence[ModelChunk], row_starts: Sequence[int], chosen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The packed batch's tokens on the device, those that never left it among them."""
+        token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]))
+        token_ids = token_ids.to(self._device, non_blocking=True)
+        places = [
+            (row, c.chosen_index) for row, c in zip(row_starts, chunks, strict=False) if c.chosen_index is not None
+        ]
+        if places:
+            assert chosen is not None
+            rows, indices = torch.tensor(places).to(self._device, non_blocking=True).unbind(1)
+            token_ids[rows] = chosen[indices]
+        return token_ids
+
     def attend(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
@@ -161,9 +184,9 @@ class ModelRunner:
             sinks=options.get("s_aux"),
         )
 
-    def _forward(self, token_ids: NDArray[np.int64], positions: torch.Tensor, keep: list[int]) -> torch.Tensor:
+    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, keep: list[int]) -> torch.Tensor:
         output = self._model(
-            input_ids=torch.from_numpy(token_ids).to(self._device, non_blocking=True).unsqueeze(0),
+            input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             past_key_values=None,
@@ -197,7 +220,7 @@ class ModelRunner:
         try:
             positions = torch.arange(num_tokens, device=self._device)
             rows = list(range(min(num_tokens, num_logit_rows)))
-            self._forward(np.zeros(num_tokens, dtype=np.int64), positions, rows).float()
+            self._forward(torch.zeros_like(positions), positions, rows).float()
         finally:
             self._attend = None
         return torch.cuda.max_memory_allocated(self._device) - before
@@ -205,7 +228,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
         """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
-        self._forward(np.zeros(2, dtype=np.int64), torch.arange(2, device=self._device), [0])
+        positions = torch.arange(2, device=self._device)
+        self._forward(torch.zeros_like(positions), positions, [0])
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}

@@ -19,7 +19,7 @@ def delta_output(request: Request) -> RequestOutput:
     for sequence in request.sequences:
         start = sequence.num_streamed
         text = "" if sequence.detokenizer is None else sequence.detokenizer.delta()
-        new = sequence.token_ids[request.num_prompt_tokens + start :]
+        new = sequence.token_ids[request.num_prompt_tokens + start : sequence.num_known]
         completions.append(_completion(sequence, text, new, start))
         sequence.num_streamed += len(completions[-1].token_ids)
     return _output(request, completions)

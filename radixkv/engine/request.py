@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from radixkv.engine.beam_search import BeamSearch
 
 
+UNKNOWN_TOKEN = -1
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt to be answered.
@@ -97,7 +100,8 @@ class Sequence:
 
     Attributes:
         index: which sample of the request.
-        token_ids: prompt and generated tokens.
+        token_ids: prompt and generated tokens; the last ``num_unknown`` are placeholders.
+        num_unknown: tokens that a device has chosen, or is about to, and that the host has not fetched yet.
         table: the blocks of what is computed; None while waiting.
         num_computed: tokens whose keys and values are in the table's blocks. The table itself may know fewer: decoding
             records them a block at a time.
@@ -109,6 +113,7 @@ class Sequence:
     token_ids: list[int]
     table: BlockTable | None = None
     num_computed: int = 0
+    num_unknown: int = 0
     row: SamplingRow | None = None
     detokenizer: IncrementalDetokenizer | None = None
     num_streamed: int = 0
@@ -119,12 +124,34 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute before the next one can be chosen."""
+        """Tokens to compute before the next one can be chosen; none once the last one allowed is on its way."""
+        if self.num_unknown and len(self.token_ids) - self.request.num_prompt_tokens >= self.request.max_new_tokens:
+            return 0
         return len(self.token_ids) - self.num_computed
 
     @property
+    def num_known(self) -> int:
+        """Tokens whose ids the host knows."""
+        return len(self.token_ids) - self.num_unknown
+
+    @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.request.num_prompt_tokens :]
+        return self.token_ids[self.request.num_prompt_tokens : self.num_known]
+
+    def expect_token(self) -> None:
+        """A token was chosen on the device: hold its place."""
+        self.token_ids.append(UNKNOWN_TOKEN)
+        self.num_unknown += 1
+
+    def learn_token(self, token_id: int) -> None:
+        """The oldest unknown token has come."""
+        self.token_ids[self.num_known] = token_id
+        self.num_unknown -= 1
+
+    def forget_unknown(self) -> None:
+        """What is on its way does not count: the answer has ended, or it began from a token that turned out another."""
+        del self.token_ids[self.num_known :]
+        self.num_unknown = 0
 
 
 @dataclass(eq=False)
@@ -155,6 +182,5 @@ class SequenceGroup:
     def num_pending(self) -> int:
         """Tokens to compute before the next can be chosen, of the sequence that has the most."""
         if len(self.sequences) == 1:  # all but beams; asked of every running group in every step
-            sequence = self.sequences[0]
-            return len(sequence.token_ids) - sequence.num_computed
+            return self.sequences[0].num_pending
         return max(sequence.num_pending for sequence in self.sequences)

@@ -47,10 +47,14 @@ class SamplingRow:
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
 
+    def racer(self, num_unknown: int = 0) -> Racer:
+        """What the draw of the next token depends on, or of the one ``num_unknown`` later."""
+        return Racer(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_unknown)
+
     @property
-    def racer(self) -> Racer:
-        """What the next token's draw depends on."""
-        return Racer(self.params, self.seed, self.sample_index, len(self.output_token_ids))
+    def needs_host(self) -> bool:
+        """Whether the next choice takes more than logits and random numbers: tokens that came before, or an account."""
+        return self.changes_logits or self.grammar is not None or self.params.logprobs is not None
 
     @property
     def changes_logits(self) -> bool:
@@ -91,7 +95,7 @@ class Sampler:
                 bar_tokens(logits, grammars)
             for i in changed:
                 _change_logits(logits[i], rows[i])
-        token_ids = _choose(logits, rows)
+        token_ids, _ = self.choose(logits, rows, [0] * len(rows)).fetch()
         described: dict[int, SampledToken] = {}
         with_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
         if with_logprobs:
@@ -100,33 +104,60 @@ class Sampler:
             described = dict(zip(with_logprobs, tokens, strict=True))
         return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
 
+    def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow], num_unknown: Sequence[int]) -> Choice:
+        """One token for each row, of rows that need the host for nothing; see `Choice`."""
+        return Choice(logits, rows, num_unknown)
+
     def prompt_logprobs(self, logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
         """What ``logits`` (``[tokens, vocabulary]``) say of the tokens that follow, and of the ``count`` likeliest."""
         return _with_logprobs(logits, targets, [count] * len(targets))
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """A token for each row; everything is queued on the device before the first result is waited for."""
-    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if not drawn:
-        return [int(token_id) for token_id in logits.argmax(-1).tolist()]
-    racers = [rows[i].racer for i in drawn]
-    all_drawn = len(drawn) == len(rows)
-    token_ids, settled = draw(logits if all_drawn else logits[drawn], racers)
-    if not all_drawn:
-        together = logits.argmax(-1)
-        together[drawn] = token_ids
-        token_ids = together
-    chosen = [int(token_id) for token_id in token_ids.tolist()]
-    pending = [(i, racer) for i, racer, done in zip(drawn, racers, settled.tolist(), strict=True) if not done]
-    look = FIRST_LOOK
-    while pending:
-        look = min(8 * look, logits.shape[1])
-        again, settled = draw(logits[[i for i, _ in pending]], [racer for _, racer in pending], look)
-        for (i, _), token_id in zip(pending, again.tolist(), strict=True):
-            chosen[i] = int(token_id)
-        pending = [part for part, done in zip(pending, settled.tolist(), strict=True) if not done]
-    return chosen
+class Choice:
+    """One token for each row of a batch, chosen on the logits' device; nothing is waited for until `fetch`.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        rows: as `Sampler.sample`'s.
+        num_unknown: for each row, how many tokens before this one are chosen and not yet in ``output_token_ids``.
+
+    Attributes:
+        token_ids: int64 ``[rows]`` on the device. A few may turn out otherwise, see `fetch`.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SamplingRow], num_unknown: Sequence[int]) -> None:
+        self._logits = logits
+        self._drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+        self._racers = [rows[i].racer(num_unknown[i]) for i in self._drawn]
+        self._settled: torch.Tensor | None = None
+        self.token_ids = logits.argmax(-1) if len(self._drawn) < len(rows) else logits.new_empty(0)
+        if self._drawn:
+            all_drawn = len(self._drawn) == len(rows)
+            token_ids, self._settled = draw(logits if all_drawn else logits[self._drawn], self._racers)
+            if all_drawn:
+                self.token_ids = token_ids
+            else:
+                self.token_ids[self._drawn] = token_ids
+
+    def fetch(self) -> tuple[list[int], frozenset[int]]:
+        """The tokens, and the rows whose token is not what ``token_ids`` said: they needed more than the likeliest few."""
+        chosen = [int(token_id) for token_id in self.token_ids.tolist()]
+        if self._settled is None:
+            return chosen, frozenset()
+        first = list(chosen)
+        pending = [
+            (i, racer)
+            for i, racer, done in zip(self._drawn, self._racers, self._settled.tolist(), strict=True)
+            if not done
+        ]
+        look = FIRST_LOOK
+        while pending:
+            look = min(8 * look, self._logits.shape[1])
+            again, settled = draw(self._logits[[i for i, _ in pending]], [racer for _, racer in pending], look)
+            for (i, _), token_id in zip(pending, again.tolist(), strict=True):
+                chosen[i] = int(token_id)
+            pending = [part for part, done in zip(pending, settled.tolist(), strict=True) if not done]
+        return chosen, frozenset(i for i, token_id in enumerate(chosen) if token_id != first[i])
 
 
 def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
@@ -153,6 +184,8 @@ def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
 
 def _with_logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
     """Each row's token with its log-probability, and those of the row's ``counts`` likeliest."""
+    if not token_ids:
+        return []
     chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     totals = torch.logsumexp(logits, -1, keepdim=True)
     own = logits.gather(1, chosen)

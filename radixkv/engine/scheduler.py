@@ -2,7 +2,7 @@
 
 Continuous batching with chunked prefill (Orca, Yu et al. 2022; Sarathi, Agrawal et al. 2024): every step takes one token
 of each decoding sequence first, then fills the token budget with prompts, in chunks. So a stream gets a token every step,
-and no prompt, however long, holds it up by more than the time of one chunk.
+and no prompt, however long, holds it up by more than the time of one chunk; nor does it hold up short prompts by more.
 
 Who is let in next is the `WaitingQueue`'s to say, but for those who wait for a prefix in progress (`AwaitedPrefixes`).
 The first who may be let in and does not fit is waited for: smaller ones do not slip past it, or it would wait for ever.
@@ -40,10 +40,14 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """It is ``group``'s turn, but it did not fit: with less than ``num_blocks`` available there is no use in trying again."""
+    """It is ``group``'s turn, but it did not fit.
+
+    There is no use in trying again before ``num_blocks`` are available, or something else than ``occupancy`` runs.
+    """
 
     group: SequenceGroup
     num_blocks: int
+    occupancy: tuple[int, int]
 
 
 class Scheduler:
@@ -109,7 +113,7 @@ class Scheduler:
         prompts: list[SequenceGroup] = []
         for group in self.running:
             (decoding if group.num_pending == 1 else prompts).append(group)
-        has_room = self._reserve_decoding(decoding)
+        has_room = self._reserve_next_slots(decoding)
         # Decoding goes first, so that no prompt chunk can delay a stream.
         for group in decoding:
             if group not in self.running:
@@ -118,31 +122,33 @@ class Scheduler:
             if planned and (has_room or self._reserve_or_preempt(planned)):
                 chunks.extend(planned)
                 budget -= len(planned)
-        self._looked_up = False
-        for group in prompts:
-            if group not in self.running:
-                continue
-            # Who is more urgent than a prompt in progress need not wait for the end of it.
-            budget -= self._let_in(chunks, budget, group.request.priority)
-            planned = self._plan(group, budget)
-            chunks.extend(planned)
-            budget -= sum(chunk.num_tokens for chunk in planned)
-        self._let_in(chunks, budget)
+        self._schedule_prompts(chunks, prompts, budget)
         return chunks
+
+    def reserve_decoding(self) -> bool:
+        """Make the next slot of every decoding sequence writable; False, and nothing, if one would have to give way."""
+        return self._reserve_next_slots([group for group in self.running if group.num_pending == 1])
 
     def commit(self, sequence: Sequence, num_tokens: int) -> None:
         """Note that the next ``num_tokens`` were computed; whole blocks become known to everybody."""
         sequence.num_computed += num_tokens
-        # Between block borders nothing could be published: recording waits, so that decoding costs nothing here.
-        if num_tokens > 1 or sequence.num_computed % self._cache.block_size == 0:
+        if num_tokens > 1:
+            self.record(sequence)
+        else:
+            self.record_at_border(sequence)
+
+    def record_at_border(self, sequence: Sequence) -> None:
+        """Tell the table, if a block has just become whole: until then nothing could be published, and decoding is cheap."""
+        if min(sequence.num_computed, sequence.num_known) % self._cache.block_size == 0:
             self.record(sequence)
 
     def record(self, sequence: Sequence) -> None:
-        """Tell the table of all computed tokens, as a fork and the end of a sequence need."""
+        """Tell the table of all computed tokens that are known, as a fork and the end of a sequence need."""
         table = sequence.table
         assert table is not None
-        if table.num_tokens < sequence.num_computed:
-            self._cache.append(table, sequence.token_ids[table.num_tokens : sequence.num_computed])
+        stop = min(sequence.num_computed, sequence.num_known)
+        if table.num_tokens < stop:
+            self._cache.append(table, sequence.token_ids[table.num_tokens : stop])
 
     def fork(self, sequence: Sequence, num_children: int) -> list[Sequence]:
         """Continue a sequence in ``num_children`` more ways; blocks are shared until their owners part."""
@@ -197,8 +203,8 @@ class Scheduler:
                 budget -= count
         return planned
 
-    def _reserve_decoding(self, groups: list[SequenceGroup]) -> bool:
-        """Make the next slot of every decoding sequence writable, in one call; False, and nothing, if not all can be."""
+    def _reserve_next_slots(self, groups: list[SequenceGroup]) -> bool:
+        """Make the groups' next slots writable, in one call; False, and nothing, if not all can be."""
         sequences = [sequence for group in groups for sequence in group.sequences]
         tables = [sequence.table for sequence in sequences if sequence.table is not None]
         try:
@@ -237,16 +243,52 @@ class Scheduler:
         self.waiting.add(group)
         self.num_preemptions += 1
 
-    def _let_in(self, chunks: list[ScheduledChunk], budget: int, before_priority: float = math.inf) -> int:
-        """Admit who waits, and is more urgent than ``before_priority``, while there is budget; returns the tokens planned."""
+    def _schedule_prompts(self, chunks: list[ScheduledChunk], prompts: list[SequenceGroup], budget: int) -> None:
+        """Fill what decoding leaves of the step: with prompts in progress, by rank, then with those who wait.
+
+        The first that is too long for what is left leaves half of it to shorter ones behind it, and takes what they leave::
+
+            |  decoding  |  long prompt: at least half of the rest  |  short ones: up to half  |
+
+        So nobody with a short prompt waits for the end of a long one, which takes at most twice as long for it.
+        """
+        self._looked_up = False
+        long, kept = None, 0
+        for group in prompts:
+            if group not in self.running:
+                continue  # preempted for one that decodes
+            # Nor does who is more urgent than a prompt in progress wait for its end.
+            budget -= self._let_in(chunks, budget, long is not None, group.request.priority)
+            if group.num_pending <= budget:
+                budget -= self._take(chunks, group, budget)
+            elif long is None:
+                long, kept = group, budget - budget // 2
+                budget -= kept
+        budget -= self._let_in(chunks, budget, long is not None)
+        if long is not None:
+            self._take(chunks, long, budget + kept)
+
+    def _take(self, chunks: list[ScheduledChunk], group: SequenceGroup, budget: int) -> int:
+        """Plan as much of a prompt as there is budget for; returns the tokens planned."""
+        planned = self._plan(group, budget)
+        chunks.extend(planned)
+        return sum(chunk.num_tokens for chunk in planned)
+
+    def _let_in(self, chunks: list[ScheduledChunk], budget: int, whole: bool, before_priority: float = math.inf) -> int:
+        """Admit who waits while there is budget; returns the tokens planned.
+
+        Args:
+            whole: only those whose prompts then fit into the budget as a whole.
+            before_priority: only those more urgent.
+        """
         num_tokens = 0
         while num_tokens < budget and self.waiting and self.waiting.most_urgent < before_priority:
             group = self._next_waiting()
-            if group is None or group.request.priority >= before_priority or not self._admit(group):
+            if group is None or group.request.priority >= before_priority:
                 break
-            planned = self._plan(group, budget - num_tokens)
-            chunks.extend(planned)
-            num_tokens += sum(chunk.num_tokens for chunk in planned)
+            if (whole and self.waiting.num_uncached(group) > budget - num_tokens) or not self._admit(group):
+                break
+            num_tokens += self._take(chunks, group, budget - num_tokens)
         return num_tokens
 
     def _next_waiting(self) -> SequenceGroup | None:
@@ -254,11 +296,7 @@ class Scheduler:
         if self._refusal is not None:
             group = self._refusal.group
             if not self.waiting.may_go_before(group):
-                if self.running and (
-                    group.num_slots > self.num_free_slots or self._cache.num_available_blocks < self._refusal.num_blocks
-                ):
-                    return None
-                return group
+                return group if self._may_fit_now(self._refusal) else None
             self._refusal = None
         if self.num_free_slots < 1:
             return None
@@ -266,10 +304,20 @@ class Scheduler:
         self._looked_up = True  # once a step is enough
         return next((group for group in candidates if not self._awaited.is_worth_waiting(group, self.running)), None)
 
+    @property
+    def _occupancy(self) -> tuple[int, int]:
+        """Groups that run, and those of them whose prompts are in progress: what headroom mostly depends on."""
+        return len(self.running), sum(group.num_pending > 1 for group in self.running)
+
+    def _may_fit_now(self, refusal: _Refusal) -> bool:
+        if refusal.group.num_slots > self.num_free_slots:
+            return False
+        return self._cache.num_available_blocks >= refusal.num_blocks or self._occupancy != refusal.occupancy
+
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables and start it, if there is room for it besides those that run."""
         if group.num_slots > self.num_free_slots:
-            self._refusal = _Refusal(group, 0)
+            self._refusal = _Refusal(group, 0, self._occupancy)
             return False
         cache = self._cache
         request = group.request
@@ -292,7 +340,8 @@ class Scheduler:
             for sequence in opened:
                 self.drop(sequence)
                 sequence.num_computed = 0
-            self._refusal = _Refusal(group, available + error.needed - error.free - error.evictable)
+            missing = error.needed - error.free - error.evictable
+            self._refusal = _Refusal(group, available + missing, self._occupancy)
             return False
         self._refusal = None
         self._awaited.forget(group)

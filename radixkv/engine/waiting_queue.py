@@ -110,10 +110,15 @@ class WaitingQueue:
             compete.append((place, waiting))
             if waiting.num_overtaken >= self._max_overtaken:
                 break
-        if look_up and len(compete) > 1:
+        if look_up:
             self._look_up([waiting for _, waiting in compete])
         compete.sort(key=lambda item: (item[0][:2], -item[1].num_cached, item[0]))
         return [waiting.group for _, waiting in compete]
+
+    def num_uncached(self, group: SequenceGroup) -> int:
+        """Tokens of the group's prompt that were not known when it was last looked up."""
+        waiting: _Waiting = self._line[_place(group)]
+        return len(group.prompt) - waiting.num_cached
 
     def admit(self, group: SequenceGroup) -> None:
         """``group`` is let in: it leaves the line, and those before it are overtaken."""

@@ -57,7 +57,7 @@ class TreeNode(BaseModel):
         key: the same for the same node from picture to picture, among its siblings.
         text: how it begins.
         users: live sequences that it serves.
-        age: how many sequences have begun or ended since one last did here or below.
+        age: seconds since a sequence last began or ended here or below.
         hidden: children that are not shown.
     """
 
@@ -66,7 +66,7 @@ class TreeNode(BaseModel):
     tokens: int
     blocks: int
     users: int
-    age: int
+    age: float
     hidden: int
     children: list[TreeNode]
 
@@ -112,7 +112,7 @@ class _Picture:
 
     trees: list[tuple[str, NodeOutline]]
     requests: list[RequestState]
-    clock: int
+    now: float
     block_size: int
 
 
@@ -199,7 +199,7 @@ def _take_picture(engine: Engine, tenant: Tenant) -> _Picture:
         (("running", group) for group in scheduler.running), (("waiting", group) for group in scheduler.waiting)
     )
     own = (_request_state(state, group) for state, group in groups if tenant.owns(group.request.namespace))
-    return _Picture(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.clock, cache.block_size)
+    return _Picture(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.now(), cache.block_size)
 
 
 def _num_nodes(outline: NodeOutline) -> int:
@@ -224,18 +224,18 @@ def _tree(namespace: str, root: NodeOutline, picture: _Picture, tokenizer: Any) 
     return Tree(
         namespace=f"salt {salt[:6]}" if salt else "",
         hidden=root.num_hidden,
-        children=[_node(child, picture.clock, tokenizer) for child in root.children],
+        children=[_node(child, picture.now, tokenizer) for child in root.children],
     )
 
 
-def _node(outline: NodeOutline, clock: int, tokenizer: Any) -> TreeNode:
+def _node(outline: NodeOutline, now: float, tokenizer: Any) -> TreeNode:
     return TreeNode(
         key=zlib.crc32(outline.beginning),
         text=" ".join(tokenizer.decode(decode(outline.beginning).tolist(), skip_special_tokens=True).split()),
         tokens=outline.num_tokens,
         blocks=outline.num_blocks,
         users=outline.lock_count,
-        age=clock - outline.last_use,
+        age=now - outline.last_use,
         hidden=outline.num_hidden,
-        children=[_node(child, clock, tokenizer) for child in outline.children],
+        children=[_node(child, now, tokenizer) for child in outline.children],
     )

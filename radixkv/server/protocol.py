@@ -96,9 +96,10 @@ class GenerationRequest(StructuredRequest):
     beam_width: int | None = None
     length_penalty: float | None = None
     # Lower values are let in earlier.
-    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache: CacheOptions | None = None
+    # vLLM's too, where lower is earlier; not below the default, or everybody would be more urgent than everybody else.
+    priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
     @property
     def num_choices(self) -> int:

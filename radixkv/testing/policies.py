@@ -8,15 +8,29 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from radixkv.cache import EvictableLeaf, EvictionPolicy
+from radixkv.cache import EvictableLeaf, EvictionPolicy, LearningPolicy
 
 
 class FakeLeaf:
     """A leaf as a policy sees it."""
 
-    def __init__(self, last_use: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        last_use: float,
+        num_blocks: int,
+        *,
+        uses: int = 1,
+        parent_uses: int = 1,
+        depth: int = 0,
+        priority: int = 0,
+    ) -> None:
         self.last_use = last_use
         self.num_blocks = num_blocks
+        self.uses = uses
+        self.parent_uses = parent_uses
+        self.depth = depth
+        self.priority = priority
+        self.group = 0
 
     def __repr__(self) -> str:
         return f"leaf of {self.num_blocks} blocks, last used at {self.last_use}"
@@ -42,11 +56,27 @@ def policy_machine(
             self.leaves: list[FakeLeaf] = []
             self.clock = 0
 
-        @rule(age=st.integers(0, 5), num_blocks=st.integers(1, 9))
-        def add(self, age: int, num_blocks: int) -> None:
+        @rule(
+            age=st.integers(0, 5),
+            num_blocks=st.integers(1, 9),
+            uses=st.integers(1, 70),
+            siblings=st.integers(0, 70),
+            depth=st.integers(0, 9),
+            priority=st.integers(-1, 2),
+        )
+        def add(self, age: int, num_blocks: int, uses: int, siblings: int, depth: int, priority: int) -> None:
             """Mostly a leaf that was used just now; sometimes one whose last use is long ago, as a parent's is."""
             self.clock += 1
-            leaf = FakeLeaf(max(0, self.clock - age), num_blocks)
+            leaf = FakeLeaf(
+                max(0, self.clock - age),
+                num_blocks,
+                uses=uses,
+                parent_uses=uses + siblings,
+                depth=depth,
+                priority=priority,
+            )
+            if isinstance(self.policy, LearningPolicy):
+                self.policy.wait_begins(leaf)
             self.policy.add(leaf)
             self.leaves.append(leaf)
 
@@ -54,7 +84,10 @@ def policy_machine(
         @rule(data=st.data())
         def remove(self, data: st.DataObject) -> None:
             place = data.draw(st.integers(0, len(self.leaves) - 1))
-            self.policy.remove(self.leaves.pop(place))
+            leaf = self.leaves.pop(place)
+            self.policy.remove(leaf)
+            if isinstance(self.policy, LearningPolicy):
+                self.policy.wait_ends(leaf.group, leaf.num_blocks, self.clock - leaf.last_use)
 
         @precondition(lambda self: self.leaves)
         @rule(num_left=st.integers(0, 8))

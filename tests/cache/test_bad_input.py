@@ -41,7 +41,7 @@ def test_impossible_tokens_are_refused_and_change_nothing(tokens: Any) -> None:
     table = compute(cache, [1, 2, 3])
     cache.reserve(table, 8)
     before = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
-    for call in (cache.open, cache.match, cache.hold, lambda tokens: cache.append(table, tokens)):
+    for call in (cache.open, cache.match, cache.pin, lambda tokens: cache.append(table, tokens)):
         with pytest.raises(InvalidArgumentError, match="tokens"):
             call(tokens)
     after = repr(cache.tree_snapshot()), cache.stats, cache.num_free_blocks, table.tokens.tolist(), table.num_blocks
@@ -53,7 +53,7 @@ def test_an_empty_prompt_can_be_looked_up_but_not_opened() -> None:
     cache = PrefixCache(8, 2)
     leave(cache, [1, 2, 3])
     assert cache.match([]) == cache.match(np.array([], dtype=np.int64)) == 0
-    assert cache.hold([]).num_tokens == 0
+    assert cache.pin([]).num_tokens == 0
     with pytest.raises(InvalidArgumentError, match="at least one"):
         cache.open([])
 
@@ -119,14 +119,14 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
     for call in calls:
         with pytest.raises(ClosedError, match="closed"):
             call(cache)
-    with pytest.raises(InvalidArgumentError, match=r"^hold: expected a Hold, got BlockTable$"):
+    with pytest.raises(InvalidArgumentError, match=r"^pin: expected a Pin, got BlockTable$"):
         cache.release(table)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="namespace"):
         cache.clear(5)  # type: ignore[arg-type]
     with pytest.raises(ClosedError, match="closed"):
         cache.reserve_many([table], [4])
-    hold = other.hold([1])
-    other.release(hold)
+    pin = other.pin([1])
+    other.release(pin)
     leave(cache, [1, 2, 3])
-    with pytest.raises(ClosedError, match=r"^hold: it belongs to another cache$"):
-        other.release(cache.hold([1, 2]))
+    with pytest.raises(ClosedError, match=r"^pin: it belongs to another cache$"):
+        other.release(cache.pin([1, 2]))

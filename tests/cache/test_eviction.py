@@ -5,10 +5,23 @@ from __future__ import annotations
 import pytest
 from cache_driver import leave
 
-from radixkv.cache import LRU, PrefixCache
-from radixkv.testing import FakeLeaf, policy_machine
+from radixkv.cache import LFU, LRU, Adaptive, CostAware, EvictionPolicy, PrefixCache, PriorityTTL, SegmentedLRU
+from radixkv.testing import FakeLeaf, PrefixCacheAdapter, cache_machine, policy_machine
 
 TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use).TestCase
+TestLFU = policy_machine(LFU).TestCase
+TestSegmentedLRU = policy_machine(SegmentedLRU).TestCase
+TestPriority = policy_machine(
+    lambda: PriorityTTL(None), goes_before=lambda a, b: (a.priority, a.last_use) < (b.priority, b.last_use)
+).TestCase
+TestPriorityTTL = policy_machine(PriorityTTL).TestCase
+TestCostAware = policy_machine(CostAware).TestCase
+TestAdaptive = policy_machine(Adaptive).TestCase
+
+
+@pytest.mark.parametrize("policy", [LFU, SegmentedLRU, PriorityTTL, CostAware, Adaptive])
+def test_the_cache_keeps_its_rules_under_every_policy(policy: type[EvictionPolicy]) -> None:
+    cache_machine(lambda n, size: PrefixCacheAdapter(n, size, policy()), max_examples=40).TestCase().runTest()
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:
@@ -38,7 +51,7 @@ def test_entries_of_leaves_that_came_back_to_use_do_not_pile_up() -> None:
     for _ in range(10_000):
         policy.add(old)
         policy.remove(old)
-    assert len(policy._heap) <= 65 + 2
+    assert len(policy._late._heap) <= 65 + 2
 
 
 def test_a_use_makes_young() -> None:

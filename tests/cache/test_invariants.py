@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixkv.cache import BlockTable, Hold, InvariantViolation, PrefixCache
+from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
 from radixkv.cache.radix_tree import Node
 
 
@@ -30,7 +30,7 @@ class State:
         self.table = self.cache.open([1, 1, 2, 2, 3, 3, 9, 9, 9])
         self.cache.reserve(self.table, 12)
         self.cache.append(self.table, [9])
-        self.hold = self.cache.hold([1, 1])
+        self.pin = self.cache.pin([1, 1])
         root = self.tree.roots[""]
         assert root.children is not None
         self.root: Node = root
@@ -68,8 +68,8 @@ def add_sibling(state: State) -> None:
     state.root.children[key] = Node(state.root, bytearray(key), array("i", [block]), 0)
 
 
-def keep_a_dead_hold(state: State) -> None:
-    state.cache._holds.add(Hold("", 2, Node(None, bytearray(), array("i"), 0)))
+def keep_a_dead_pin(state: State) -> None:
+    state.cache._pins.add(Pin("", 2, None, Node(None, bytearray(), array("i"), 0)))
 
 
 BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
@@ -103,9 +103,9 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("in it twice, or counted", lambda s: setattr(s.table, "_num_published", 1)),
     ("owners and has", lambda s: set_item(s.pool.ref_counts, s.leaf.blocks[0], 5)),
     ("owners and has", lambda s: set_item(s.table._ids, 4, s.pool.allocate(2)[0])),
-    ("no longer in the tree", keep_a_dead_hold),
+    ("no longer in the tree", keep_a_dead_pin),
     ("locks and has", lambda s: setattr(s.node, "lock_count", 9)),
-    ("locks and has", lambda s: s.cache._holds.clear()),
+    ("locks and has", lambda s: s.cache._pins.clear()),
     ("closed table is still live", lambda s: setattr(s.table, "closed", True)),
     ("not those it counts", lambda s: s.table._tail.extend(b"1234")),
     ("blocks has 27 tokens", lambda s: claim_more_tokens(s.table)),

@@ -52,7 +52,7 @@ def test_a_node_in_use_says_by_how_many() -> None:
     (shared,) = found.children
     assert (shared.num_tokens, shared.num_blocks, shared.lock_count) == (8, 2, 2)
     assert [(child.num_tokens, child.lock_count) for child in shared.children] == [(4, 1), (4, 1)]
-    assert all(node.last_use <= cache.clock for node in (found, shared))
+    assert all(node.last_use <= cache.now() for node in (found, shared))
     assert cache.outline("another namespace") is None
 
 

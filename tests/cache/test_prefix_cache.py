@@ -277,37 +277,37 @@ def test_clearing_one_namespace_leaves_the_others() -> None:
     cache = PrefixCache(40, 2)
     for name in ("a", "b", "c"):
         leave(cache, [1, 2, 3, 4], namespace=name)
-    holds = {name: cache.hold([1, 2, 3, 4], name) for name in ("a", "b")}
-    assert [hold.namespace for hold in holds.values()] == ["a", "b"]
+    pins = {name: cache.pin([1, 2, 3, 4], name) for name in ("a", "b")}
+    assert [pin.namespace for pin in pins.values()] == ["a", "b"]
     table = cache.open([1, 2, 3, 4], "a")
     other = cache.open([1, 2, 3, 4], "b")
     assert cache.clear("nobody") == 0
     assert cache.clear("a") == 1  # the other block is the table's
-    assert (holds["a"].released, holds["b"].released) == (True, False)
+    assert (pins["a"].released, pins["b"].released) == (True, False)
     assert [cache.match([1, 2, 3, 4], name) for name in ("a", "b", "c")] == [0, 4, 4]
     cache.reserve(other, 4)
     cache.append(other, [4])
     cache.close(other)
     cache.close(table)
     assert cache.clear() == 4
-    cache.release(holds["a"])
+    cache.release(pins["a"])
     cache.check()
 
 
-def test_a_hold_keeps_its_prefix_and_nothing_more() -> None:
+def test_a_pin_keeps_its_prefix_and_nothing_more() -> None:
     cache = PrefixCache(6, 2)
     leave(cache, [1, 1, 2, 2, 3, 3, 4, 4, 5])
-    hold = cache.hold([1, 1, 2, 2, 3])
-    assert (hold.num_tokens, hold.released) == (4, False)
+    pin = cache.pin([1, 1, 2, 2, 3])
+    assert (pin.num_tokens, pin.released) == (4, False)
     table = cache.open([9] * 8, read=False, write=False)
     cache.reserve(table, 8)
     assert cache.match([1, 1, 2, 2, 3, 3]) == 4
     with pytest.raises(OutOfBlocks):
         cache.reserve(table, 9)
-    cache.release(hold)
-    assert hold.released
+    cache.release(pin)
+    assert pin.released
     cache.reserve(table, 9)
-    cache.release(hold)
+    cache.release(pin)
     cache.check()
 
 
@@ -332,7 +332,7 @@ def test_ref_counts_are_tables_and_the_tree() -> None:
     child = cache.fork(table)[0]
     first, second, tail = table.block_ids.tolist()
     assert [int(cache.ref_counts()[block]) for block in (first, second, tail)] == [3, 3, 2]
-    cache.hold([1, 2])
+    cache.pin([1, 2])
     assert [int(cache.ref_counts()[block]) for block in (first, second, tail)] == [4, 3, 2]
     cache.abort(child)
     cache.close(table)

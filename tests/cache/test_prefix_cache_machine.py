@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from radixkv.cache import BlockTable, Hold, NodeSnapshot, OutOfBlocks, PrefixCache
+from radixkv.cache import (
+    LRU,
+    Adaptive,
+    BlocksRemoved,
+    BlocksStored,
+    BlockTable,
+    EventLog,
+    EvictionPolicy,
+    NodeSnapshot,
+    OutOfBlocks,
+    Pin,
+    PinQuotaExceeded,
+    PrefixCache,
+)
 
 NAMESPACES = ("", "tenant")
 # A tiny alphabet, so that prompts share prefixes that end anywhere, inside blocks too.
@@ -55,19 +69,37 @@ def longest_known(root: NodeSnapshot | None, tokens: list[int]) -> int:
 
 class CacheMachine(RuleBasedStateMachine):
     live = Bundle("live")
-    holds = Bundle("holds")
+    pins = Bundle("pins")
 
-    @initialize(block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]), num_blocks=st.integers(1, 24))
-    def start(self, block_size: int, num_blocks: int) -> None:
-        self.cache = PrefixCache(num_blocks, block_size)
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]),
+        num_blocks=st.integers(1, 24),
+        policy=st.sampled_from([LRU, LRU, Adaptive]),
+        remembered=st.sampled_from([None, 50, 3]),
+    )
+    def start(
+        self, block_size: int, num_blocks: int, policy: Callable[[], EvictionPolicy], remembered: int | None
+    ) -> None:
+        self.time = 0.0
+        self.log = EventLog()
+        self.told: dict[int, tuple[int | None, tuple[int, ...]]] = {}
+        self.cache = PrefixCache(
+            num_blocks,
+            block_size,
+            policy(),
+            remembered_blocks=remembered,
+            events=self.log,
+            clock=lambda: self.time,
+        )
         self.memory = ShadowMemory(num_blocks, block_size)
         self.tokens: dict[BlockTable, list[int]] = {}
         self.writes: dict[BlockTable, bool] = {}
-        self.open_holds: dict[Hold, list[int]] = {}
+        self.open_pins: dict[Pin, list[int]] = {}
         self.seen_prompts: list[list[int]] = [[0]]
 
     def state(self) -> Any:
         """Everything that a failed call must leave as it was."""
+        self.cache.pins()  # releases what has expired by now
         trees = repr(self.cache.tree_snapshot())
         tables = [(t.block_ids.tolist(), t.num_tokens, t.version) for t in self.tokens]
         return trees, tables, self.cache.stats, self.cache.num_free_blocks, self.cache.num_evictable_blocks
@@ -75,6 +107,10 @@ class CacheMachine(RuleBasedStateMachine):
     def assert_honest(self, error: OutOfBlocks, before: Any) -> None:
         assert error.needed > error.free + error.evictable
         assert error.free == self.cache.num_free_blocks
+        assert self.state() == before
+
+    def assert_over_quota(self, error: PinQuotaExceeded, before: Any) -> None:
+        assert error.needed > error.quota == self.cache.max_pinned_blocks
         assert self.state() == before
 
     def carry_out_copies(self) -> None:
@@ -176,19 +212,33 @@ class CacheMachine(RuleBasedStateMachine):
             del self.tokens[table]
             self.cache.abort(table)
 
-    @rule(target=holds, data=st.data(), namespace=st.sampled_from(NAMESPACES))
-    def hold(self, data: st.DataObject, namespace: str) -> Hold:
+    @rule(
+        target=pins,
+        data=st.data(),
+        namespace=st.sampled_from(NAMESPACES),
+        ttl=st.sampled_from([None, None, 1.0, 5.0]),
+    )
+    def pin(self, data: st.DataObject, namespace: str, ttl: float | None) -> Any:
         prompt = data.draw(st.sampled_from(self.seen_prompts))
-        hold = self.cache.hold(prompt, namespace)
+        before = self.state()
+        try:
+            pin = self.cache.pin(prompt, namespace, ttl)
+        except PinQuotaExceeded as error:
+            self.assert_over_quota(error, before)
+            return multiple()
         known = self.cache.match(prompt, namespace)
-        assert hold.num_tokens == known // self.cache.block_size * self.cache.block_size
-        self.open_holds[hold] = prompt[: hold.num_tokens]
-        return hold
+        assert pin.num_tokens == known // self.cache.block_size * self.cache.block_size
+        self.open_pins[pin] = prompt[: pin.num_tokens]
+        return pin
 
-    @rule(hold=consumes(holds))
-    def release(self, hold: Hold) -> None:
-        self.cache.release(hold)
-        del self.open_holds[hold]
+    @rule(pin=consumes(pins))
+    def release(self, pin: Pin) -> None:
+        self.cache.release(pin)
+        del self.open_pins[pin]
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds: int) -> None:
+        self.time += seconds
 
     @rule(namespace=st.sampled_from([None, *NAMESPACES]))
     def clear(self, namespace: str | None) -> None:
@@ -206,6 +256,26 @@ class CacheMachine(RuleBasedStateMachine):
         prompt = data.draw(st.sampled_from(self.seen_prompts))
         root = self.cache.tree_snapshot().get(namespace)
         assert self.cache.match(prompt, namespace) == longest_known(root, prompt)
+
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), read=st.booleans())
+    def explain(self, data: st.DataObject, namespace: str, read: bool) -> None:
+        prompt = data.draw(st.sampled_from(self.seen_prompts))
+        before = self.state()
+        told = self.cache.explain(prompt, namespace, read)
+        assert self.state() == before
+        assert told.num_reused_tokens == (min(self.cache.match(prompt, namespace), len(prompt) - 1) if read else 0)
+        place = told.num_reused_tokens
+        for part in told.computed:
+            assert part.start == place
+            assert part.num_tokens > 0
+            place += part.num_tokens
+        assert place == told.num_prompt_tokens == len(prompt)
+        if told.divergence is not None:
+            position = told.divergence.position
+            assert position == self.cache.match(prompt, namespace)
+            shown = prompt[:position] + told.divergence.cached_tokens.tolist()
+            # What is shown is of this namespace.
+            assert self.cache.match(shown, namespace) == len(shown)
 
     @rule(spare=st.integers(1, 24))
     def squeeze(self, spare: int) -> None:
@@ -227,17 +297,54 @@ class CacheMachine(RuleBasedStateMachine):
         self.carry_out_copies()
         for table, tokens in self.tokens.items():
             self.memory.assert_reads_its_own(table, tokens)
-        for hold, tokens in self.open_holds.items():
-            if not hold.released:
-                assert self.cache.match(tokens, hold.namespace) == len(tokens)
+        in_force = self.cache.pins()
+        for pin, tokens in self.open_pins.items():
+            assert pin.released == (pin not in in_force)
+            if not pin.released:
+                assert pin.expires_at is None or pin.expires_at > self.time
+                assert self.cache.match(tokens, pin.namespace) == len(tokens)
+
+    @invariant()
+    def the_events_tell_what_the_tree_holds(self) -> None:
+        for event in self.log:
+            if isinstance(event, BlocksStored):
+                before = event.parent_hash
+                assert before is None or len(self.told[before][1]) == event.block_size
+                for place, name in enumerate(event.block_hashes):
+                    assert name not in self.told
+                    size = event.block_size
+                    self.told[name] = before, event.token_ids[place * size : place * size + size]
+                    before = name
+            elif isinstance(event, BlocksRemoved):
+                for name in event.block_hashes:
+                    del self.told[name]
+            else:
+                self.told.clear()
+        told = sorted(self.path_of(name) for name in self.told)
+        held = sorted(path for root in self.cache.tree_snapshot().values() for path in self.paths(root, []))
+        assert told == held
+
+    def path_of(self, name: int | None) -> list[int]:
+        path: list[int] = []
+        while name is not None:
+            name, tokens = self.told[name]
+            path = [*tokens, *path]
+        return path
+
+    def paths(self, node: NodeSnapshot, before: list[int]) -> list[list[int]]:
+        """All tokens up to the end of every block."""
+        path, size = before + node.tokens.tolist(), self.cache.block_size
+        ends = range(len(before) + size, len(path) + size, size) if len(node.tokens) else ()
+        below = [deeper for child in node.children for deeper in self.paths(child, path)]
+        return [path[:end] for end in ends] + below
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
         for table in list(self.tokens):
             self.cache.close(table)
-        for hold in self.open_holds:
-            self.cache.release(hold)
+        for pin in self.open_pins:
+            self.cache.release(pin)
         self.cache.check()
         self.cache.clear()
         self.cache.check()

@@ -11,7 +11,9 @@ import torch
 from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.errors import NoBlocksLeftError, RequestTooLargeError
+from radixkv.engine.engine import Engine
+from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
+from radixkv.engine.model_loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -185,12 +187,12 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
     for failing_step in range(8):
         calls = 0
 
-        def failing(chunks: Any, failing_step: int = failing_step) -> torch.Tensor:
+        def failing(*arguments: Any, failing_step: int = failing_step) -> torch.Tensor:
             nonlocal calls
             calls += 1
             if calls == failing_step + 1:
                 raise error
-            return run(chunks)
+            return run(*arguments)
 
         monkeypatch.setattr(llm.engine._runner, "run", failing)
         with pytest.raises(type(error)):
@@ -208,7 +210,7 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
     for number, prompt in enumerate(family(2, 2)):
         llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "run", lambda chunks: 1 / 0)
+        patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.engine.step()
     finished = []
@@ -272,12 +274,59 @@ def test_a_request_that_fits_exactly_is_answered_again_and_again() -> None:
         assert tokens_of(llm, [prompt]) == first
 
 
-def test_a_request_starved_by_holds_fails_and_the_rest_go_on() -> None:
+def test_a_request_starved_by_pins_fails_and_the_rest_go_on() -> None:
     llm = tiny(num_blocks=16)
     tokens_of(llm, [{"prompt_token_ids": list(range(3, 35))}])
-    hold = llm.engine.cache.hold(list(range(3, 35)))
+    pin = llm.engine.cache.pin(list(range(3, 35)))
     with pytest.raises(NoBlocksLeftError, match="free"):
         llm.generate({"prompt_token_ids": list(range(50, 90))}, GREEDY, use_tqdm=False)
     assert len(tokens_of(llm, [{"prompt_token_ids": [7, 8]}])) == 1
-    llm.engine.cache.release(hold)
+    llm.engine.cache.release(pin)
     assert_empty(llm)
+
+
+def test_priorities_decide_who_is_answered_first() -> None:
+    llm = tiny(max_num_seqs=1)
+    finished: list[str] = []
+    step = llm.engine.step
+
+    def recorded() -> list[Any]:
+        requests = step()
+        finished.extend(request.request_id for request in requests if request.finished)
+        return requests
+
+    llm.engine.step = recorded  # type: ignore[method-assign]
+    outputs = llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[3, 0, -1, 0])
+    order = [outputs[place].request_id for place in (2, 1, 3, 0)]
+    assert finished == order
+    with pytest.raises(ValueError, match="priority: expected one for each of 4 prompts, got 2"):
+        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[1, 2])
+    with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
+        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
+    assert_empty(llm)
+
+
+def test_a_full_queue_refuses_and_changes_nothing() -> None:
+    engine = Engine(load_model(build_supported("llama")), num_blocks=400, max_num_seqs=2, max_num_waiting=3)
+
+    def add(name: str) -> None:
+        engine.add(engine.make_request(name, [5, 6, 7], GREEDY))
+
+    # Two can run and three wait.
+    for number in range(5):
+        add(f"{number}")
+    for _ in range(2):
+        with pytest.raises(QueueFullError, match="5 requests wait already, max_num_waiting=3") as refusal:
+            add("6")
+        assert 1 <= refusal.value.retry_after <= 60
+    engine.step()
+    with pytest.raises(QueueFullError, match="3 requests wait already"):
+        add("6")
+    engine.abort("4")
+    add("6")
+    answered = []
+    while engine.has_unfinished_requests:
+        answered += [request.request_id for request in engine.step() if request.finished]
+    assert sorted(answered) == ["0", "1", "2", "3", "6"]
+    with pytest.raises(ValueError, match="max_num_waiting must be a whole number of at least 0, got -1"):
+        Engine(load_model(build_supported("llama")), num_blocks=400, max_num_waiting=-1)

@@ -91,7 +91,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
     ratios = (
         reference_probs(logits, sampling_row)
-        / race.exponentials([sampling_row.racer], torch.arange(80).unsqueeze(0))[0].double()
+        / race.exponentials([sampling_row.racer()], torch.arange(80).unsqueeze(0))[0].double()
     )
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 

@@ -187,6 +187,36 @@ def test_streams_get_a_token_every_step_while_a_long_prompt_is_computed(long_pro
     assert steps == -(-long_prompt // (16 - 5))
 
 
+def test_short_prompts_do_not_wait_for_the_end_of_a_long_one() -> None:
+    driver = SchedulerDriver(budget=16, num_blocks=4000)
+    long = driver.add(list(range(50_000, 50_400)))
+    driver.step()
+    steps = 1
+    while long.sequences[0].num_pending > 16:
+        short = driver.add(tail(steps, 8), max_new=1)
+        before = long.sequences[0].num_computed
+        chunks = driver.step()
+        steps += 1
+        assert short.sequences[0].output_token_ids
+        assert long.sequences[0].num_computed - before == 8
+        assert sum(chunk.num_tokens for chunk in chunks) == 16
+    # Alone it would have taken 25 steps.
+    assert steps == 1 + (400 - 16 - 16) // 8
+    driver.step()
+    assert long.sequences[0].output_token_ids
+
+
+def test_a_second_long_prompt_waits_for_the_first() -> None:
+    """Side by side, both would be late."""
+    driver = SchedulerDriver(budget=16, num_blocks=4000)
+    first, second = (driver.add(list(range(start, start + 160))) for start in (50_000, 60_000))
+    for _ in range(10):
+        driver.step()
+    assert first.sequences[0].output_token_ids
+    assert second.sequences[0].num_computed == 0
+    driver.run()
+
+
 def test_preemptions_are_bounded_by_what_is_generated() -> None:
     """Twice as many sequences as blocks allow, each generating ten blocks."""
     driver = SchedulerDriver(num_blocks=64, block_size=4, max_num_seqs=16, budget=64)
@@ -288,8 +318,26 @@ def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(mon
     original = driver.cache.open
     monkeypatch.setattr(driver.cache, "open", lambda *args, **options: opened.append(1) or original(*args, **options))
     driver.run()
-    # Once on arrival, once when the first of the others is done, once when both are.
-    assert len(opened) <= 3
+    # On arrival, when the others' prompts are computed, when the first of them is done, and when both are.
+    assert len(opened) <= 4
+
+
+def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_computed() -> None:
+    """Until then, the others are left blocks for all the steps that it takes."""
+    driver = SchedulerDriver(budget=8, num_blocks=84, max_num_seqs=8)
+    stream = driver.add(tail(0, 7), max_new=150)
+    while not stream.sequences[0].output_token_ids:
+        driver.step()
+    long = driver.add(list(range(50_000, 50_160)), max_new=100)
+    driver.step()
+    late = driver.add(tail(1, 3), max_new=100)
+    driver.step()
+    assert driver.scheduler.refused is not None
+    while not long.sequences[0].output_token_ids:
+        driver.step()
+    driver.step()
+    assert driver.admitted == [stream, long, late]
+    assert len(driver.scheduler.running) == 3
 
 
 def test_the_line_is_random_but_nobody_waits_for_ever() -> None:

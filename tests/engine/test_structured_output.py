@@ -29,7 +29,7 @@ GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
 
 def params(**spec: Any) -> SamplingParams:
     return SamplingParams(
-        max_tokens=120, temperature=1.5, seed=3, n=4, structured_outputs=StructuredOutputsParams(**spec)
+        max_tokens=120, temperature=0.5, seed=3, n=4, structured_outputs=StructuredOutputsParams(**spec)
     )
 
 

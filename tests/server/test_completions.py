@@ -122,7 +122,7 @@ def test_other_ways_to_sample(client: openai.OpenAI) -> None:
     for options in ({"top_k": 1}, {"min_p": 1.0}):
         assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
     assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
-    assert complete(client, extra_body={"priority": -3}).choices[0].text == greedy
+    assert complete(client, extra_body={"priority": 3}).choices[0].text == greedy
     assert complete(client, extra_body={"repetition_penalty": 1.5}, user="somebody").choices[0].text != greedy
     endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
     assert endless.usage.completion_tokens == 40
@@ -161,3 +161,10 @@ def test_cache_control(client: openai.OpenAI) -> None:
     assert cached(cache_salt="pepper") == full
     assert cached(cache_salt="salt") == 0
     assert cached(cache={"read": True, "write": True}) == full
+
+
+def test_a_client_may_be_less_urgent_than_others_and_not_more(client: openai.OpenAI, http: httpx.Client) -> None:
+    assert complete(client, "One, two,", extra_body={"priority": 3}).choices[0].text
+    response = http.post("/v1/completions", json={"prompt": "One, two,", "priority": -1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"

@@ -83,11 +83,20 @@ class Newest:
 
 
 class Forgetful(Newest):
-    """A policy that loses every fifth leaf."""
+    """A policy that loses every second leaf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_added = 0
 
     def add(self, leaf: EvictableLeaf) -> None:
-        if leaf.last_use % 5:
+        self._num_added += 1
+        if self._num_added % 2:
             super().add(leaf)
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        if leaf in self._leaves:
+            super().remove(leaf)
 
 
 TestOurCacheWithAnotherPolicy = cache_machine(lambda n, size: PrefixCacheAdapter(n, size, Newest())).TestCase

@@ -147,7 +147,7 @@ function drawNode(canvas, node, parentPath, left, row, scale, drawn) {
   rows = Math.max(rows, 1);
   place(canvas, path, left, row, width, rows, drawn, (box) => {
     box.className = node.users ? "node used" : "node";
-    box.style.setProperty("--fresh", (0.3 + 0.7 / (1 + node.age / 12)).toFixed(3));
+    box.style.setProperty("--fresh", (0.3 + 0.7 / (1 + node.age / 60)).toFixed(3));
     box.textContent = width > 40 ? node.text : "";
     box.tabIndex = 0;
     box.describe = () => describe(node);
@@ -198,7 +198,7 @@ function fittingScale(trees, width) {
 }
 
 function describe(node) {
-  const when = node.age ? `${count(node.age)} starts and ends of sequences ago` : "by the latest sequence";
+  const when = node.age < 1 ? "just now" : `${count(Math.round(node.age))} s ago`;
   const use = node.users ? `used by ${plural(node.users, "sequence")} now` : `not in use, last used ${when}`;
   const title = document.createElement("b");
   title.textContent = `${plural(node.tokens, "token")} in ${plural(node.blocks, "block")}, ${use}`;

@@ -12,8 +12,8 @@ from radixkv import LLM, BeamSearchParams, SamplingParams
 def prompts() -> list[list[int]]:
     """Prompts that share a prefix of 37 tokens, one that is all of it, and a stranger."""
     generator = torch.Generator().manual_seed(1)
-    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
-    return [stem + tails[0], stem + tails[1], list(stem), tails[2]]
+    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 1))
+    return [stem + tails[0], list(stem), tails[1]]
 
 
 def make_llm(name: str, backend: str) -> LLM:
@@ -25,7 +25,7 @@ def make_llm(name: str, backend: str) -> LLM:
 # Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text"])
 def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     expected, llm = make_llm(name, "torch"), make_llm(name, "triton")
     for _ in range(2):  # the second time everything is cached
@@ -38,8 +38,8 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
 
 def test_samples_and_beams_fork_with_copy_on_write() -> None:
     prompt = {"prompt_token_ids": prompts()[0]}
-    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
-    beams = BeamSearchParams(3, 8, ignore_eos=True)
+    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, ignore_eos=True)
+    beams = BeamSearchParams(3, 5, ignore_eos=True)
     answers = []
     for backend in ("torch", "triton"):
         llm = make_llm("llama", backend)

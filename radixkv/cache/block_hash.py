@@ -1,0 +1,23 @@
+"""Names for prefixes: each block's hash covers its tokens and all before them, and the namespace.
+
+::
+
+    namespace ── xxh3 ──> h ── tokens of block 0 ──> h0 ── tokens of block 1 ──> h1 ...      h1 names blocks 0 and 1
+
+Whoever knows the tokens can compute the same names: ``xxh3_64(token ids as int32 little-endian, seed=hash before)``. They
+only ever find candidates or name blocks to others; what is reused is decided by the tokens themselves.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+
+def namespace_hash(namespace: str) -> int:
+    """Where a namespace's chain of hashes begins."""
+    return xxhash.xxh3_64_intdigest(namespace.encode())
+
+
+def next_hash(before: int, block: bytes | bytearray | memoryview) -> int:
+    """The hash of a block, whole or partly filled, from its encoded tokens and the hash of the block before."""
+    return xxhash.xxh3_64_intdigest(block, seed=before)

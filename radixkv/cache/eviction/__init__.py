@@ -1,0 +1,37 @@
+"""Which leaf goes first when blocks are needed: one interface, and a file for each way to answer it."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from radixkv.cache.eviction.adaptive import Adaptive
+from radixkv.cache.eviction.cost_aware import CostAware
+from radixkv.cache.eviction.lfu import LFU
+from radixkv.cache.eviction.lru import LRU
+from radixkv.cache.eviction.policy import EvictableLeaf, EvictionPolicy, LearningPolicy
+from radixkv.cache.eviction.priority import PriorityTTL
+from radixkv.cache.eviction.segmented_lru import SegmentedLRU
+
+__all__ = [
+    "LFU",
+    "LRU",
+    "POLICIES",
+    "Adaptive",
+    "CostAware",
+    "EvictableLeaf",
+    "EvictionPolicy",
+    "LearningPolicy",
+    "PriorityTTL",
+    "SegmentedLRU",
+]
+
+# By the names that users choose them by.
+POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
+    {
+        "lru": LRU,
+        "lfu": LFU,
+        "segmented-lru": SegmentedLRU,
+        "priority": PriorityTTL,
+        "cost-aware": CostAware,
+        "adaptive": Adaptive,
+    }
+)

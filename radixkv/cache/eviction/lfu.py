@@ -1,0 +1,33 @@
+"""Least frequently used first, with ageing (LFU-DA: Arlitt, Cherkasova, Dilley, Friedrich and Jin 2000)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from radixkv.cache.eviction.leaf_heap import LeafHeap
+from radixkv.cache.eviction.policy import EvictableLeaf
+
+
+class LFU:
+    """Least frequently used first.
+
+    Who comes gets the score of what went last on top of its uses, so that yesterday's favourites, whose scores stand
+    still, are overtaken in time.
+    """
+
+    def __init__(self) -> None:
+        self._heap = LeafHeap()
+        self._age = 0.0
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        self._heap.push(self._age + leaf.uses, leaf)
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        self._heap.remove(leaf)
+
+    def next_leaf(self) -> EvictableLeaf:
+        self._age, leaf = self._heap.first()
+        return leaf
+
+    def leaves(self) -> Collection[EvictableLeaf]:
+        return self._heap.leaves()

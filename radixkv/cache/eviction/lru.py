@@ -1,0 +1,51 @@
+"""Least recently used first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from radixkv.cache.eviction.leaf_heap import LeafHeap
+from radixkv.cache.eviction.policy import EvictableLeaf
+
+
+class LRU:
+    """Least recently used first.
+
+    Leaves mostly come in the order of their last use: they are let go when a sequence ends. These wait in a queue, where
+    coming, going and being next cost the same whether there are ten or a million. The others, inner nodes that became
+    leaves when what was below them went, wait in a heap.
+    """
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[EvictableLeaf, None] = OrderedDict()
+        self._newest = 0.0  # last use of the queue's last leaf
+        self._late = LeafHeap()
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._late)
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        if leaf.last_use >= self._newest or not self._queue:
+            self._newest = leaf.last_use
+            self._queue[leaf] = None
+        else:
+            self._late.push(leaf.last_use, leaf)
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        if leaf in self._queue:
+            del self._queue[leaf]
+        else:
+            self._late.remove(leaf)
+
+    def next_leaf(self) -> EvictableLeaf:
+        if not self._late:
+            return next(iter(self._queue))
+        last_use, late = self._late.first()
+        if not self._queue:
+            return late
+        oldest = next(iter(self._queue))
+        return late if last_use < oldest.last_use else oldest
+
+    def leaves(self) -> Collection[EvictableLeaf]:
+        return [*self._queue, *self._late.leaves()]

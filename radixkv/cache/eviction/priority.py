@@ -1,0 +1,53 @@
+"""Lowest priority first, until a priority's time is over.
+
+As users of TensorRT-LLM know it from retention configurations (a priority and a duration for a range of tokens).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from radixkv.cache.eviction.lru import LRU
+from radixkv.cache.eviction.policy import EvictableLeaf
+
+
+class PriorityTTL:
+    """Leaves of the lowest priority go first, the least recently used among them.
+
+    Sequences get their priority from `PrefixCache.open`. A leaf that nobody used for ``ttl`` seconds has lost its own and
+    goes before all others.
+
+    Args:
+        ttl: seconds; None: priorities last.
+        clock: the cache's.
+    """
+
+    def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        if ttl is not None and not ttl > 0:
+            raise ValueError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
+        self._ttl = ttl
+        self._clock = clock
+        self._by_priority: dict[int, LRU] = {}
+        self._priority_of: dict[EvictableLeaf, int] = {}
+
+    def add(self, leaf: EvictableLeaf) -> None:
+        self._priority_of[leaf] = leaf.priority
+        self._by_priority.setdefault(leaf.priority, LRU()).add(leaf)
+
+    def remove(self, leaf: EvictableLeaf) -> None:
+        priority = self._priority_of.pop(leaf)
+        queue = self._by_priority[priority]
+        queue.remove(leaf)
+        if not len(queue):
+            del self._by_priority[priority]
+
+    def next_leaf(self) -> EvictableLeaf:
+        if self._ttl is not None:
+            oldest = min((queue.next_leaf() for queue in self._by_priority.values()), key=lambda leaf: leaf.last_use)
+            if self._clock() - oldest.last_use > self._ttl:
+                return oldest
+        return self._by_priority[min(self._by_priority)].next_leaf()
+
+    def leaves(self) -> Collection[EvictableLeaf]:
+        return self._priority_of.keys()

@@ -1,0 +1,139 @@
+"""`PrefixCache.explain` in words: what of a prompt is cached, and what to do that more of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.cache import Computed, Explanation, PrefixCache, Reason
+
+Decode = Callable[[list[int]], str]
+
+_CONTEXT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A prompt and the nearest cached one, around the token at which they part.
+
+    Attributes:
+        position: how many tokens they have in common.
+        before: text of the last common tokens.
+        prompt, cached: texts of the tokens that follow on either side, one by one.
+    """
+
+    position: int
+    before: str
+    prompt: list[str]
+    cached: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExplanation:
+    """What of a prompt would be reused now, and why not more; ``str`` says it in sentences."""
+
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    computed: tuple[Computed, ...]
+    difference: Difference | None
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_reused_tokens} of {self.num_prompt_tokens} prompt tokens are reused"]
+        lines += [_sentence(part) for part in self.computed]
+        difference = self.difference
+        if difference is not None and difference.cached and difference.prompt:
+            lines.append(
+                f"differs at token {difference.position}: {_marked(difference.prompt)} against "
+                f"{_marked(difference.cached)}, after {_quoted(difference.before)}: put what changes after what stays"
+            )
+        elif difference is not None and difference.prompt:
+            lines.append(f"the longest cached prompt ends at token {difference.position}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        difference = self.difference
+        return {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_reused_tokens": self.num_reused_tokens,
+            "computed": [
+                {
+                    "reason": part.reason.value,
+                    "start": part.start,
+                    "num_tokens": part.num_tokens,
+                    "evicted_seconds_ago": part.evicted_seconds_ago,
+                    "unused_seconds": part.unused_seconds,
+                    "uses": part.uses,
+                }
+                for part in self.computed
+            ],
+            "difference": None
+            if difference is None
+            else {
+                "position": difference.position,
+                "before": difference.before,
+                "prompt": difference.prompt,
+                "cached": difference.cached,
+            },
+        }
+
+
+def in_words(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
+    """An explanation with texts in place of token ids."""
+    divergence = explanation.divergence
+    difference = None
+    if divergence is not None:
+        start = max(0, divergence.position - _CONTEXT_TOKENS)
+        difference = Difference(
+            divergence.position,
+            decode([int(token) for token in prompt_token_ids[start : divergence.position]]),
+            [decode([token]) for token in divergence.prompt_tokens.tolist()],
+            [decode([token]) for token in divergence.cached_tokens.tolist()],
+        )
+    return PromptExplanation(
+        explanation.num_prompt_tokens, explanation.num_reused_tokens, explanation.computed, difference
+    )
+
+
+def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_size: int) -> PromptExplanation:
+    """What of a prompt would be reused after others were answered, in a cache where nothing is ever evicted.
+
+    Raises:
+        ValueError: the prompt has no tokens.
+    """
+    prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in (*earlier, prompt)]
+    cache = PrefixCache(sum(len(tokens) // block_size + 1 for tokens in prompts), block_size)
+    for tokens in filter(None, prompts[:-1]):
+        table = cache.open(tokens)
+        cache.reserve(table, len(tokens))
+        cache.append(table, tokens[table.num_tokens :])
+        cache.close(table)
+    return in_words(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
+
+
+def _sentence(part: Computed) -> str:
+    tokens = "1 token" if part.num_tokens == 1 else f"{part.num_tokens} tokens"
+    times = "once" if part.uses == 1 else f"{part.uses} times"
+    match part.reason:
+        case Reason.NEW:
+            return f"{tokens} from {part.start} on: not seen before, as far as is remembered"
+        case Reason.EVICTED:
+            return (
+                f"{tokens} from {part.start} on: evicted {part.evicted_seconds_ago:.0f} s ago, when nobody had used them "
+                f"for {part.unused_seconds:.0f} s; used {times} before. More memory or a pin would keep them"
+            )
+        case Reason.OTHER_NAMESPACE:
+            return f"{tokens} from {part.start} on: cached, but under another cache salt, which never shares"
+        case Reason.READ_OFF:
+            return f"{tokens} from {part.start} on: cached, but this request does not read the cache"
+        case Reason.LAST_TOKEN:
+            return f"{tokens} from {part.start} on: all is cached; the last token is computed for its logits"
+
+
+def _marked(tokens: list[str]) -> str:
+    return "`" + "|".join(token.replace("\n", "\\n") for token in tokens) + "`"
+
+
+def _quoted(text: str) -> str:
+    return "`" + text.replace("\n", "\\n") + "`"

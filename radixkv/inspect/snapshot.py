@@ -1,0 +1,165 @@
+"""A cache's contents as plain data, and its form as JSON: what ``radixkv inspect`` reads from a file or a server.
+
+Nodes are a flat list, parents first, because a tree may be deeper than a reader's stack. Namespaces are named by their
+hashes: a name may be a secret (a cache salt).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from radixkv.cache import NodeSnapshot, PrefixCache
+from radixkv.cache.block_hash import namespace_hash
+
+FORMAT = "radixkv-snapshot"
+_TEXT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotNode:
+    """One node of the tree.
+
+    Attributes:
+        parent: its place in the list of nodes; None below a root.
+        namespace: the hash of the namespace's name, hexadecimal; empty for the default one.
+        depth_tokens: tokens of the prefix before it.
+        num_live: live sequences and pins that end in it or below.
+        idle_seconds: since a sequence last began or ended there.
+        text: how its tokens begin; None where nobody could decode them.
+    """
+
+    parent: int | None
+    namespace: str
+    depth_tokens: int
+    num_tokens: int
+    num_blocks: int
+    num_live: int
+    uses: int
+    idle_seconds: float
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """What a cache held at one moment.
+
+    Attributes:
+        bytes_per_block: of keys and values, all layers; None where there are none, as in a simulation.
+        nodes: parents before their children.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    num_evictable_blocks: int
+    bytes_per_block: int | None
+    stats: dict[str, int]
+    nodes: list[SnapshotNode]
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return sum(node.num_blocks for node in self.nodes)
+
+    @property
+    def num_unshared_blocks(self) -> int:
+        """Blocks that the cached prompts would take if each had its own."""
+        parents = {node.parent for node in self.nodes}
+        depth: list[int] = []
+        for node in self.nodes:
+            depth.append(node.num_blocks + (0 if node.parent is None else depth[node.parent]))
+        return sum(blocks for place, blocks in enumerate(depth) if place not in parents)
+
+    @property
+    def sharing_factor(self) -> float:
+        """How many times more blocks it would take without sharing."""
+        return self.num_unshared_blocks / max(1, self.num_cached_blocks)
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Memory that sharing saves."""
+        if self.bytes_per_block is None:
+            return None
+        return (self.num_unshared_blocks - self.num_cached_blocks) * self.bytes_per_block
+
+    def blocks_below(self) -> list[int]:
+        """Blocks of each node and all below it."""
+        totals = [node.num_blocks for node in self.nodes]
+        for place in reversed(range(len(totals))):
+            parent = self.nodes[place].parent
+            if parent is not None:
+                totals[parent] += totals[place]
+        return totals
+
+    def path_text(self, place: int) -> str:
+        """How the prefix that ends with a node begins, and how the node itself does."""
+        node, first = self.nodes[place], place
+        while (parent := self.nodes[first].parent) is not None:
+            first = parent
+        texts = [self.nodes[first].text or "", *([node.text or ""] if first != place else [])]
+        return " … ".join(texts)
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": 1, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CacheSnapshot:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            if fields.pop("format") != FORMAT or fields.pop("version") != 1:
+                raise ValueError("another format or version")
+            nodes = [SnapshotNode(**node) for node in fields.pop("nodes")]
+            if any(node.parent is not None and not 0 <= node.parent < place for place, node in enumerate(nodes)):
+                raise ValueError("a node comes before its parent")
+            return cls(nodes=nodes, **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected a snapshot of a cache ({FORMAT}, version 1): {error!r}") from error
+
+
+def take_snapshot(
+    cache: PrefixCache, decode: Callable[[list[int]], str] | None, bytes_per_block: int | None
+) -> CacheSnapshot:
+    """What a cache holds now.
+
+    Args:
+        decode: token ids to text; None: no texts.
+        bytes_per_block: of keys and values.
+    """
+    now = cache.now()
+    nodes: list[SnapshotNode] = []
+    for namespace, root in cache.tree_snapshot().items():
+        name = f"{namespace_hash(namespace):016x}" if namespace else ""
+        pending: list[tuple[NodeSnapshot, int | None, int]] = [(child, None, 0) for child in root.children]
+        while pending:
+            node, parent, depth = pending.pop()
+            place = len(nodes)
+            nodes.append(
+                SnapshotNode(
+                    parent,
+                    name,
+                    depth,
+                    len(node.tokens),
+                    len(node.block_ids),
+                    node.lock_count,
+                    node.uses,
+                    round(max(0.0, now - node.last_use), 3),
+                    None if decode is None else decode(node.tokens[:_TEXT_TOKENS].tolist()),
+                )
+            )
+            pending.extend((child, place, depth + len(node.tokens)) for child in node.children)
+    return CacheSnapshot(
+        cache.block_size,
+        cache.num_blocks,
+        cache.num_free_blocks,
+        cache.num_evictable_blocks,
+        bytes_per_block,
+        asdict(cache.stats),
+        nodes,
+    )

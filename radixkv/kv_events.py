@@ -1,0 +1,177 @@
+"""KV events over ZeroMQ, as subscribers of vLLM's expect them (routers such as Dynamo's and llm-d's).
+
+::
+
+    PUB      [topic, sequence number (8 bytes, big-endian), batch]
+    ROUTER   a subscriber that missed something sends a sequence number, and gets every batch kept from there on, then
+             the number -1 with nothing
+
+A batch is msgpack: ``[seconds since 1970, [event, ...], data-parallel rank]``. Events are maps with a ``type``, as from vLLM
+0.24 on; or arrays, as before. Only whole blocks are told: routers know no others.
+
+Needs pyzmq and msgspec: ``pip install 'radixkv[events]'``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import zmq
+
+from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
+
+_END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
+
+
+class ZmqEventPublisher:
+    """Publishes batches of events, and sends again what subscribers missed.
+
+    A thread of its own owns the sockets, so that `publish` never waits for a subscriber.
+
+    Args:
+        endpoint: bound for publishing, such as ``tcp://*:5557``.
+        replay_endpoint: bound for asking again; None: nobody can.
+        topic: what subscribers subscribe to.
+        buffer_steps: batches kept to be sent again.
+        encoding: events as maps or as arrays.
+        data_parallel_rank: told in every batch.
+
+    Raises:
+        zmq.ZMQError: an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "kv-events",
+        buffer_steps: int = 10_000,
+        encoding: Literal["map", "array"] = "map",
+        data_parallel_rank: int = 0,
+    ) -> None:
+        if encoding not in ("map", "array"):
+            raise ValueError(f"encoding: expected 'map' or 'array', got {encoding!r}")
+        self._topic = topic.encode()
+        self._encode_event = _as_map if encoding == "map" else _as_array
+        self._rank = data_parallel_rank
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._lock = threading.Lock()  # of the outbox: sockets belong to one thread at a time
+        try:
+            self._pub.bind(endpoint)
+            if replay_endpoint is not None:
+                self._router.bind(replay_endpoint)
+            self._inbox.bind("inproc://batches")
+            self._outbox.connect("inproc://batches")
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, events: Iterable[CacheEvent]) -> None:
+        """Send what happened in one step; nothing is sent for nothing.
+
+        Raises:
+            ValueError: the publisher is closed.
+        """
+        encoded = [event for event in map(self._encode_event, events) if event is not None]
+        if not encoded:
+            return
+        batch = msgspec.msgpack.encode([time.time(), encoded, self._rank])
+        with self._lock:
+            if self._closed:
+                raise ValueError("the publisher is closed")
+            self._outbox.send(batch)
+
+    def close(self) -> None:
+        """Send what is left, and let go of the endpoints."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._outbox.send(b"")
+        self._thread.join()
+        self._context.destroy(linger=1000)
+
+    def __enter__(self) -> ZmqEventPublisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._router, zmq.POLLIN)
+        number = 0
+        while True:
+            ready = dict(poller.poll())
+            # All that was published before a replay was asked for is part of it.
+            while self._inbox.poll(0):
+                batch = self._inbox.recv()
+                if not batch:
+                    return
+                sequence = number.to_bytes(8, "big")
+                number += 1
+                self._kept.append((sequence, batch))
+                self._pub.send_multipart([self._topic, sequence, batch])
+            if self._router in ready:
+                self._replay(self._router.recv_multipart())
+
+    def _replay(self, frames: list[bytes]) -> None:
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return  # no request that could be answered
+        client, start = frames[0], frames[2]
+        for sequence, batch in self._kept:
+            # Big-endian numbers of one length compare as their bytes do.
+            if sequence >= start:
+                self._router.send_multipart([client, b"", sequence, batch])
+        self._router.send_multipart([client, b"", _END_OF_REPLAY, b""])
+
+
+def _as_map(event: CacheEvent) -> dict[str, Any] | None:
+    fields = _fields(event)
+    return None if fields is None else {"type": fields[0], **fields[1]}
+
+
+def _as_array(event: CacheEvent) -> list[Any] | None:
+    fields = _fields(event)
+    return None if fields is None else [fields[0], *fields[1].values()]
+
+
+def _fields(event: CacheEvent) -> tuple[str, dict[str, Any]] | None:
+    """An event's type and fields, in the order of the array encoding; None where it is about no whole block."""
+    if isinstance(event, AllCleared):
+        return "AllBlocksCleared", {}
+    if isinstance(event, BlocksRemoved):
+        return "BlockRemoved", {"block_hashes": list(event.block_hashes), "medium": event.medium}
+    assert isinstance(event, BlocksStored)
+    num_whole = len(event.token_ids) // event.block_size
+    if not num_whole:
+        return None
+    salt = f"{event.namespace_hash:016x}"
+    return "BlockStored", {
+        "block_hashes": list(event.block_hashes[:num_whole]),
+        "parent_block_hash": event.parent_hash,
+        "token_ids": list(event.token_ids[: num_whole * event.block_size]),
+        "block_size": event.block_size,
+        "lora_id": None,
+        "medium": event.medium,
+        "lora_name": None,
+        "extra_keys": [[salt]] * num_whole,
+    }

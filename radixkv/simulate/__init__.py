@@ -1,0 +1,1 @@
+"""What would it take? Replays of recorded requests through the cache, without a model."""

@@ -1,0 +1,141 @@
+"""Every token that is not reused has a reason, and nothing of another namespace is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+from cache_driver import leave
+
+from radixkv.cache import InvalidArgumentError, PrefixCache, Reason
+
+
+def make_cache(num_blocks: int = 8) -> tuple[PrefixCache, list[float]]:
+    """A cache of blocks of two tokens, and its clock."""
+    now = [100.0]
+    return PrefixCache(num_blocks, 2, remembered_blocks=4 * num_blocks, clock=lambda: now[0]), now
+
+
+def reasons(cache: PrefixCache, prompt: list[int], **options: object) -> list[tuple[Reason, int]]:
+    told = cache.explain(prompt, **options)  # type: ignore[arg-type]
+    assert told.num_reused_tokens + sum(part.num_tokens for part in told.computed) == len(prompt)
+    return [(part.reason, part.num_tokens) for part in told.computed]
+
+
+def press(cache: PrefixCache, num_blocks: int) -> None:
+    table = cache.open([99], read=False, write=False)
+    cache.reserve(table, num_blocks * cache.block_size)
+    cache.abort(table)
+
+
+def test_nothing_is_known() -> None:
+    cache, _ = make_cache()
+    assert reasons(cache, [1, 2, 3]) == [(Reason.NEW, 3)]
+    assert cache.explain([1]).divergence is None
+
+
+def test_all_but_the_last_token() -> None:
+    cache, _ = make_cache()
+    leave(cache, [1, 2, 3])
+    assert reasons(cache, [1, 2, 3]) == [(Reason.LAST_TOKEN, 1)]
+    assert cache.explain([1, 2, 3]).divergence is None
+
+
+def test_reading_is_switched_off() -> None:
+    cache, _ = make_cache()
+    leave(cache, [1, 2, 3])
+    assert reasons(cache, [1, 2, 3, 4], read=False) == [(Reason.READ_OFF, 3), (Reason.NEW, 1)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "position", "cached"),
+    [
+        ([1, 2, 3, 4, 5, 9], 5, [6, 7, 8]),  # inside a block
+        ([1, 2, 9], 2, [3, 4, 5, 6, 7, 8]),  # at a border inside a node
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], 8, []),  # a cached prompt ends
+    ],
+)
+def test_the_nearest_cached_prompt_is_shown(prompt: list[int], position: int, cached: list[int]) -> None:
+    cache, _ = make_cache()
+    leave(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    divergence = cache.explain(prompt).divergence
+    assert divergence is not None
+    assert (divergence.position, divergence.cached_tokens.tolist()) == (position, cached)
+    assert divergence.prompt_tokens.tolist() == prompt[position:]
+
+
+def test_where_prompts_branch_the_one_used_last_is_shown() -> None:
+    cache, now = make_cache()
+    leave(cache, [1, 2, 3, 4])
+    leave(cache, [1, 2, 5, 6])
+    now[0] += 1
+    cache.abort(cache.open([1, 2, 3, 4, 9]))
+    divergence = cache.explain([1, 2, 7, 8]).divergence
+    assert divergence is not None
+    assert divergence.cached_tokens.tolist() == [3, 4]
+
+
+def test_what_was_evicted_is_told_with_its_age_and_uses() -> None:
+    cache, now = make_cache(4)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7])
+    now[0] += 10
+    cache.abort(cache.open([1, 2, 3, 4, 5, 6, 9]))
+    now[0] += 5
+    press(cache, 2)
+    now[0] += 2
+    assert cache.match([1, 2, 3, 4, 5, 6, 7]) == 4
+    told = cache.explain([1, 2, 3, 4, 5, 6, 7, 8])
+    assert [(part.reason, part.start, part.num_tokens) for part in told.computed] == [
+        (Reason.EVICTED, 4, 2),
+        (Reason.EVICTED, 6, 1),
+        (Reason.NEW, 7, 1),
+    ]
+    blocks, tail = told.computed[:2]
+    assert (blocks.evicted_seconds_ago, blocks.unused_seconds, blocks.uses) == (2, 5, 2)
+    assert (tail.evicted_seconds_ago, tail.unused_seconds, tail.uses) == (2, 15, 1)
+    assert reasons(cache, [1, 2, 3, 4, 5, 9]) == [(Reason.NEW, 2)]
+
+
+def test_evicted_prefixes_are_remembered_in_bounded_memory() -> None:
+    cache = PrefixCache(4, 1, remembered_blocks=6)
+    for first in range(100):
+        leave(cache, [first, 1000, 1001])
+    memory = cache._evicted
+    assert memory is not None
+    assert memory.num_blocks <= 6
+    assert reasons(cache, [98, 1000, 1001, 1])[0][0] is Reason.EVICTED
+    assert reasons(cache, [5, 1000, 1001, 1]) == [(Reason.NEW, 4)]
+    assert PrefixCache(4, 1)._evicted is None
+
+
+def test_what_is_cleared_is_forgotten() -> None:
+    cache, _ = make_cache(4)
+    leave(cache, [1, 2, 3, 4], namespace="a")
+    press(cache, 4)
+    assert reasons(cache, [1, 2, 3, 4], namespace="a") == [(Reason.EVICTED, 4)]
+    cache.clear("a")
+    assert reasons(cache, [1, 2, 3, 4], namespace="a") == [(Reason.NEW, 4)]
+
+
+def test_nothing_of_another_namespace_is_shown() -> None:
+    cache, _ = make_cache()
+    leave(cache, [1, 2, 3, 4, 5, 6], namespace="theirs")
+    leave(cache, [1, 2], namespace="mine")
+    told = cache.explain([1, 2, 3, 4, 9], "mine")
+    assert [(part.reason, part.num_tokens) for part in told.computed] == [(Reason.OTHER_NAMESPACE, 2), (Reason.NEW, 1)]
+    assert told.divergence is not None
+    assert told.divergence.cached_tokens.tolist() == []
+    assert "theirs" not in repr(told)
+    press(cache, 8)
+    # What was evicted elsewhere is not even counted.
+    assert reasons(cache, [1, 2, 3, 4, 9], namespace="nobody") == [(Reason.NEW, 5)]
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    cache, _ = make_cache()
+    with pytest.raises(InvalidArgumentError, match="at least one"):
+        cache.explain([])
+
+
+@pytest.mark.parametrize("name", ["max_pinned_blocks", "remembered_blocks"])
+def test_impossible_limits_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        PrefixCache(4, 2, **{name: -1})  # type: ignore[arg-type]

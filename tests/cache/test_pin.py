@@ -1,0 +1,68 @@
+"""Pinned prefixes stay, within a quota, for their time."""
+
+from __future__ import annotations
+
+import pytest
+from cache_driver import leave
+
+from radixkv.cache import InvalidArgumentError, OutOfBlocks, PinQuotaExceeded, PrefixCache
+
+
+def test_a_pin_expires_and_its_blocks_can_be_had() -> None:
+    now = [0.0]
+    cache = PrefixCache(4, 2, clock=lambda: now[0])
+    leave(cache, [1, 1, 2, 2])
+    pin = cache.pin([1, 1, 2, 2], ttl=5)
+    assert pin.expires_at == 5
+    assert cache.pins() == [pin]
+    table = cache.open([9], write=False)
+    with pytest.raises(OutOfBlocks):
+        cache.reserve(table, 8)
+    now[0] = 5.0
+    cache.reserve(table, 8)
+    assert (pin.released, cache.pins(), cache.match([1, 1])) == (True, [], 0)
+    cache.check()
+
+
+def test_an_expired_pin_is_evicted_by_its_age() -> None:
+    now = [0.0]
+    cache = PrefixCache(4, 1, clock=lambda: now[0])
+    leave(cache, [1])
+    cache.pin([1], ttl=2)
+    now[0] = 1.0
+    for token in (2, 3, 4):
+        leave(cache, [token])
+    now[0] = 3.0
+    leave(cache, [5])
+    assert [cache.match([token]) for token in (1, 2, 5)] == [1, 0, 1]  # its release counts as a use
+
+
+def test_the_quota_counts_shared_blocks_once() -> None:
+    cache = PrefixCache(8, 1, max_pinned_blocks=4)
+    for last in (4, 5, 6):
+        leave(cache, [1, 2, last])
+    first, second = cache.pin([1, 2, 4]), cache.pin([1, 2, 5])
+    with pytest.raises(PinQuotaExceeded, match="5 blocks would be pinned, 4 may be") as caught:
+        cache.pin([1, 2, 6])
+    assert (caught.value.needed, caught.value.quota) == (5, 4)
+    cache.pin([1, 2])
+    assert len(cache.pins()) == 3
+    cache.release(first)
+    cache.release(second)
+    assert cache.pin([1, 2, 6]).num_tokens == 3
+    cache.check()
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "soon"])
+def test_impossible_times_are_refused(ttl: object) -> None:
+    cache = PrefixCache(4, 2)
+    with pytest.raises(InvalidArgumentError, match="ttl"):
+        cache.pin([1], ttl=ttl)  # type: ignore[arg-type]
+
+
+def test_a_pin_says_what_it_is() -> None:
+    cache = PrefixCache(4, 2, clock=lambda: 0.0)
+    leave(cache, [1, 1])
+    assert repr(cache.pin([1, 1])) == "Pin(2 tokens, until released)"
+    assert repr(cache.pin([1, 1], ttl=5)) == "Pin(2 tokens, until 5.0)"
+    assert repr(cache.pin([7])) == "Pin(0 tokens, released)"

@@ -1,0 +1,164 @@
+"""What each eviction policy keeps, and what the adaptive one learns."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from cache_driver import compute, leave
+
+from radixkv.cache import (
+    LFU,
+    LRU,
+    Adaptive,
+    CostAware,
+    EventLog,
+    EvictionPolicy,
+    InvalidArgumentError,
+    PrefixCache,
+    PriorityTTL,
+    SegmentedLRU,
+)
+from radixkv.cache.eviction import adaptive
+from radixkv.testing import FakeLeaf
+
+
+def test_lfu_keeps_what_was_used_often_until_it_is_old() -> None:
+    policy = LFU()
+    often, once, late = FakeLeaf(1, 1, uses=3), FakeLeaf(2, 1), FakeLeaf(3, 1)
+    policy.add(often)
+    policy.add(once)
+    assert policy.next_leaf() is once
+    policy.remove(once)
+    assert policy.next_leaf() is often
+    policy.add(late)  # it comes with the age that the last to go had
+    assert policy.next_leaf() is often
+
+
+def test_segmented_lru_protects_what_was_used_again_within_its_share() -> None:
+    policy = SegmentedLRU(0.5)
+    once = [FakeLeaf(time, 1) for time in (5, 6)]
+    again = [FakeLeaf(time, 1, uses=2) for time in (1, 2)]
+    for leaf in (*once, *again):
+        policy.add(leaf)
+    assert policy.next_leaf() is once[0]
+    policy.add(FakeLeaf(3, 1, uses=2))
+    assert policy.next_leaf() is again[0]  # more than half are protected: the oldest of them steps back
+    with pytest.raises(ValueError, match="protected_share"):
+        SegmentedLRU(1.5)
+
+
+def test_priorities_hold_for_their_time() -> None:
+    now = [0.0]
+    policy = PriorityTTL(10, clock=lambda: now[0])
+    cache = PrefixCache(4, 1, policy, clock=lambda: now[0])
+    leave(cache, [1], priority=5)
+    now[0] = 1.0
+    for token in (2, 3, 4, 5):
+        leave(cache, [token])
+    assert [cache.match([token]) for token in (1, 2, 3)] == [1, 0, 1]
+    now[0] = 11.5
+    leave(cache, [6])
+    assert [cache.match([token]) for token in (1, 3)] == [0, 1]
+    with pytest.raises(ValueError, match="ttl"):
+        PriorityTTL(0)
+    with pytest.raises(InvalidArgumentError, match="priority"):
+        cache.open([1], priority="high")  # type: ignore[arg-type]
+
+
+def test_a_partly_filled_block_has_its_sequences_priority() -> None:
+    cache = PrefixCache(3, 2, PriorityTTL(None))
+    leave(cache, [1], priority=1)
+    leave(cache, [2])
+    leave(cache, [3])
+    leave(cache, [4])
+    assert [cache.match([token]) for token in (1, 2)] == [1, 0]
+
+
+def test_cost_aware_keeps_what_is_deep() -> None:
+    policy = CostAware(double_depth=10)
+    deep, shallow = FakeLeaf(1, 1, depth=20), FakeLeaf(2, 1)
+    policy.add(deep)
+    policy.add(shallow)
+    assert policy.next_leaf() is shallow
+    with pytest.raises(ValueError, match="double_depth"):
+        CostAware(0)
+
+
+def test_densities_are_those_of_a_wait_that_can_be_worked_out() -> None:
+    """Half of all waits end in the second bin, after a time between its borders; the others never do."""
+    returns = np.zeros((1, adaptive._NUM_BINS))
+    returns[0, 1] = 0.5
+    first, second = adaptive._WIDTHS[:2]
+    densities = adaptive.hit_densities(returns)[0]
+    assert densities[0] == pytest.approx(0.5 / (first + 0.75 * second))
+    assert densities[1] == pytest.approx(0.5 / (0.75 * second))
+    assert not densities[2:].any()
+
+
+def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:
+    """Ten prompts that return over and over, between others that never do, where LRU drives all of them out in time."""
+    now, hits = [0.0], 0
+    cache = PrefixCache(20, 1, policy, clock=lambda: now[0])
+    new = itertools.count(1000)
+    for _ in range(60):
+        for token in range(10):
+            now[0] += seconds_between
+            hits += cache.match([token])
+            leave(cache, [token])
+            for _ in range(3):
+                leave(cache, [next(new)])
+    cache.check()
+    return hits
+
+
+@pytest.mark.parametrize("seconds_between", [0.01, 1, 600])
+def test_adaptive_learns_what_returns_at_any_pace(seconds_between: float) -> None:
+    assert num_hits(LRU(), seconds_between) == 0
+    assert num_hits(Adaptive(), seconds_between) > 450
+
+
+def test_adaptive_costs_a_bounded_number_of_refits() -> None:
+    policy = Adaptive()
+    calls = []
+    fit = policy._refit
+    policy._refit = lambda: (calls.append(1), fit())[1]  # type: ignore[method-assign]
+    for _ in range(5000):
+        policy.wait_begins(FakeLeaf(1, 1))
+    assert 10 < len(calls) < 60
+
+
+def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None:
+    cache = PrefixCache(8, 1, Adaptive(), clock=lambda: 1.0)
+    leave(cache, [1, 2, 3, 4])
+    cache.abort(cache.open([1, 2, 3, 4, 9]))
+    table = cache.open([99], read=False, write=False)
+    cache.reserve(table, 8)
+    cache.abort(table)
+    assert cache.match([1, 2]) == 0
+    table = cache.open([1, 2, 3, 4, 5, 6])
+    for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks, one of which covers both
+        cache.reserve(table, stop)
+        cache.append(table, [1, 2, 3, 4, 5, 6][start:stop])
+    cache.close(table)
+    (known,) = cache.tree_snapshot()[""].children
+    (new,) = known.children
+    assert (known.tokens.tolist(), known.uses) == ([1, 2, 3, 4], 3)
+    assert (new.tokens.tolist(), new.uses) == ([5, 6], 1)
+    table = compute(cache, [1, 2, 3, 4, 5, 6, 7])
+    cache.abort(table)
+    cache.check()
+
+
+def test_an_event_log_is_taken_from_its_beginning() -> None:
+    log = EventLog(max_events=2)
+    cache = PrefixCache(8, 1, events=log)
+    for token in range(5):
+        leave(cache, [token])
+    assert (len(log), log.num_dropped) == (2, 3)
+    assert [len(log.take(1)), len(log.take()), len(log)] == [1, 1, 0]
+
+
+def test_the_cache_tells_its_time() -> None:
+    assert PrefixCache(1, 1, clock=lambda: 7.0).now() == 7.0

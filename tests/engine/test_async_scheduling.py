@@ -1,0 +1,140 @@
+"""Steps that are launched before the last one's tokens are known: the same tokens, whatever turns out late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import race, sampler
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[LLM, LLM]:
+    """The same model with and without, with few slots and so few blocks that somebody has to give way."""
+    options: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
+    return tuple(LLM(build_supported("llama"), async_scheduling=kind, **options) for kind in (False, True))  # type: ignore[return-value]
+
+
+@st.composite
+def work(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
+    """Requests with prompts that share, each with its own length, end, way of sampling, and need of the host."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
+    stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.5, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 5, "min_p": 0.01},
+        {"temperature": 1.0, "n": 3},
+        {"temperature": 0.0, "presence_penalty": 1.5},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "prompt_logprobs": 1},
+        {"temperature": 0.0, "min_tokens": 4},
+        {"temperature": 0.0, "stop_token_ids": list(range(0, VOCAB_SIZE, 7))},
+    ]
+    requests = []
+    for number in range(draw(st.integers(1, 9))):
+        prompt = [*stem[: draw(st.integers(1, 30))], 3 + number % 2, *stem[: draw(st.integers(0, 6))]]
+        kind = draw(st.sampled_from(kinds))
+        length = draw(st.integers(kind.get("min_tokens", 1), 14))
+        ignore_eos = draw(st.booleans())
+        requests.append((prompt, SamplingParams(max_tokens=length, seed=number, ignore_eos=ignore_eos, **kind)))
+    return requests
+
+
+def answers(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[list[tuple[list[int], str | None]]]:
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
+    )
+    return [[(sample.token_ids, sample.finish_reason) for sample in output.outputs] for output in outputs]
+
+
+@settings(max_examples=40, deadline=None)
+@given(requests=work(), first_look=st.sampled_from([1, 3, 1024]))
+def test_tokens_are_those_of_one_step_at_a_time(
+    engines: tuple[LLM, LLM], requests: list[tuple[list[int], SamplingParams]], first_look: int
+) -> None:
+    """A first look at one or three tokens makes many draws come out otherwise when they are looked at again."""
+    results = []
+    for llm in engines:
+        llm.reset_prefix_cache()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sampler,
+                "draw",
+                lambda logits, racers, look=first_look: race.draw(logits, racers, max(look, first_look)),
+            )
+            patch.setattr(sampler, "FIRST_LOOK", first_look)
+            results.append(answers(llm, requests))
+        llm.engine.cache.check()
+        assert not llm.engine.has_unfinished_requests
+        assert llm.reset_prefix_cache()
+    assert results[0] == results[1]
+
+
+def test_the_next_step_is_launched_before_tokens_are_fetched(
+    engines: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = engines[1]
+    llm.reset_prefix_cache()
+    events: list[str] = []
+    run, fetch = llm.engine._runner.run, sampler.Choice.fetch
+
+    def note_run(*arguments: Any) -> torch.Tensor:
+        events.append("launch")
+        result: torch.Tensor = run(*arguments)
+        return result
+
+    def note_fetch(choice: sampler.Choice) -> tuple[list[int], frozenset[int]]:
+        events.append("take")
+        return fetch(choice)
+
+    monkeypatch.setattr(llm.engine._runner, "run", note_run)
+    monkeypatch.setattr(sampler.Choice, "fetch", note_fetch)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+    assert events == ["launch", "launch", "take", "launch", "take", "launch", "take", "take"]
+
+
+def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
+    llm = engines[1]
+    engine = llm.engine
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    for steps in range(1, 8):
+        llm.reset_prefix_cache()
+        for name in ("kept", "aborted"):
+            engine.add(engine.make_request(name, [5, 6, 7, 8, 9], params))
+        for _ in range(steps):
+            engine.step()
+        assert engine.abort("aborted")
+        engine.cache.check()
+        while engine.has_unfinished_requests:
+            engine.step()
+        engine.cache.check()
+        assert llm.reset_prefix_cache()
+
+
+def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
+    results = []
+    for llm in engines:
+        llm.reset_prefix_cache()
+        engine = llm.engine
+        sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
+        requests = [
+            engine.make_request("beams", [5, 6, 7, 8], BeamSearchParams(3, 6, ignore_eos=True)),
+            engine.make_request("sampled", [5, 6, 7, 9], sampled),
+        ]
+        for request in requests:
+            engine.add(request)
+        while engine.has_unfinished_requests:
+            engine.step()
+        assert requests[0].beams is not None
+        results.append(([b.token_ids for b in requests[0].beams.results()], requests[1].sequences[0].token_ids))
+        engine.cache.check()
+    assert results[0] == results[1]
