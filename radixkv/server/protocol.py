@@ -98,8 +98,6 @@ class GenerationRequest(StructuredRequest):
     # Lower values are let in earlier.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache: CacheOptions | None = None
-    # vLLM's too, where lower is earlier; not below the default, or everybody would be more urgent than everybody else.
-    priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
     @property
     def num_choices(self) -> int:

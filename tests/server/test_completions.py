@@ -161,10 +161,3 @@ def test_cache_control(client: openai.OpenAI) -> None:
     assert cached(cache_salt="pepper") == full
     assert cached(cache_salt="salt") == 0
     assert cached(cache={"read": True, "write": True}) == full
-
-
-def test_a_client_may_be_less_urgent_than_others_and_not_more(client: openai.OpenAI, http: httpx.Client) -> None:
-    assert complete(client, "One, two,", extra_body={"priority": 3}).choices[0].text
-    response = http.post("/v1/completions", json={"prompt": "One, two,", "priority": -1})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "priority"
