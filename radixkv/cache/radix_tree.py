@@ -411,7 +411,10 @@ class RadixTree:
         return node
 
     def _grows_in_place(self, node: Node) -> bool:
-        return not node.children and node.lock_count == 1 and node.parent is not None
+        if node.children or node.lock_count != 1 or node.parent is None:
+            return False
+        # A policy that learns is told apart what was used again and what only follows it: these differ in their prospects.
+        return self._learner is None or node.uses == 1
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
