@@ -13,7 +13,7 @@ class StructuredOutputsParams:
     """What an answer must look like; exactly one of these. (vLLM's names.)
 
     Attributes:
-        json: a JSON schema, as text or as the object itself.
+        json: a JSON schema, as text or as the object itself. The answer has at most one space between its parts.
         json_object: True: any JSON object.
         regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
         choice: the answer is one of these strings.

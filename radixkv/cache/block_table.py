@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockIds
-from radixkv.cache.radix_tree import Node
+from radixkv.cache.node import Node
 from radixkv.cache.tokens import decode
 
 

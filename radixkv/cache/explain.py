@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
-from radixkv.cache.radix_tree import Match, RadixTree
+from radixkv.cache.node import Match
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 
 _SHOWN_TOKENS = 16

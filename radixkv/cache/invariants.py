@@ -11,8 +11,9 @@ import numpy as np
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import InvariantViolation
+from radixkv.cache.node import Node
 from radixkv.cache.pin import Pin
-from radixkv.cache.radix_tree import Node, RadixTree
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES
 
@@ -41,7 +42,7 @@ def check_cache(
 
 def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
     for namespace, root in tree.roots.items():
-        if root.namespace != namespace or root.parent is not None or root.tokens or root.blocks:
+        if root.name != namespace or root.parent is not None or root.tokens or root.blocks:
             raise InvariantViolation(f"root of {namespace!r} is not a root of that name")
         if not root.children and not root.lock_count:
             raise InvariantViolation(f"root of {namespace!r} is of no use to anybody and still there")

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from dataclasses import dataclass
 
-from radixkv.cache.radix_tree import Node
+from radixkv.cache.node import Node
 from radixkv.cache.tokens import TOKEN_BYTES
 
 

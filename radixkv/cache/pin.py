@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.cache.radix_tree import Node
+from radixkv.cache.node import Node
 
 
 class Pin:

@@ -30,9 +30,10 @@ from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, EvictionPolicy, LearningPolicy
 from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
+from radixkv.cache.node import Match
 from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.pin import Pin
-from radixkv.cache.radix_tree import Match, RadixTree
+from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode

@@ -17,112 +17,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from sortedcontainers import SortedDict
 
-from radixkv.cache.block_hash import namespace_hash, next_hash
+from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.block_pool import BlockIds, BlockPool
 from radixkv.cache.events import BlocksRemoved, BlocksStored, EventLog
 from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
+from radixkv.cache.node import Match, Node, Root
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens, decode
-
-
-class Node:
-    """One edge and what lies below it.
-
-    Attributes:
-        tokens: the edge's token ids, encoded.
-        blocks: the edge's block ids; the tree owns one reference to each.
-        lock_count: tables and pins that end in this node or below it: the further owners of each of its blocks, which
-            cannot be evicted while there are any.
-        last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
-        uses: how many sequences began with it, the one that computed it included.
-        depth: blocks of the prefix before it.
-        priority: the highest that a sequence which used it was opened with.
-        group: the eviction policy's own note.
-        hashes: of its first blocks (see `block_hash`), for as many as somebody asked for.
-    """
-
-    __slots__ = (
-        "blocks",
-        "children",
-        "depth",
-        "group",
-        "hashes",
-        "last_use",
-        "lock_count",
-        "parent",
-        "priority",
-        "tokens",
-        "uses",
-    )
-
-    def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: float) -> None:
-        self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
-        self.uses = 1
-        self.priority = 0
-        self.group = 0
-        self.hashes: array[int] | None = None
-        self.tokens = tokens
-        self.blocks: array[int] = blocks
-        self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
-        self.lock_count = 0
-        self.last_use = last_use
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
-
-    @property
-    def parent_uses(self) -> int:
-        return 0 if self.parent is None else self.parent.uses
-
-    def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
-        return np.array(self.blocks[start:stop], dtype=np.int32)
-
-    def path(self) -> Iterator[Node]:
-        """This node and its ancestors, up to the root."""
-        node: Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-
-class Root(Node):
-    """Where a namespace begins. It has no tokens and no blocks, and goes when nothing is below it and nobody uses it."""
-
-    __slots__ = ("namespace",)
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__(None, bytearray(), array("i"), 0)
-        self.namespace = namespace
-        self.hashes = array("Q", [namespace_hash(namespace)])
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """How far a prompt is known.
-
-    Attributes:
-        num_tokens: length of the longest known prefix.
-        node: the node in which it ends.
-        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
-        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
-    """
-
-    num_tokens: int
-    node: Node
-    num_node_blocks: int
-    num_partial_tokens: int = 0
-    partial_block: int = -1
 
 
 class RadixTree:
@@ -222,27 +127,7 @@ class RadixTree:
 
     def hashes(self, node: Node) -> array[int]:
         """The hash of each of the node's blocks; a root has the one that its namespace begins with."""
-        done = node.hashes
-        if done is not None and len(done) >= len(node.blocks):
-            return done
-        incomplete = []
-        for step in node.path():
-            if step.hashes is not None and len(step.hashes) >= len(step.blocks):
-                break
-            incomplete.append(step)
-        size = self._block_bytes
-        for step in reversed(incomplete):
-            assert step.parent is not None and step.parent.hashes is not None
-            if step.hashes is None:
-                step.hashes = array("Q")
-            before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
-            tokens, add = memoryview(step.tokens), step.hashes.append
-            for offset in range(len(step.hashes) * size, len(tokens), size):
-                before = next_hash(before, tokens[offset : offset + size])
-                add(before)
-            tokens.release()  # or the node could not grow
-        assert node.hashes is not None
-        return node.hashes
+        return node.block_hashes(self._block_bytes)
 
     def hash_before(self, match: Match) -> int:
         """The hash of the last whole block of a match, or of its namespace."""
@@ -251,13 +136,6 @@ class RadixTree:
             node = node.parent
             place = len(node.blocks)
         return self.hashes(node)[max(0, place - 1)]
-
-    @staticmethod
-    def namespace_of(node: Node) -> str:
-        while node.parent is not None:
-            node = node.parent
-        assert isinstance(node, Root)
-        return node.namespace
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
@@ -326,7 +204,7 @@ class RadixTree:
         if node.lock_count or node.children:
             return
         if isinstance(node, Root):
-            del self.roots[node.namespace]
+            del self.roots[node.name]
         else:
             self.policy.add(node)
 
@@ -417,7 +295,10 @@ class RadixTree:
         return node
 
     def _grows_in_place(self, node: Node) -> bool:
-        return not node.children and node.lock_count == 1 and node.parent is not None
+        if node.children or node.lock_count != 1 or node.parent is None:
+            return False
+        # A policy that learns is told apart what was used again and what only follows it: these differ in their prospects.
+        return self._learner is None or node.uses == 1
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
@@ -500,7 +381,7 @@ class RadixTree:
         hashes = self.hashes(leaf)
         self.evicted.add(
             EvictedBlocks(
-                self.namespace_of(leaf),
+                leaf.namespace,
                 hashes[keep:] if keep else hashes,
                 len(leaf.tokens) // TOKEN_BYTES - keep * self._block_size,
                 leaf.last_use,
@@ -551,12 +432,12 @@ class RadixTree:
                 (hashes[start - 1] if start else self.hashes(above)[-1]) if above.parent is not None else None,
                 tuple(decode(node.tokens[start * self._block_bytes :]).tolist()),
                 self._block_size,
-                namespace_hash(self.namespace_of(node)),
+                namespace_hash(node.namespace),
                 self.events.medium,
             )
         )
 
     def _tell_removed(self, node: Node, start: int) -> None:
         assert self.events is not None
-        name = namespace_hash(self.namespace_of(node))
+        name = namespace_hash(node.namespace)
         self.events.add(BlocksRemoved(tuple(self.hashes(node)[start:]), name, self.events.medium))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache.radix_tree import Node
+from radixkv.cache.node import Node
 from radixkv.cache.tokens import decode
 
 

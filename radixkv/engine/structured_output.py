@@ -37,6 +37,8 @@ _MAX_CHARACTERS = 131_072
 # properties, each an alternative of objects, needs under 2,000.
 _MAX_ITEMS_A_TOKEN = 20_000
 _NUM_REMEMBERED = 64
+# Between the parts of JSON. Where any number of blanks and line ends may stand, small models write nothing else.
+_JSON_WHITESPACE = " ?"
 
 
 class GrammarState:
@@ -159,8 +161,12 @@ def _grammar(kind: str, text: str) -> str:
 
     try:
         if kind == "json":
-            _check_schema(json.loads(text))
-            return LLMatcher.grammar_from_json_schema(text)
+            schema = json.loads(text)
+            _check_schema(schema)
+            # Only objects take options; of the two schemas that are none, one allows everything and one nothing.
+            if isinstance(schema, bool):
+                return LLMatcher.grammar_from_json_schema(text)
+            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _JSON_WHITESPACE})
         if kind in ("regex", "choice"):
             return LLMatcher.grammar_from_regex(text)
         return LLMatcher.grammar_from_lark(_lark(text))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
-from radixkv.cache.radix_tree import Node
+from radixkv.cache.node import Node
 
 
 class State:

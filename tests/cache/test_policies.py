@@ -138,13 +138,14 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
     cache.abort(table)
     assert cache.match([1, 2]) == 0
     table = cache.open([1, 2, 3, 4, 5, 6])
-    for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks, one of which covers both
+    for start, stop in ((0, 2), (2, 5), (5, 6)):  # in chunks; the second ends what was known and begins what is new
         cache.reserve(table, stop)
         cache.append(table, [1, 2, 3, 4, 5, 6][start:stop])
     cache.close(table)
-    (known,) = cache.tree_snapshot()[""].children
-    (new,) = known.children
-    assert (known.tokens.tolist(), known.uses) == ([1, 2, 3, 4], 3)
+    (first,) = cache.tree_snapshot()[""].children
+    (second,) = first.children
+    (new,) = second.children
+    assert [(node.tokens.tolist(), node.uses) for node in (first, second)] == [([1, 2], 3), ([3, 4], 3)]
     assert (new.tokens.tolist(), new.uses) == ([5, 6], 1)
     table = compute(cache, [1, 2, 3, 4, 5, 6, 7])
     cache.abort(table)

@@ -66,6 +66,12 @@ def test_every_sample_and_every_beam_keeps_to_the_grammar(llm: LLM, spec: dict[s
         assert holds(text)
 
 
+def test_json_has_at_most_one_space_between_its_parts(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, params(json={"const": {"a": [1, 2]}}), use_tqdm=False)
+    for sample in output.outputs:
+        assert re.fullmatch(r' ?\{ ?"a" ?: ?\[ ?1 ?, ?2 ?\] ?\} ?', sample.text)
+
+
 def test_any_json_object(llm: LLM) -> None:
     spec = StructuredOutputsParams(json_object=True)
     sampling = SamplingParams(max_tokens=40, temperature=0, structured_outputs=spec)

@@ -1,0 +1,142 @@
+"""The radix tree's nodes: an edge with its tokens and blocks, and what lies below it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from sortedcontainers import SortedDict
+
+from radixkv.cache.block_hash import namespace_hash, next_hash
+from radixkv.cache.block_pool import BlockIds
+from radixkv.cache.tokens import TOKEN_BYTES
+
+
+class Node:
+    """One edge and what lies below it.
+
+    Attributes:
+        tokens: the edge's token ids, encoded.
+        blocks: the edge's block ids; the tree owns one reference to each.
+        lock_count: tables and pins that end in this node or below it: the further owners of each of its blocks, which
+            cannot be evicted while there are any.
+        last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
+        uses: how many sequences began with it, the one that computed it included.
+        depth: blocks of the prefix before it.
+        priority: the highest that a sequence which used it was opened with.
+        group: the eviction policy's own note.
+        hashes: of its first blocks (see `block_hash`), for as many as somebody asked for.
+    """
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "depth",
+        "group",
+        "hashes",
+        "last_use",
+        "lock_count",
+        "parent",
+        "priority",
+        "tokens",
+        "uses",
+    )
+
+    def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: float) -> None:
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
+        self.uses = 1
+        self.priority = 0
+        self.group = 0
+        self.hashes: array[int] | None = None
+        self.tokens = tokens
+        self.blocks: array[int] = blocks
+        self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
+        self.lock_count = 0
+        self.last_use = last_use
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def parent_uses(self) -> int:
+        return 0 if self.parent is None else self.parent.uses
+
+    def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
+        return np.array(self.blocks[start:stop], dtype=np.int32)
+
+    @property
+    def namespace(self) -> str:
+        *_, root = self.path()
+        assert isinstance(root, Root)
+        return root.name
+
+    def block_hashes(self, block_bytes: int) -> array[int]:
+        """The hash of each block; of a root, the one that its namespace begins with. Computed where nobody has asked yet.
+
+        Args:
+            block_bytes: of a block's encoded tokens.
+        """
+        done = self.hashes
+        if done is not None and len(done) >= len(self.blocks):
+            return done
+        incomplete = []
+        for step in self.path():
+            if step.hashes is not None and len(step.hashes) >= len(step.blocks):
+                break
+            incomplete.append(step)
+        for step in reversed(incomplete):
+            assert step.parent is not None and step.parent.hashes is not None
+            if step.hashes is None:
+                step.hashes = array("Q")
+            before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
+            tokens, add = memoryview(step.tokens), step.hashes.append
+            for offset in range(len(step.hashes) * block_bytes, len(tokens), block_bytes):
+                before = next_hash(before, tokens[offset : offset + block_bytes])
+                add(before)
+            tokens.release()  # or the node could not grow
+        assert self.hashes is not None
+        return self.hashes
+
+    def path(self) -> Iterator[Node]:
+        """This node and its ancestors, up to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class Root(Node):
+    """Where a namespace begins. It has no tokens and no blocks, and goes when nothing is below it and nobody uses it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None, bytearray(), array("i"), 0)
+        self.name = name
+        self.hashes = array("Q", [namespace_hash(name)])
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a prompt is known.
+
+    Attributes:
+        num_tokens: length of the longest known prefix.
+        node: the node in which it ends.
+        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
+        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
+    """
+
+    num_tokens: int
+    node: Node
+    num_node_blocks: int
+    num_partial_tokens: int = 0
+    partial_block: int = -1
