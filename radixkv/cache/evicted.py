@@ -1,6 +1,6 @@
 """What was known once: evicted prefixes, remembered by their hashes.
 
-When blocks are evicted from a node, one record is kept of them: 8 bytes a block for its hash, and about 300 bytes for the
+When blocks are evicted from a node, one record is kept of them: 8 bytes a block for its hash, and about 330 bytes for the
 rest. The oldest records go when more blocks are remembered than allowed. So a prompt that comes too late can be told so
 (`PrefixCache.explain`), a prefix that is computed anew keeps its number of uses, and a policy learns from its mistakes.
 """

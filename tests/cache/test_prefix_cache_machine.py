@@ -162,6 +162,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory.write(table, known[:stop], start)
         self.cache.append(table, known[start:stop])
 
+    @rule(data=st.data(), tail=TOKENS, namespace=st.sampled_from(NAMESPACES))
+    def serve(self, data: st.DataObject, tail: list[int], namespace: str) -> None:
+        """A request from its beginning to its end in one step: what fills the cache until something must go."""
+        table = self.open(data, tail, namespace, True, True)
+        if isinstance(table, BlockTable):
+            self.grow(table, 100, [0], 0)
+            self.close(table)
+
     @rule(data=st.data(), spare=st.integers(1, 9))
     def reserve_together(self, data: st.DataObject, spare: int) -> None:
         """Room for several sequences, forks of one another among them: for all or none."""
