@@ -173,7 +173,8 @@ def doctor(
 
 @app.command()
 def inspect(
-    source: Annotated[str, typer.Argument(help="a snapshot's file, or the URL of a server that serves one")],
+    source: Annotated[str, typer.Argument(help="a snapshot's file, or its URL: a server's /admin/snapshot")],
+    admin_key: Annotated[str | None, typer.Option(help="for a server", envvar="RADIXKV_ADMIN_KEY")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
     svg: Annotated[Path | None, typer.Option(help="draw the tree into this file")] = None,
 ) -> None:
@@ -182,7 +183,7 @@ def inspect(
     from radixkv.inspect.source import read_snapshot
     from radixkv.inspect.terminal import draw
 
-    snapshot = read_snapshot(source)
+    snapshot = read_snapshot(source, admin_key)
     if svg is not None:
         svg.write_text(to_svg(snapshot))
     if as_json:

@@ -91,6 +91,7 @@ def explain(
     prompt: bytes,
     namespace: str,
     read: bool,
+    look_elsewhere: bool,
     now: float,
     block_size: int,
 ) -> Explanation:
@@ -118,7 +119,7 @@ def explain(
                 )
                 computed.append(part)
                 place = stop
-    elsewhere = _known_elsewhere(tree, prompt, namespace)
+    elsewhere = _known_elsewhere(tree, prompt, namespace) if look_elsewhere else 0
     if elsewhere > place:
         computed.append(Computed(Reason.OTHER_NAMESPACE, place, elsewhere - place))
         place = elsewhere

@@ -150,11 +150,15 @@ class PrefixCache:
         match = self._tree.match(encode(tokens), namespace)
         return 0 if match is None else match.num_tokens
 
-    def explain(self, tokens: TokenIds, namespace: str = "", read: bool = True) -> Explanation:
+    def explain(
+        self, tokens: TokenIds, namespace: str = "", read: bool = True, look_elsewhere: bool = True
+    ) -> Explanation:
         """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
 
-        That a prompt is known in another namespace is said, though not in which: whoever must not learn even that should
-        not be shown it.
+        Args:
+            namespace, read: as for `open`.
+            look_elsewhere: say that a prompt is known in another namespace, though not in which. False for those who must
+                not learn even that: to them it is new.
 
         Raises:
             InvalidArgumentError: no tokens, or not token ids; ``namespace`` is no string.
@@ -163,7 +167,9 @@ class PrefixCache:
         prompt = encode(tokens)
         if not prompt:
             raise InvalidArgumentError("tokens: expected at least one, got none")
-        return explain(self._tree, self._evicted, prompt, namespace, read, self._clock(), self.block_size)
+        return explain(
+            self._tree, self._evicted, prompt, namespace, read, look_elsewhere, self._clock(), self.block_size
+        )
 
     def open(
         self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True, priority: int = 0

@@ -107,9 +107,7 @@ def _selector(body: ClearRequest, service: Service) -> Callable[[str], bool]:
     tenants = service.tenants
     if body.api_key is None and body.cache_salt is None:
         return lambda namespace: True
-    if body.api_key is None and not tenants.open_to_all:
-        raise ApiError(HTTPStatus.BAD_REQUEST, "api_key: needed with cache_salt, to say whose salt", param="api_key")
-    tenant = tenants.everybody() if body.api_key is None else tenants.of_api_key(body.api_key)
+    tenant = tenants.named_by_admin(body.api_key)
     if body.cache_salt is None:
         return tenant.owns
     wanted = tenant.namespace(body.cache_salt)

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from radixkv import __version__
 from radixkv.server.admin import admin_routes
 from radixkv.server.body_limit import BodyLimit
+from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.errors import ErrorBody, add_error_handlers
@@ -42,4 +43,5 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
     app.include_router(live_state_routes(service))
     app.include_router(page_routes())
     app.include_router(admin_routes(service))
+    app.include_router(insight_routes(service))
     return app

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.prompts import as_chat_prompts
+from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import ChatMessage, as_template_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, respond
@@ -78,6 +79,7 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    cache_explanation: CacheExplanation | None = None
 
 
 class ChatDelta(TypedDict, total=False):
@@ -157,7 +159,8 @@ class _Writer:
             )
             for place, output in enumerate(await generation.collect())
         ]
-        return ChatCompletion(**self._head, choices=choices, usage=generation.usage)
+        explained = None if generation.explanations is None else generation.explanations[0]
+        return ChatCompletion(**self._head, choices=choices, usage=generation.usage, cache_explanation=explained)
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[ChatCompletionChunk, None]:
         begun: set[int] = set()

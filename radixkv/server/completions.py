@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
+from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, NewText, respond
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
@@ -61,6 +62,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    cache_explanations: list[CacheExplanation] | None = None  # one a prompt
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -116,7 +118,8 @@ class _Writer:
             self._choice(NewText(place, place // self._body.num_choices, output), generation)
             for place, output in enumerate(outputs)
         ]
-        return Completion(**self._head, choices=choices, usage=self._usage(generation))
+        explained = generation.explanations
+        return Completion(**self._head, choices=choices, usage=self._usage(generation), cache_explanations=explained)
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
         async with aclosing(aiter(generation)) as news:

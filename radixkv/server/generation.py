@@ -21,6 +21,7 @@ from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs
 from radixkv.prompts import Prompt
 from radixkv.request_stream import Piece, RequestStream
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.server.cache_insight import CacheExplanation, explanations
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
@@ -66,6 +67,8 @@ class Generation:
         self._num_completion_tokens = 0
         # Of each prompt; known when its first piece has come.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
+        # Of each prompt, where the request asked for them.
+        self.explanations: list[CacheExplanation] | None = None
 
     @staticmethod
     async def start(
@@ -76,8 +79,11 @@ class Generation:
         request_id: str,
     ) -> Generation:
         """Have all prompts taken in, or, raising what `AsyncLLM.submit` raises, none."""
+        explained = await explanations(service, prompts) if body.explain_cache else None
         streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
-        return Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
+        generation = Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
+        generation.explanations = explained
+        return generation
 
     @property
     def usage(self) -> Usage:

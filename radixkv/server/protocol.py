@@ -97,6 +97,8 @@ class GenerationRequest(StructuredRequest):
     length_penalty: float | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache: CacheOptions | None = None
+    # Have the response say what of the prompt was known and why not more; not for streams.
+    explain_cache: bool | None = None
     # Lower values are let in earlier. Not below the default: a client may let others go first, not push ahead of them.
     priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
@@ -125,6 +127,8 @@ class GenerationRequest(StructuredRequest):
         """
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only for stream=true")
+        if self.explain_cache and self.stream:
+            raise ValueError("explain_cache: only for stream=false")
         if self.use_beam_search:
             return self._beam_search_params(room if max_tokens is None else max_tokens, logprobs, prompt_logprobs)
         for name in ("beam_width", "length_penalty"):

@@ -109,6 +109,18 @@ class Tenants:
             raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
         return self._tenant(api_key)
 
+    def named_by_admin(self, api_key: str | None) -> Tenant:
+        """The tenant that an administrator means.
+
+        Raises:
+            ApiError: 404, no such key is configured; 400, none was named and there are several tenants.
+        """
+        if api_key is not None:
+            return self.of_api_key(api_key)
+        if not self.open_to_all:
+            raise ApiError(HTTPStatus.BAD_REQUEST, "api_key: needed here, to say whose prompts", param="api_key")
+        return self.everybody()
+
     def _tenant(self, api_key: str) -> Tenant:
         return Tenant(_keyed_hash(self._secret, "", api_key), self._secret)
 

@@ -1,0 +1,77 @@
+"""Snapshots, pins and explanations over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+from server_process import ServerProcess
+
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
+ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
+
+
+def complete(client: httpx.Client, prompt: str, **options: object) -> dict[str, object]:
+    response = client.post("/v1/completions", json={"prompt": prompt, **ONE_TOKEN, **options})
+    assert response.status_code == 200, response.text
+    answer: dict[str, object] = response.json()
+    return answer
+
+
+def test_a_response_says_why_no_more_was_reused(server: ServerProcess) -> None:
+    with server.client(TENANT_A) as a:
+        complete(a, PROMPT + "Today is 2026-11-20.")
+        answer = complete(a, PROMPT + "Today is 2026-11-21.", explain_cache=True)
+        (explanation,) = answer["cache_explanations"]  # type: ignore[misc]
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]  # type: ignore[index]
+        assert explanation["num_reused_tokens"] == cached > 50
+        assert cached + sum(part["num_tokens"] for part in explanation["computed"]) == explanation["num_prompt_tokens"]
+        assert "differs at token" in explanation["text"]
+        assert explanation["difference"]["cached"][0] != explanation["difference"]["prompt"][0]
+        assert complete(a, PROMPT)["cache_explanations"] is None
+        messages = [{"role": "user", "content": "Hello"}]
+        chat = a.post("/v1/chat/completions", json={"messages": messages, "explain_cache": True, **ONE_TOKEN}).json()
+        assert chat["cache_explanation"]["num_prompt_tokens"] == chat["usage"]["prompt_tokens"]
+        streamed = {"prompt": PROMPT, "stream": True, "explain_cache": True}
+        assert a.post("/v1/completions", json=streamed).json()["error"]["param"] == "explain_cache"
+
+
+def test_an_explanation_does_not_tell_that_another_tenant_had_the_prompt(server: ServerProcess) -> None:
+    with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
+        before = complete(b, PROMPT, explain_cache=True, cache={"read": True, "write": False})["cache_explanations"]
+        complete(a, PROMPT)
+        after = complete(b, PROMPT, explain_cache=True, cache={"read": True, "write": False})["cache_explanations"]
+        assert before == after
+
+
+def test_a_pinned_prompt_survives_pressure_until_it_is_released(server: ServerProcess) -> None:
+    with server.client("the-admin-key") as admin, server.client(TENANT_A) as a:
+        pin = admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A, "ttl": 3600}).json()
+        assert pin["tokens"] % 16 == 0
+        assert 0 < pin["expires_in"] <= 3600
+        assert [known["id"] for known in admin.get("/admin/pins").json()["pins"]] == [pin["id"]]
+        assert complete(a, PROMPT)["usage"]["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"]  # type: ignore[index]
+        assert admin.delete(f"/admin/pins/{pin['id']}").json() == {"pins": []}
+        assert admin.delete(f"/admin/pins/{pin['id']}").status_code == 404
+        assert admin.post("/admin/pins", json={"prompt": PROMPT}).json()["error"]["param"] == "api_key"
+        assert a.get("/admin/pins").status_code == 401
+        # Cleared, a pin is gone too.
+        admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A})
+        server.admin("clear_cache", {})
+        assert admin.get("/admin/pins").json() == {"pins": []}
+
+
+def test_a_server_is_inspected_from_the_command_line(server: ServerProcess) -> None:
+    with server.client(TENANT_A) as a:
+        complete(a, PROMPT + "Where is it?")
+        complete(a, PROMPT + "When is it?")
+        assert a.get("/admin/snapshot").status_code == 401
+    radixkv = Path(sys.executable).with_name("radixkv")
+    command = [str(radixkv), "inspect", f"{server.url}/admin/snapshot"]
+    shown = subprocess.run(
+        [*command, "--admin-key", "the-admin-key"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "You are the assistant" in shown
