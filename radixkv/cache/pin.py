@@ -1,8 +1,12 @@
-"""Prefixes that are kept from eviction."""
+"""Prefixes that are kept from eviction, within a quota and for as long as asked."""
 
 from __future__ import annotations
 
-from radixkv.cache.node import Node
+from collections.abc import Callable, Iterator
+
+from radixkv.cache.errors import ClosedError, InvalidArgumentError, PinQuotaExceeded
+from radixkv.cache.node import Match, Node
+from radixkv.cache.radix_tree import RadixTree
 
 
 class Pin:
@@ -24,3 +28,73 @@ class Pin:
     def __repr__(self) -> str:
         until = "released" if self.released else f"until {self.expires_at}" if self.expires_at else "until released"
         return f"Pin({self.num_tokens} tokens, {until})"
+
+
+class Pins:
+    """One cache's pins. Each holds a lock on the tree's node that its prefix ends in.
+
+    Args:
+        tree: of the cache.
+        max_blocks: that may be pinned together.
+        now: the cache's clock.
+    """
+
+    def __init__(self, tree: RadixTree, max_blocks: int, now: Callable[[], float]) -> None:
+        self.max_blocks = max_blocks
+        self._tree = tree
+        self._now = now
+        self._pins: set[Pin] = set()
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins)
+
+    def add(self, match: Match, namespace: str, ttl: float | None) -> Pin:
+        """Pin what was matched.
+
+        Raises:
+            PinQuotaExceeded: more than ``max_blocks`` would be pinned; nothing is.
+        """
+        self.release_expired()
+        needed = self._num_blocks_with(match)
+        if needed > self.max_blocks:
+            raise PinQuotaExceeded(needed, self.max_blocks)
+        expires_at = None if ttl is None else self._now() + ttl
+        pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
+        self._pins.add(pin)
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        """See `PrefixCache.release`."""
+        if not isinstance(pin, Pin):
+            raise InvalidArgumentError(f"pin: expected a Pin, got {type(pin).__name__}")
+        if not pin.released:
+            if pin not in self._pins:
+                raise ClosedError("pin: it belongs to another cache")
+            assert pin._node is not None
+            self._tree.unlock(pin._node)
+            self._drop(pin)
+
+    def release_expired(self) -> None:
+        """Let go of the pins whose time is over."""
+        if self._pins:
+            now = self._now()
+            for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
+                self.release(pin)
+
+    def forget(self, namespace: str) -> None:
+        """The namespace's nodes are about to go, locks and all."""
+        for pin in [pin for pin in self._pins if pin.namespace == namespace]:
+            self._drop(pin)
+
+    def _drop(self, pin: Pin) -> None:
+        self._pins.remove(pin)
+        pin.released, pin._node = True, None
+
+    def _num_blocks_with(self, match: Match) -> int:
+        """Blocks that would be pinned if this match was pinned too."""
+        last, *above = match.node.path()
+        num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
+        for pin in self._pins:
+            assert pin._node is not None
+            num_blocks |= {node: node.num_blocks for node in pin._node.path()}
+        return sum(num_blocks.values())

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable
-from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks, PinQuotaExceeded
+from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
 from radixkv.cache.events import AllCleared, EventLog
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, EvictionPolicy, LearningPolicy
@@ -32,7 +32,7 @@ from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
 from radixkv.cache.node import Match
 from radixkv.cache.outline import NodeOutline, outline
-from radixkv.cache.pin import Pin
+from radixkv.cache.pin import Pin, Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
@@ -85,7 +85,6 @@ class PrefixCache:
         _check_count("max_pinned_blocks", max_pinned_blocks, 0)
         _check_count("remembered_blocks", remembered_blocks, 0)
         self.block_size = block_size
-        self.max_pinned_blocks = max_pinned_blocks
         self._clock = clock
         self._pool = BlockPool(num_blocks)
         self._evicted = EvictedPrefixes(remembered_blocks, block_size) if remembered_blocks else None
@@ -95,7 +94,7 @@ class PrefixCache:
         )
         self._learns = isinstance(policy, LearningPolicy)
         self._tables: set[BlockTable] = set()
-        self._pins: set[Pin] = set()
+        self._pins = Pins(self._tree, max_pinned_blocks, clock)
         self._copies: list[BlockCopy] = []
         self._stats = CacheStats()
 
@@ -125,6 +124,11 @@ class PrefixCache:
     def namespaces(self) -> tuple[str, ...]:
         """Those of which something is known or in use."""
         return tuple(self._tree.roots)
+
+    @property
+    def max_pinned_blocks(self) -> int:
+        """Blocks that may be pinned together."""
+        return self._pins.max_blocks
 
     @property
     def version(self) -> int:
@@ -381,18 +385,11 @@ class PrefixCache:
         match = self._tree.match(encode(tokens), namespace)
         if match is None or match.num_tokens < self.block_size:
             return Pin(namespace, 0, None, None)
-        self._release_expired_pins()
-        needed = self._num_pinned_blocks(match)
-        if needed > self.max_pinned_blocks:
-            raise PinQuotaExceeded(needed, self.max_pinned_blocks)
-        expires_at = None if ttl is None else self._clock() + ttl
-        pin = Pin(namespace, match.num_tokens - match.num_partial_tokens, expires_at, self._tree.lock(match))
-        self._pins.add(pin)
-        return pin
+        return self._pins.add(match, namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
-        self._release_expired_pins()
+        self._pins.release_expired()
         return list(self._pins)
 
     def release(self, pin: Pin) -> None:
@@ -402,14 +399,7 @@ class PrefixCache:
             InvalidArgumentError: ``pin`` is no Pin.
             ClosedError: it belongs to another cache.
         """
-        if not isinstance(pin, Pin):
-            raise InvalidArgumentError(f"pin: expected a Pin, got {type(pin).__name__}")
-        if not pin.released:
-            if pin not in self._pins:
-                raise ClosedError("pin: it belongs to another cache")
-            assert pin._node is not None
-            self._tree.unlock(pin._node)
-            self._drop_pin(pin)
+        self._pins.release(pin)
 
     def clear(self, namespace: str | None = None) -> int:
         """Forget everything that is known, of one namespace or of all; returns how many blocks became free.
@@ -433,8 +423,7 @@ class PrefixCache:
                     self._pool.share(table._ids[: table._num_published])
                     table._tail = bytearray(table._encoded_tokens())
                     table._node, table._write, table._num_published = None, False, 0
-            for pin in [pin for pin in self._pins if pin.namespace == name]:
-                self._drop_pin(pin)
+            self._pins.forget(name)
             self._tree.remove_namespace(name, tell=namespace is not None)
         if namespace is None and self.events is not None:
             self.events.add(AllCleared())
@@ -455,7 +444,7 @@ class PrefixCache:
         Raises:
             InvariantViolation: naming what is broken.
         """
-        check_cache(self._pool, self._tree, self._tables, self._pins, self._stats, self.block_size)
+        check_cache(self._pool, self._tree, self._tables, list(self._pins), self._stats, self.block_size)
 
     def ref_counts(self) -> NDArray[np.int32]:
         """Owners of each block: live sequences and pins, and one more where the tree has it."""
@@ -536,29 +525,10 @@ class PrefixCache:
             self._tree.unlock(table._node, table.priority)
             table._node = None
 
-    def _drop_pin(self, pin: Pin) -> None:
-        self._pins.remove(pin)
-        pin.released, pin._node = True, None
-
-    def _release_expired_pins(self) -> None:
-        if self._pins:
-            now = self._clock()
-            for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
-                self.release(pin)
-
-    def _num_pinned_blocks(self, match: Match) -> int:
-        """Blocks that would be pinned if this match was pinned too."""
-        last, *above = match.node.path()
-        num_blocks = {node: node.num_blocks for node in above} | {last: match.num_node_blocks}
-        for pin in self._pins:
-            assert pin._node is not None
-            num_blocks |= {node: node.num_blocks for node in pin._node.path()}
-        return sum(num_blocks.values())
-
     def _require(self, count: int) -> None:
         """Raise OutOfBlocks unless ``count`` blocks can be had."""
         if count > self.num_available_blocks:
-            self._release_expired_pins()
+            self._pins.release_expired()
         free, evictable = self._pool.num_free, self._tree.num_evictable_blocks
         if count > free + evictable:
             raise OutOfBlocks(count, free, evictable)
@@ -566,7 +536,7 @@ class PrefixCache:
     def _make_free(self, count: int) -> None:
         missing = count - self._pool.num_free
         if missing > 0:
-            self._release_expired_pins()
+            self._pins.release_expired()
             tokens, blocks = self._tree.evict(missing)
             self._stats.evicted_tokens += tokens
             self._stats.evicted_blocks += blocks

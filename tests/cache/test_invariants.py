@@ -69,7 +69,7 @@ def add_sibling(state: State) -> None:
 
 
 def keep_a_dead_pin(state: State) -> None:
-    state.cache._pins.add(Pin("", 2, None, Node(None, bytearray(), array("i"), 0)))
+    state.cache._pins._pins.add(Pin("", 2, None, Node(None, bytearray(), array("i"), 0)))
 
 
 BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
@@ -105,7 +105,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("owners and has", lambda s: set_item(s.table._ids, 4, s.pool.allocate(2)[0])),
     ("no longer in the tree", keep_a_dead_pin),
     ("locks and has", lambda s: setattr(s.node, "lock_count", 9)),
-    ("locks and has", lambda s: s.cache._pins.clear()),
+    ("locks and has", lambda s: s.cache._pins._pins.clear()),
     ("closed table is still live", lambda s: setattr(s.table, "closed", True)),
     ("not those it counts", lambda s: s.table._tail.extend(b"1234")),
     ("blocks has 27 tokens", lambda s: claim_more_tokens(s.table)),
