@@ -13,15 +13,22 @@ INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 BROWSER := $(VENV)/.browser
 
-.PHONY: demo test chat check bench soak mutate clean
+.PHONY: demo test test-bookkeeping test-interpreted chat check bench soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
 
 test: $(MODEL) $(BROWSER)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-bookkeeping test-interpreted
+	$(BIN)/python -m pytest --ignore=tests/cache --ignore=tests/kernels
+
+# One core each, side by side.
+test-bookkeeping:
 	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/interpreter
+
+test-interpreted:
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
-	$(BIN)/python -m pytest --ignore=tests/cache --ignore=tests/kernels/interpreter
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat
