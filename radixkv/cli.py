@@ -113,6 +113,12 @@ def serve(
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="decode without CUDA graphs")] = False,
     enable_prefix_caching: Annotated[bool, typer.Option(help="reuse what other requests computed")] = True,
     seed: Annotated[int, typer.Option(help="where the random numbers of requests without a seed begin")] = 0,
+    eviction_policy: Annotated[str, typer.Option(help="what goes first when blocks run out")] = "lru",
+    kv_events_endpoint: Annotated[
+        str | None, typer.Option(help="publish KV events there, such as tcp://*:5557")
+    ] = None,
+    kv_events_replay_endpoint: Annotated[str | None, typer.Option(help="where subscribers ask for missed ones")] = None,
+    record_trace: RecordTrace = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     try:
@@ -144,6 +150,10 @@ def serve(
         "attention_backend": attention_backend,
         "enforce_eager": enforce_eager,
         "seed": seed,
+        "eviction_policy": eviction_policy,
+        "kv_events_endpoint": kv_events_endpoint,
+        "kv_events_replay_endpoint": kv_events_replay_endpoint,
+        "record_trace": record_trace,
     }
     raise typer.Exit(run_server(model, options, engine_options))
 

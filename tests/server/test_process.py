@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -112,3 +114,18 @@ def test_a_port_in_use_is_one_line_on_standard_error() -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_server_records_a_trace_without_text_and_publishes_what_it_is_told_to(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    options = ("--record-trace", f"{trace}", "--eviction-policy", "adaptive", "--num-blocks", "200")
+    with ServerProcess(*options) as server:
+        with server.client() as client:
+            body = {"prompt": "A secret that nobody may read. " * 8, "max_tokens": 2, "temperature": 0}
+            for _ in range(2):
+                assert client.post("/v1/completions", json=body).status_code == 200
+        assert server.terminate() == 0
+    head, *requests = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert head["block_size"] == 16
+    assert len(requests) == 2
+    assert "secret" not in trace.read_text()
