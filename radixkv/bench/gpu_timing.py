@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -67,5 +66,4 @@ def describe_gpu() -> dict[str, Any]:
         **describe_machine("torch", "triton", "transformers"),
         "gpu": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
-        "driver_triton": metadata.version("triton"),
     }

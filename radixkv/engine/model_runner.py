@@ -73,6 +73,7 @@ class ModelRunner:
         self._dtype = loaded.dtype
         self._device = loaded.device
         self._backend: AttentionBackend | None = None
+        self._graphs: DecodeGraphs | None = None
         self._attend: Callable[..., torch.Tensor] | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
@@ -103,7 +104,7 @@ class ModelRunner:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs = None
         if not enforce_eager and not isinstance(self._backend, CpuBackend):
             # Only here: it imports Triton, which a CPU need not have.
             from radixkv.engine.decode_graphs import DecodeGraphs
