@@ -75,13 +75,13 @@ def test_tables_are_kaplan_and_meiers(waits: Waits) -> None:
         np.testing.assert_allclose(returns[group, : len(expected)], expected, atol=1e-6)
 
 
-@given(waits=WAITS, ask_at=st.lists(st.integers(0, END_OF_DAY)), max_epochs=st.sampled_from([4, 128]))
+@given(waits=WAITS, ask_every=st.integers(1, 9), max_epochs=st.sampled_from([4, 128]))
 def test_every_block_waits_or_has_ended_however_epochs_are_joined(
-    waits: Waits, ask_at: list[int], max_epochs: int
+    waits: Waits, ask_every: int, max_epochs: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reuse_times, "_MAX_EPOCHS", max_epochs)
-        table = learn(waits, ask_at)
+        table = learn(waits, list(range(0, END_OF_DAY, ask_every)))
         table.returns(float(END_OF_DAY))
         assert len(table._begun_at) == len(table._waiting) == len(table._weights) <= max_epochs + 1
     for group in (0, 1):
