@@ -154,7 +154,8 @@ class BeamSearch:
         # Probabilities stay those of the whole vocabulary, as in transformers' constrained beam search.
         best, token_ids = torch.topk(allowed, per_beam)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
-        scores = logprobs + torch.tensor([[history[-1].score if history else 0.0] for history in self._histories])
+        before = [[history[-1].score if history else 0.0] for history in self._histories]
+        scores = logprobs + torch.tensor(before, device=logits.device)
         top_scores, places = torch.topk(scores.view(-1), min(count, scores.numel()))
         num_top = self._params.logprobs or 0
         tops = [
@@ -163,16 +164,17 @@ class BeamSearch:
                 token_ids[:, :num_top].tolist(), logprobs[:, :num_top].tolist(), strict=True
             )
         ]
+        columns = (top_scores, places, token_ids.view(-1)[places], logprobs.view(-1)[places])
         return [
             Continuation(
                 parent=place // per_beam,
-                token_id=int(token_ids[place // per_beam, place % per_beam]),
+                token_id=token_id,
                 score=score,
-                logprob=float(logprobs[place // per_beam, place % per_beam]),
+                logprob=logprob,
                 rank=place % per_beam + 1,
                 top_logprobs=tops[place // per_beam],
             )
-            for score, place in zip(top_scores.tolist(), places.tolist(), strict=True)
+            for score, place, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
             if score > -math.inf
         ]
 

@@ -130,14 +130,14 @@ class Choice:
         self._drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
         self._racers = [rows[i].racer(num_unknown[i]) for i in self._drawn]
         self._settled: torch.Tensor | None = None
-        self.token_ids = logits.argmax(-1) if len(self._drawn) < len(rows) else logits.new_empty(0)
-        if self._drawn:
-            all_drawn = len(self._drawn) == len(rows)
-            token_ids, self._settled = draw(logits if all_drawn else logits[self._drawn], self._racers)
-            if all_drawn:
-                self.token_ids = token_ids
-            else:
-                self.token_ids[self._drawn] = token_ids
+        if len(self._drawn) == len(rows):
+            self.token_ids, self._settled = draw(logits, self._racers)
+        else:
+            self.token_ids = logits.argmax(-1)
+            if self._drawn:
+                # Indexing by the list itself would wait for the device.
+                drawn = torch.tensor(self._drawn).to(logits.device, non_blocking=True)
+                self.token_ids[drawn], self._settled = draw(logits[drawn], self._racers)
 
     def fetch(self) -> tuple[list[int], frozenset[int]]:
         """The tokens, and the rows whose token is not what ``token_ids`` said: they needed more than the likeliest few."""
@@ -162,9 +162,9 @@ class Choice:
 
 def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
     """Apply bias, min_tokens and penalties to one row, in place; only the tokens concerned are touched."""
-    params = row.params
+    params, device = row.params, logits.device
     if params.biases:
-        logits[list(params.biases)] += torch.tensor(list(params.biases.values()))
+        logits[list(params.biases)] += torch.tensor(list(params.biases.values()), device=device)
     if row.forbidden_token_ids and len(row.output_token_ids) < params.min_tokens:
         forbidden = list(row.forbidden_token_ids)
         saved = logits[forbidden]
@@ -172,13 +172,13 @@ def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
         if row.grammar is not None and bool(torch.isneginf(logits).all()):
             logits[forbidden] = saved
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*map(int, row.prompt_token_ids), *row.output_token_ids}))
+        seen = torch.tensor(sorted({*map(int, row.prompt_token_ids), *row.output_token_ids}), device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.output_token_ids:
         counts = Counter(row.output_token_ids)
-        times = torch.tensor(list(counts.values()), dtype=torch.float32)
+        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
         logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * times
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, BeamSearchParams, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -42,13 +43,42 @@ def test_the_pool_takes_what_memory_is_left() -> None:
     assert 0.3 * total < llm.engine.pool.nbytes < 0.5 * total
 
 
-def test_samples_do_not_depend_on_the_device() -> None:
-    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a race to turn."""
-    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+@pytest.fixture(scope="module")
+def on_both() -> tuple[LLM, LLM]:
+    """The same model on a CPU and on a GPU."""
     model = build_supported("llama")
     on_gpu = copy.deepcopy(model).cuda()
-    answers = [
-        [s.token_ids for s in LLM(m, num_blocks=200).generate(prompts()[0], params, use_tqdm=False)[0].outputs]
-        for m in (model, on_gpu)
-    ]
+    return LLM(model, num_blocks=200), LLM(on_gpu, num_blocks=200)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 4, "temperature": 1.0},
+        {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "logit_bias": {5: 3.0, 8: -100.0}},
+        {"temperature": 0.0, "min_tokens": 8, "stop_token_ids": list(range(0, VOCAB_SIZE, 3))},
+        {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+    ],
+    ids=str,
+)
+def test_choices_do_not_depend_on_the_device(on_both: tuple[LLM, LLM], options: dict[str, Any]) -> None:
+    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a choice to turn."""
+    params = SamplingParams(seed=3, max_tokens=20, ignore_eos=True, **options)
+    answers = [[s.token_ids for s in llm.generate(prompts()[0], params, use_tqdm=False)[0].outputs] for llm in on_both]
+    assert answers[0] == answers[1]
+
+
+def test_greedy_and_sampled_requests_in_one_batch(on_both: tuple[LLM, LLM]) -> None:
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}]
+    params = [SamplingParams(seed=3, max_tokens=20, ignore_eos=True, **kind) for kind in kinds]
+    answers = [[o.outputs[0].token_ids for o in llm.generate(prompts()[:3], params, use_tqdm=False)] for llm in on_both]
+    assert answers[0] == answers[1]
+
+
+def test_beams_do_not_depend_on_the_device(on_both: tuple[LLM, LLM]) -> None:
+    params = BeamSearchParams(3, 10, ignore_eos=True)
+    answers = [[s.tokens for s in llm.beam_search(prompts()[0], params)[0].sequences] for llm in on_both]
     assert answers[0] == answers[1]
