@@ -281,6 +281,17 @@ def attention(json_path: JsonPath = None) -> None:
 
 
 @bench.command()
+def plan(
+    json_path: JsonPath = None,
+    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
+) -> None:
+    """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
+    from radixkv.bench.plan import run_plan
+
+    run_plan(Console(), steps, json_path)
+
+
+@bench.command()
 def decode(json_path: JsonPath = None) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
     from radixkv.bench.decode import run_decode
