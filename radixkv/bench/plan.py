@@ -109,14 +109,18 @@ def measure_plan(levels: Levels, changes: int, count: int) -> Timing:
 
 def run_plan(console: Console, steps: int, json_path: Path | None) -> None:
     """Measure ``steps`` steps of every kind, print a table, and write the rows."""
+    rows = []
+    num_threads = torch.get_num_threads()
     # What a GPU would do, torch does here; more threads would have this one wait for them.
     torch.set_num_threads(1)
-    rows = []
-    with console.status("planning"):
-        for shared, levels in LEVELS.items():
-            for changes in CHANGES:
-                timing = measure_plan(levels, changes, steps)
-                rows.append(Row(shared, changes, timing.median_us, timing.min_us))
+    try:
+        with console.status("planning"):
+            for shared, levels in LEVELS.items():
+                for changes in CHANGES:
+                    timing = measure_plan(levels, changes, steps)
+                    rows.append(Row(shared, changes, timing.median_us, timing.min_us))
+    finally:
+        torch.set_num_threads(num_threads)
     table = Table("256 sequences share", *(f"{changes} leave and join, us" for changes in CHANGES))
     for shared in LEVELS:
         table.add_row(shared, *(f"{row.median_us:,.0f}" for row in rows if row.shared == shared))

@@ -64,7 +64,7 @@ class Engine:
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: decode without CUDA graphs.
-        enable_torch_compile: compile the model's decoder layers at the start, in 10 to 60 s (see `compiled_layers`).
+        enable_torch_compile: compile the model's decoder layers at the start (see `compiled_layers`).
         async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
             and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
