@@ -204,7 +204,7 @@ class RadixTree:
         if node.lock_count or node.children:
             return
         if isinstance(node, Root):
-            del self.roots[node.name]
+            del self.roots[node.namespace]
         else:
             self.policy.add(node)
 

@@ -40,8 +40,8 @@ _PARENT_USES = 3  # 1, 2, 4 and more
 _DEPTHS = 7  # in blocks: 0, 1, 4, 16, 64, 256, 1,024 and more
 _NUM_GROUPS = _USES * _PARENT_USES * _DEPTHS
 _MEAN_USES = np.array([1.0, 2.8, 5.7, 11.3, 22.6, 45.3])
-# New densities after an eighth more waits than before, within these limits: they take milliseconds.
-_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 16, 1024
+# New densities after a quarter more waits than before, within these limits: they take milliseconds.
+_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 32, 1024
 # A group that is chosen goes on giving, for so many leaves at most, as long as its density is below that of all others.
 _MAX_IN_A_ROW = 32
 
@@ -84,7 +84,7 @@ class Adaptive:
     def _refit(self) -> None:
         self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
         self._num_new_waits = 0
-        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._reuse_times.num_waits / 8)))
+        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._reuse_times.num_waits / 4)))
         self._chosen = None
 
     # -- the index -----------------------------------------------------------------------------------------------

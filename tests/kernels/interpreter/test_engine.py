@@ -7,6 +7,7 @@ import torch
 from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import compiled_layers
 
 
 def prompts() -> list[list[int]]:
@@ -16,9 +17,14 @@ def prompts() -> list[list[int]]:
     return [stem + tails[0], list(stem), tails[1]]
 
 
-def make_llm(name: str, backend: str) -> LLM:
+def make_llm(name: str, backend: str, compiled: bool = False) -> LLM:
     return LLM(
-        build_supported(name), block_size=16, num_blocks=40, max_num_batched_tokens=24, attention_backend=backend
+        build_supported(name),
+        block_size=16,
+        num_blocks=40,
+        max_num_batched_tokens=24,
+        attention_backend=backend,
+        enable_torch_compile=compiled,
     )
 
 
@@ -34,6 +40,18 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
         assert [output.outputs[0].token_ids for output in outputs] == [t.outputs[0].token_ids for t in truth]
         llm.engine.cache.check()
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    answers = [
+        [output.outputs[0].token_ids for output in llm.generate(inputs, params, use_tqdm=False)]
+        for llm in (make_llm(name, "torch"), make_llm(name, "triton", compiled=True))
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_samples_and_beams_fork_with_copy_on_write() -> None:
