@@ -116,6 +116,9 @@ class Sampler:
 class Choice:
     """One token for each row of a batch, chosen on the logits' device; nothing is waited for until `fetch`.
 
+    The tokens are on their way to the host from the beginning, so that `fetch` waits for this batch and not for what was
+    launched after it.
+
     Args:
         logits: float32 ``[rows, vocabulary]``.
         rows: as `Sampler.sample`'s.
@@ -129,19 +132,27 @@ class Choice:
         self._logits = logits
         self._drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
         self._racers = [rows[i].racer(num_unknown[i]) for i in self._drawn]
-        self._settled: torch.Tensor | None = None
+        settled: torch.Tensor | None = None
         if len(self._drawn) == len(rows):
-            self.token_ids, self._settled = draw(logits, self._racers)
+            self.token_ids, settled = draw(logits, self._racers)
         else:
             self.token_ids = logits.argmax(-1)
             if self._drawn:
                 # Indexing by the list itself would wait for the device.
                 drawn = torch.tensor(self._drawn).to(logits.device, non_blocking=True)
-                self.token_ids[drawn], self._settled = draw(logits[drawn], self._racers)
+                self.token_ids[drawn], settled = draw(logits[drawn], self._racers)
+        self._chosen = self.token_ids.to("cpu", non_blocking=True)
+        self._settled = None if settled is None else settled.to("cpu", non_blocking=True)
+        self._arrived: torch.cuda.Event | None = None
+        if logits.device.type == "cuda":
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
 
     def fetch(self) -> tuple[list[int], frozenset[int]]:
         """The tokens, and the rows whose token is not what ``token_ids`` said: they needed more than the likeliest few."""
-        chosen = [int(token_id) for token_id in self.token_ids.tolist()]
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        chosen = [int(token_id) for token_id in self._chosen.tolist()]
         if self._settled is None:
             return chosen, frozenset()
         first = list(chosen)
