@@ -14,7 +14,7 @@ from radixkv_kernels.checks import check_tensor
 _ROWS = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _advance_rows(
     positions, slots, tables, row_tables, num_rows, table_stride, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip

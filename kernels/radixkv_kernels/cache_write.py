@@ -16,7 +16,7 @@ from radixkv_kernels.checks import FLOATS, check_cache, check_scales, check_tens
 _TOKENS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _write_cache(
     key, value, key_cache, value_cache, slots, key_scales, value_scales,
     num_tokens,

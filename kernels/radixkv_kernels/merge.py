@@ -19,22 +19,19 @@ from radixkv_kernels.online_softmax import add_sink
 _PARTIALS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge(
-    partial_output, partial_lse, starts, partials, positions, output, sinks,
+    partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
     partial_row_stride, partial_head_stride, lse_row_stride, output_row_stride, output_head_stride,
-    NUM_SPLITS: tl.constexpr, PARTIALS: tl.constexpr,
+    LISTED: tl.constexpr, PARTIALS: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and head. With ``NUM_SPLITS``, row i's partials are the i-th so many; otherwise those listed."""
+    """One program: one row and head. Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, VALUE_TILE)
     target = output + row.to(tl.int64) * output_row_stride + head * output_head_stride + dim
-    if NUM_SPLITS:
-        start = row * NUM_SPLITS
-        stop = start + NUM_SPLITS
-    else:
+    if LISTED:
         start = tl.load(starts + row)
         stop = tl.load(starts + row + 1)
         if start == stop:
@@ -42,16 +39,19 @@ def _merge(
             if tl.load(positions + row) < 0:
                 tl.store(target, tl.zeros([VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=dim < VALUE_DIM)
             return
+    else:
+        start = row * num_splits
+        stop = start + num_splits
     total = tl.zeros([VALUE_TILE], tl.float32)
     row_max = tl.full([1], float("-inf"), tl.float32)
     row_sum = tl.zeros([1], tl.float32)
     for first in tl.range(start, stop, PARTIALS):
         index = first + tl.arange(0, PARTIALS)
         exists = index < stop
-        if NUM_SPLITS:
-            partial = index.to(tl.int64)
-        else:
+        if LISTED:
             partial = tl.load(partials + index, mask=exists, other=0).to(tl.int64)
+        else:
+            partial = index.to(tl.int64)
         lse = tl.load(partial_lse + partial * lse_row_stride + head, mask=exists, other=float("-inf"))
         new_max = tl.maximum(row_max, tl.max(lse, 0))
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -150,8 +150,8 @@ def _launch(
     if num_rows == 0:
         return
     _merge[(num_rows, num_heads)](
-        partial_output, partial_lse, starts, partials, positions, output, sinks,
+        partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
-        NUM_SPLITS=num_splits, PARTIALS=_PARTIALS,
+        LISTED=starts is not None, PARTIALS=_PARTIALS,
         VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None, num_warps=2,
     )  # fmt: skip

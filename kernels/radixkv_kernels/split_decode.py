@@ -31,7 +31,7 @@ from radixkv_kernels.target import compute_type
 __all__ = ["attend_split", "merge_splits"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _attend_split(
     query, key_cache, value_cache, tables, row_tables, positions,
     output, partial_output, partial_lse, sinks, key_scales, value_scales,

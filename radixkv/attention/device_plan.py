@@ -98,6 +98,11 @@ class DevicePlan:
     def num_rows(self) -> int:
         return self.row_starts[-1]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether every row reads all its keys alone."""
+        return self.num_splits is not None
+
     def items(self, shape: HeadShape) -> DeviceItems:
         """The work items for layers of this shape, lowered when first asked for."""
         items = self._items.get(shape)
@@ -163,9 +168,9 @@ class DevicePlan:
         items = np.array([row, num_rows, table, start, end, np.where(direct, NO_PARTIAL, first)], dtype=np.int32).T[
             order
         ]
-        uploaded, starts_there, partials_there = upload([items, starts, partials], self.positions.device)
         sizes = np.bincount(rows, weights=count, minlength=max(TILE_ROWS) + 1)[list(TILE_ROWS)].astype(np.int64)
-        parts = uploaded.split(sizes.tolist())
+        classes = np.split(items, np.cumsum(sizes)[:-1])
+        *parts, starts_there, partials_there = upload([*classes, starts, partials], self.positions.device)
         by_tile = {tile: part for tile, part in zip(TILE_ROWS, parts, strict=True) if len(part)}
         return DeviceItems(by_tile, starts_there, partials_there, num_partials)
 
@@ -331,9 +336,11 @@ def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on the device, in one copy."""
-    packed = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device, non_blocking=True)
-    return [
-        part.view(array.shape)
-        for part, array in zip(packed.split([array.size for array in arrays]), arrays, strict=True)
-    ]
+    """The arrays on the device, in one copy; each begins on 16 bytes, or kernels would be compiled again for those that do not."""
+    stops = np.cumsum([-(-array.size // 4) * 4 for array in arrays]).tolist()
+    starts = [0, *stops[:-1]]
+    packed = np.zeros(stops[-1], dtype=np.int32)
+    for start, array in zip(starts, arrays, strict=True):
+        packed[start : start + array.size] = array.reshape(-1)
+    there = torch.from_numpy(packed).to(device, non_blocking=True)
+    return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=True)]
