@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from radixkv.attention.device_plan import DeviceItems, DevicePlan, HeadShape
-from radixkv.attention.gpu_cost_model import PROGRAMS_PER_MULTIPROCESSOR
+from radixkv.attention.gpu_cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_rows
 from radixkv.attention.triton_backend import PartialResults, attend_layer
 from radixkv.memory import KVPool
-from radixkv_kernels import ITEM_FIELDS, TILE_ROWS
+from radixkv_kernels import ITEM_FIELDS
+
+# Shared nodes lie above one another; so many levels of them fit, as long as each is full of rows.
+_LEVELS = 4
 
 
 @dataclass(slots=True)
@@ -32,7 +36,7 @@ class _Room:
     def load(self, items: DeviceItems) -> bool:
         """Take over a plan's items; False, and nothing is taken, where they are more than there is room for."""
         if items.num_partials > len(self.partials) or any(
-            len(own) > len(self.by_tile[tile]) for tile, own in items.by_tile.items()
+            tile not in self.by_tile or len(own) > len(self.by_tile[tile]) for tile, own in items.by_tile.items()
         ):
             return False
         for tile, room in self.by_tile.items():
@@ -54,6 +58,9 @@ class PaddedDecode:
     Args:
         num_rows: sequences, padding included.
         pool: where keys and values lie.
+        flat: for plans that share nothing (`DevicePlan.is_flat`) only: a graph then has no launches of wide tiles, which
+            would cost some microseconds a layer with nothing in them.
+        partial_results: room that may be shared with other sizes, of which one runs at a time.
 
     Attributes:
         token_ids: int64 ``[num_rows]``, for the caller to fill.
@@ -62,15 +69,16 @@ class PaddedDecode:
         tables: int32 ``[tables, blocks]``, the planner's own, which never moves.
     """
 
-    def __init__(self, num_rows: int, pool: KVPool) -> None:
+    def __init__(self, num_rows: int, pool: KVPool, flat: bool, partial_results: PartialResults) -> None:
         device = pool.keys[0].device
         self.num_rows = num_rows
+        self.flat = flat
         self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.positions = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
         self.slots = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
         self.tables = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._pool = pool
-        self._partials = PartialResults(device)
+        self._partials = partial_results
         self._rooms: dict[HeadShape, _Room] = {}
         self._plan: DevicePlan | None = None
 
@@ -110,25 +118,33 @@ class PaddedDecode:
         )  # fmt: skip
 
     def _make_room(self, shape: HeadShape) -> _Room:
-        """Met for the first time, outside any graph: as many items as fill the GPU, rounded up, and two for each row."""
-        assert self._plan is not None, "load comes first"
+        """Met for the first time, outside any graph.
+
+        Room for as many items as fill the GPU, rounded up, which are pieces of long runs; and for the runs themselves: two
+        narrow ones for each row, and as many wide ones as `_LEVELS` levels of nodes can have, for a tile is taken by those
+        that do not fit the next narrower one. And for what the first batch needs, should that be more.
+        """
+        plan, rows = self._plan, self.num_rows
+        assert plan is not None, "load comes first"
         device = self.token_ids.device
-        full = {
-            tile: -(-3 * self._plan.multiprocessors * programs // (2 * shape.num_kv_heads))
-            for tile, programs in PROGRAMS_PER_MULTIPROCESSOR.items()
-            if tile >= shape.group
-        }
-        items = {
-            tile: torch.zeros(2 * self.num_rows + full[tile], ITEM_FIELDS, dtype=torch.int32, device=device)
-            for tile in TILE_ROWS
-            if tile in full
-        }
-        num_partials = len(items[min(items)]) + 8 * self.num_rows
+        most = np.ones(1, dtype=np.int64) if self.flat else np.arange(1, rows + 1)
+        classes = np.unique(tile_rows(most, shape.group, plan.dtype)).tolist()
+        first = plan.items(shape)
+        counts, num_partials, narrower = {}, 8 * rows, 0
+        for tile in classes:
+            full = -(-3 * plan.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile] // (2 * shape.num_kv_heads))
+            runs = _LEVELS * -(-rows * shape.group // (narrower + 1)) if narrower else 2 * rows
+            counts[tile] = max(full + runs, len(first.by_tile.get(tile, ())))
+            num_partials += full * (1 if self.flat else min(rows, tile // shape.group))
+            narrower = tile
         room = self._rooms[shape] = _Room(
-            items,
-            torch.zeros(self.num_rows + 1, dtype=torch.int32, device=device),
-            torch.zeros(num_partials, dtype=torch.int32, device=device),
+            {tile: torch.zeros(n, ITEM_FIELDS, dtype=torch.int32, device=device) for tile, n in counts.items()},
+            torch.zeros(rows + 1, dtype=torch.int32, device=device),
+            # A power of two, so that different sizes of batches share partial results.
+            torch.zeros(
+                1 << (max(num_partials, first.num_partials) - 1).bit_length(), dtype=torch.int32, device=device
+            ),
         )
-        if not room.load(self._plan.items(shape)):
-            raise ValueError(f"a batch of {self._plan.num_rows} is cut into more items than {shape} has room for")
+        loaded = room.load(first)
+        assert loaded, "room was made for it"
         return room

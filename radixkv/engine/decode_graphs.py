@@ -1,20 +1,21 @@
 """Decoding steps as CUDA graphs: one launch instead of a thousand.
 
-A graph is captured for each padded batch size when it is first met, and replayed from then on. What changes between steps
-lies in the buffers of a `PaddedDecode`. Without a GPU the same buffers are run through eagerly, which is how tests reach
-them.
+A graph is captured for each padded batch size when it is first met, one for batches that share and one for those that do
+not, and replayed from then on. What changes between steps lies in the buffers of a `PaddedDecode`. Without a GPU the same
+buffers are run through eagerly, which is how tests reach them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from radixkv.attention import AttentionBatch
 from radixkv.attention.padded_decode import PaddedDecode
-from radixkv.attention.triton_backend import TritonAttention
+from radixkv.attention.triton_backend import PartialResults, TritonAttention
 from radixkv.memory import KVPool
 
 _log = logging.getLogger(__name__)
@@ -39,10 +40,18 @@ class DecodeGraphs:
     def __init__(self, pool: KVPool, forward: Forward) -> None:
         self._pool = pool
         self._forward = forward
-        self._on_gpu = pool.keys[0].device.type == "cuda"
+        device = pool.keys[0].device
+        self._on_gpu = device.type == "cuda"
         self._memory = torch.cuda.graph_pool_handle() if self._on_gpu else None
-        self._captured: dict[int, tuple[PaddedDecode, Callable[[], torch.Tensor]]] = {}
+        self._side = torch.cuda.Stream(device) if self._on_gpu else None
+        self._partials = PartialResults(device)
+        self._captured: dict[tuple[int, bool], tuple[PaddedDecode, Callable[[], torch.Tensor]]] = {}
         self._failed = False
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs that there are."""
+        return len(self._captured)
 
     def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
         """Logits ``[rows, vocabulary]`` in the batch's order, valid until the next call; None: run this batch eagerly.
@@ -53,9 +62,9 @@ class DecodeGraphs:
         assert isinstance(batch, TritonAttention)
         if self._failed:
             return None
-        size = padded_size(len(token_ids))
-        captured = self._captured.get(size)
-        padded = PaddedDecode(size, self._pool) if captured is None else captured[0]
+        size, flat = padded_size(len(token_ids)), batch.plan.is_flat
+        captured = self._captured.get((size, flat))
+        padded = PaddedDecode(size, self._pool, flat, self._partials) if captured is None else captured[0]
         if not padded.load(batch.plan):
             return None
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
@@ -63,26 +72,32 @@ class DecodeGraphs:
             replay = self._capture(padded)
             if replay is None:
                 return None
-            captured = self._captured[size] = (padded, replay)
+            captured = self._captured[size, flat] = (padded, replay)
         return captured[1]()[: len(token_ids)]
 
     def _capture(self, padded: PaddedDecode) -> Callable[[], torch.Tensor] | None:
-        if not self._on_gpu:
+        if self._side is None:
             return lambda: self._forward(padded)
-        # Once outside the graph, on a stream of its own: kernels compile and libraries set themselves up. It writes what
+        current = torch.cuda.current_stream()
+        # Outside the graph first, on a stream of its own: kernels compile and libraries set themselves up. It writes what
         # the graph will write again.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             self._forward(padded)
-        torch.cuda.current_stream().wait_stream(side)
+        current.wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._memory):
+            # A model that asks the GPU for a value in its forward pass, as some mixtures of experts do, cannot be captured.
+            # Trying would leave torch's allocator believing in a capture for ever; so such a model is found out before.
+            with torch.cuda.stream(self._side), _waiting_is_an_error():
+                self._forward(padded)
+            current.wait_stream(self._side)
+            # A capture that fails leaves its own stream behind as the current one.
+            with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._memory):
                 logits = self._forward(padded)
         except RuntimeError as error:
-            # A model that asks the GPU for a value in its forward pass, as some mixtures of experts do, cannot be captured.
             _log.warning("decoding runs without CUDA graphs: the model cannot be captured (%s)", error)
+            current.wait_stream(self._side)
             self._failed = True
             return None
 
@@ -91,3 +106,14 @@ class DecodeGraphs:
             return logits
 
         return replay
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Let torch raise a RuntimeError where it would wait for the GPU."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from radixkv.attention import gpu_cost_model
 from radixkv.attention.padded_decode import PaddedDecode
-from radixkv.attention.triton_backend import TritonBackend
+from radixkv.attention.triton_backend import PartialResults, TritonBackend
 from radixkv.memory import LayerShape
 
 
@@ -123,15 +123,17 @@ def test_more_sequences_or_blocks_than_there_is_room_for() -> None:
         TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(batch.chunks)
 
 
-@pytest.mark.parametrize("padding", [0, 3])
-def test_a_padded_batch_gives_what_the_plain_one_gives(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("padding", "flat"), [(0, False), (3, False), (3, True)])
+def test_a_padded_batch_gives_what_the_plain_one_gives(
+    padding: int, flat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over steps that keep the plan, one that sequences leave, and one that they join again."""
-    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
     torch.manual_seed(6)
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, batch.pool)
+    padded = PaddedDecode(5 + padding, batch.pool, flat, PartialResults(torch.device("cpu")))
     everyone = batch = grow(batch)
     for number in range(6):
         if number == 3:
@@ -159,7 +161,7 @@ def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(mo
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 40)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, batch.pool)
+    padded = PaddedDecode(2, batch.pool, True, PartialResults(torch.device("cpu")))
     batch = grow(batch)
     plain = backend.prepare(batch.chunks)
     assert padded.load(plain.plan)
