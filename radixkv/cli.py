@@ -273,11 +273,15 @@ def cache(
 
 
 @bench.command()
-def attention(json_path: JsonPath = None) -> None:
+def attention(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
     """One layer's attention, cache writes and block copies on a GPU, against what they must cost."""
     from radixkv.bench.attention import run_attention
 
-    run_attention(Console(), json_path)
+    if not run_attention(Console(), json_path, only):
+        raise typer.Exit(1)
 
 
 @bench.command()
@@ -292,11 +296,15 @@ def plan(
 
 
 @bench.command()
-def decode(json_path: JsonPath = None) -> None:
+def decode(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
     from radixkv.bench.decode import run_decode
 
-    run_decode(Console(), json_path)
+    if not run_decode(Console(), json_path, only):
+        raise typer.Exit(1)
 
 
 @bench.command()

@@ -15,8 +15,8 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
 Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one pair a layer. The heads of a group are
 packed into the rows of a tile, so a key is read once for all of them. Log-sum-exps are to base 2.
 
-A kernel is compiled anew for arguments that are 1, or multiples of 16, or pointers to 16 bytes: what changes from batch to batch
-is therefore not specialised on, and buffers should begin on 16 bytes.
+A kernel is compiled anew for arguments that are 1, or multiples of 16, or pointers to whole 16 bytes. So what changes from
+batch to batch is not specialised on, and buffers should begin on 16 bytes.
 
 Every kernel also runs in Triton's interpreter (``TRITON_INTERPRET=1`` before the import), which computes bfloat16 wrongly.
 So all arithmetic is in a ``COMPUTE`` type, converted right after each load: float32 there, the query's type on a GPU.

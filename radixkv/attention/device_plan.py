@@ -336,7 +336,7 @@ def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on the device, in one copy; each begins on 16 bytes, or kernels would be compiled again for those that do not."""
+    """The arrays on the device, in one copy; each begins on 16 bytes: for any that does not, kernels are compiled again."""
     stops = np.cumsum([-(-array.size // 4) * 4 for array in arrays]).tolist()
     starts = [0, *stops[:-1]]
     packed = np.zeros(stops[-1], dtype=np.int32)

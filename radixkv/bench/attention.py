@@ -1,45 +1,53 @@
 """One layer's attention, cache writes and block copies on a GPU, against the bytes and operations that they must cost.
 
-Every row is timed as a replayed CUDA graph with a cold L2 cache. Its floor is what the row must move over the copy bandwidth
-that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row of attention
-includes writing the batch's new keys and values.
+Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
+copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
+of attention includes writing the batch's new keys and values.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from radixkv.attention import QueryChunk
+from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import Limits, describe_gpu, measure_limits, median_seconds, require_gpu
 from radixkv.memory import KVPool, LayerShape
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
 BLOCK_SIZE = 16
+PREFILLS, NEW, CACHED = 4, 2048, 6144
+BLOCKS = 4096
+BLOCKS_NBYTES = BLOCKS * BLOCK_SIZE * TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured piece of work."""
+    """One measured piece of work.
 
-    name: str
+    Attributes:
+        bytes: that must be moved.
+        floor_us: the time that these take, or the operations where they take longer.
+        ratio: floor over time.
+    """
+
     bytes: int
     floor_us: float
     median_us: float
-    note: str = ""
+    ratio: float
 
-    @property
-    def ratio(self) -> float:
-        return self.floor_us / self.median_us
+
+def make_row(moved: int, floor_s: float, seconds: float) -> Row:
+    return Row(moved, floor_s * 1e6, seconds * 1e6, floor_s / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +83,12 @@ def tree_chunks(batch: int, levels: list[Level], num_new: int, seed: int = 0) ->
     return chunks, total, sum(level.groups * level.tokens for level in levels) + batch * num_new
 
 
-def attention_row(name: str, batch: int, levels: list[Level], limits: Limits, note: str = "") -> Row:
+def attention_row(batch: int, levels: list[Level], limits: Limits) -> Row:
     """Decoding: one new token a sequence."""
     chunks, num_blocks, tokens = tree_chunks(batch, levels, 1)
     seconds = median_seconds(_attend(chunks, num_blocks, batch))
     moved = tokens * TOKEN_BYTES
-    return Row(name, moved, moved / limits.bytes_per_s * 1e6, seconds * 1e6, note)
+    return make_row(moved, moved / limits.bytes_per_s, seconds)
 
 
 def _attend(chunks: list[QueryChunk], num_blocks: int, rows: int) -> Callable[[], object]:
@@ -97,93 +105,103 @@ def _attend(chunks: list[QueryChunk], num_blocks: int, rows: int) -> Callable[[]
 
 
 def prefill_row(limits: Limits) -> Row:
-    """4 prompts of 2,048 new tokens over 6,144 cached, against torch's flash attention on the same contiguous problem."""
+    """4 prompts of 2,048 new tokens over 6,144 cached."""
+    chunks, num_blocks, _ = tree_chunks(PREFILLS, [Level(PREFILLS, CACHED)], NEW)
+    return _prefill(limits, _attend(chunks, num_blocks, PREFILLS * NEW))
+
+
+def torch_prefill_row(limits: Limits) -> Row:
+    """The same problem, its keys and values contiguous, for torch's flash attention."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
-    batch, new, cached = 4, 2048, 6144
-    chunks, num_blocks, tokens = tree_chunks(batch, [Level(batch, cached)], new)
-    seconds = median_seconds(_attend(chunks, num_blocks, batch * new))
-    query = torch.randn(batch, HEADS, new, DIM, dtype=torch.bfloat16, device="cuda")
+    query = torch.randn(PREFILLS, HEADS, NEW, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (
-        torch.randn(batch, KV_HEADS, cached + new, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+        torch.randn(PREFILLS, KV_HEADS, CACHED + NEW, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2)
     )
-    mask = causal_lower_right(new, cached + new)
+    mask = causal_lower_right(NEW, CACHED + NEW)
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        theirs = median_seconds(
-            lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
-        )
-    operations = 4 * batch * HEADS * DIM * new * (cached + new / 2)
-    note = f"torch's flash attention {theirs * 1e6:.0f} us: {theirs / seconds:.2f} of its speed"
-    return Row(
-        "prefill 4 x 2,048 over 6,144", tokens * TOKEN_BYTES, operations / limits.bf16_flops * 1e6, seconds * 1e6, note
-    )
+        return _prefill(limits, attend)
 
 
-def memory_rows(limits: Limits) -> Iterator[Row]:
-    """Copying and writing 4,096 blocks."""
-    from radixkv_kernels import BlockCopier, write_cache
+def _prefill(limits: Limits, work: Callable[[], object]) -> Row:
+    moved = PREFILLS * (CACHED + NEW) * TOKEN_BYTES
+    operations = 4 * PREFILLS * HEADS * DIM * NEW * (CACHED + NEW / 2)
+    return make_row(moved, operations / limits.bf16_flops, median_seconds(work))
 
-    blocks = 4096
-    shape = (2 * blocks, BLOCK_SIZE, KV_HEADS, DIM)
-    keys, values = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    copier = BlockCopier([keys, values])
-    places = np.random.default_rng(0).permutation(2 * blocks).tolist()
-    copies = [(a, b, BLOCK_SIZE) for a, b in zip(places[:blocks], places[blocks:], strict=True)]
-    moved = 2 * blocks * BLOCK_SIZE * TOKEN_BYTES
+
+def _caches() -> list[torch.Tensor]:
+    shape = (2 * BLOCKS, BLOCK_SIZE, KV_HEADS, DIM)
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+
+
+def copy_row(limits: Limits) -> Row:
+    """Copying 4,096 blocks, as many as are read in one launch."""
+    from radixkv_kernels import BlockCopier
+
+    copier = BlockCopier(_caches())
+    places = np.random.default_rng(0).permutation(2 * BLOCKS).tolist()
+    copies = [(a, b, BLOCK_SIZE) for a, b in zip(places[:BLOCKS], places[BLOCKS:], strict=True)]
     table = torch.tensor(copies, dtype=torch.int32, device="cuda")
     seconds = median_seconds(lambda: copier.launch(table))
-    yield Row("copy 4,096 blocks", moved, moved / limits.bytes_per_s * 1e6, seconds * 1e6)
+    return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
 
-    tokens = blocks * BLOCK_SIZE
-    key, value = (torch.randn(KV_HEADS, tokens, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+
+def write_row(limits: Limits) -> Row:
+    """Writing the tokens of 4,096 blocks into scattered slots."""
+    from radixkv_kernels import write_cache
+
+    tokens = BLOCKS * BLOCK_SIZE
+    keys, values = _caches()
+    key, value = (torch.randn(tokens, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     slots = torch.randperm(2 * tokens, device="cuda")[:tokens]
-    seconds = median_seconds(lambda: write_cache(key.transpose(0, 1), value.transpose(0, 1), keys, values, slots))
-    yield Row("write 65,536 tokens", moved, moved / limits.bytes_per_s * 1e6, seconds * 1e6)
+    seconds = median_seconds(lambda: write_cache(key, value, keys, values, slots))
+    return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
 
 
-def run_attention(console: Console, json_path: Path | None) -> None:
-    """Measure, print a table, and write the rows.
+# A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
+DECODING = {
+    **{
+        f"flat {batch} x {length:,}": (batch, [Level(batch, length)])
+        for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
+    },
+    "256 x 4,096, 3,500 shared": (256, [Level(1, 3488), Level(256, 608)]),
+    "256: 2,048 by all, 1,792 by 32 each, 256 private": (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
+}
+
+
+def run_attention(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+    """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
+
+    Args:
+        only: rows whose name contains this.
+
+    Returns:
+        Whether no row failed.
 
     Raises:
         ValueError: there is no GPU.
     """
     require_gpu()
     limits = measure_limits()
-    decoding = [
-        (f"flat {batch} x {length:,}", batch, [Level(batch, length)], "")
-        for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
-    ]
-    shared = [
-        ("256 x 4,096, 3,504 shared", 256, [Level(1, 3504), Level(256, 592)], "1,000 us if every one read all"),
-        (
-            "256 in three levels",
-            256,
-            [Level(1, 2048), Level(8, 1792), Level(256, 256)],
-            "2,048 by all, 8 x 1,792, 256 x 256",
-        ),
-    ]
-    rows = [
-        attention_row(name, batch, levels, limits, note)
-        for name, batch, levels, note in track(decoding + shared, "decoding", console=console)
-    ]
-    rows += [prefill_row(limits), *memory_rows(limits)]
-    table = Table("work", "MB", "floor us", "median us", "floor / time", "")
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.bytes / 1e6:,.0f}",
-            f"{row.floor_us:.1f}",
-            f"{row.median_us:.1f}",
-            f"{row.ratio:.2f}",
-            row.note,
-        )
+    report = GpuReport(console, json_path, describe_gpu(), limits, only)
+    work: dict[str, Callable[[Limits], Row]] = {
+        **{name: partial(attention_row, batch, levels) for name, (batch, levels) in DECODING.items()},
+        "prefill 4 x 2,048 over 6,144": prefill_row,
+        "the same by torch's flash attention": torch_prefill_row,
+        "copy 4,096 blocks": copy_row,
+        "write 65,536 tokens": write_row,
+    }
+    table = Table("work", "MB", "floor us", "median us", "floor / time")
+    for name, measure in work.items():
+        row = report.measure(name, partial(measure, limits))
+        if row is not None:
+            table.add_row(
+                name, f"{row.bytes / 1e6:,.0f}", f"{row.floor_us:.1f}", f"{row.median_us:.1f}", f"{row.ratio:.2f}"
+            )
     console.print(table)
     console.print(f"copy {limits.bytes_per_s / 1e12:.2f} TB/s, bfloat16 {limits.bf16_flops / 1e12:.0f} TFLOP/s")
-    if json_path:
-        content = {
-            "machine": describe_gpu(),
-            "limits": asdict(limits),
-            "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
-        }
-        json_path.write_text(json.dumps(content, indent=2) + "\n")
+    for name, error in report.failed.items():
+        console.print(f"failed: {name}: {error}", markup=False)
+    return not report.failed

@@ -2,17 +2,17 @@
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
 that this GPU has just shown. In the same run, on the same weights: steps with decoder layers as they are and compiled by
-torch, and transformers' continuous batching with the same prompts.
+torch, and at the end transformers' continuous batching with the same prompts, which takes longer than all the rest.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,19 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import describe_gpu, measure_limits, require_gpu
+from radixkv.engine.compiled_layers import run_layers_as_they_are
 from radixkv.llm import LLM
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
 WARM_UP_STEPS, TIMED_STEPS, PROFILED_STEPS = 8, 64, 16
+# Kernels of one graph follow each other within this; between two steps the GPU waits for the host.
+LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+# Given up when they are measured: none may end while others are still computing their prompts.
+LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +44,32 @@ class Step:
 
     Attributes:
         median_us: from the end of one step to the end of the next, on the host's clock.
-        gpu_idle: share of that time in which the GPU had nothing to do.
     """
 
-    name: str
     bytes: int
     floor_us: float
     median_us: float
-    gpu_idle: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Shares of the time of some profiled steps in which the GPU ran nothing.
+
+    Attributes:
+        all: in all.
+        between_steps: in gaps of more than `LONG_GAP_US`.
+    """
+
+    all: float
+    between_steps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """``BATCH`` answers of ``NEW_TOKENS``, from prompts to last tokens."""
+
+    seconds: float
     tokens_per_s: float
 
 
@@ -77,137 +101,167 @@ def make_prompts(shared: int) -> list[list[int]]:
     return [stem + rng.integers(3, 128000, LENGTH - shared).tolist() for _ in range(BATCH)]
 
 
-def start_decoding(llm: LLM, name: str, shared: int) -> None:
+def start_decoding(llm: LLM, shared: int) -> None:
     """Bring all prompts to where every step decodes one token of each."""
     engine = llm.engine
     llm.reset_prefix_cache()
     for index, prompt in enumerate(make_prompts(shared)):
-        engine.add(engine.make_request(f"{name} {index}", prompt, GREEDY))
+        engine.add(engine.make_request(str(index), prompt, LONG_GREEDY))
     while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
         engine.step()
     for _ in range(WARM_UP_STEPS):
         engine.step()
 
 
-def measure_steps(llm: LLM, name: str, shared: int, bytes_per_s: float) -> Step:
-    """Time the steps in which all sequences decode, and see in a profile how much of that the GPU works."""
+def stop_decoding(llm: LLM) -> None:
+    """Give up what `start_decoding` began, and what was launched for it."""
+    for index in range(BATCH):
+        llm.engine.abort(str(index))
+    llm.engine.step()
+
+
+def measure_steps(llm: LLM, shared: int, bytes_per_s: float) -> Step:
+    """Time the steps in which all sequences decode."""
     engine = llm.engine
-    start_decoding(llm, name, shared)
     torch.cuda.synchronize()
     ends = [time.perf_counter()]
     for _ in range(TIMED_STEPS):
         engine.step()
         ends.append(time.perf_counter())
     seconds = statistics.median(np.diff(ends).tolist())
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(PROFILED_STEPS):
-            engine.step()
-        torch.cuda.synchronize()
-        elapsed = time.perf_counter() - start
-    while engine.has_unfinished_requests:
-        engine.step()
     model = engine.loaded.model
     embedding = model.get_input_embeddings().weight  # of which a step reads a row for each token
     weights = sum(parameter.nbytes for parameter in model.parameters()) - embedding.nbytes
     tokens = shared + BATCH * (LENGTH - shared + WARM_UP_STEPS + TIMED_STEPS // 2)
     moved = weights + tokens * engine.pool.block_nbytes // engine.pool.block_size
-    return Step(
-        name,
-        moved,
-        moved / bytes_per_s * 1e6,
-        seconds * 1e6,
-        1 - busy_seconds(profiled.events()) / elapsed,
-        BATCH / seconds,
-    )
+    return Step(moved, moved / bytes_per_s * 1e6, seconds * 1e6, BATCH / seconds)
 
 
-def busy_seconds(events: Iterable[Any]) -> float:
-    """Time in which at least one kernel or copy ran."""
+def measure_idle(llm: LLM) -> Idle:
+    """See in a profile of some more steps how long the GPU has nothing to do."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(PROFILED_STEPS):
+            llm.engine.step()
+        torch.cuda.synchronize()
+        elapsed = time.perf_counter() - start
+    events = profiled.events()
+    return Idle(1 - busy_seconds(events) / elapsed, 1 - busy_seconds(events, LONG_GAP_US) / elapsed)
+
+
+def busy_seconds(events: Iterable[Any], bridged_us: float = 0.0) -> float:
+    """Time in which at least one kernel or copy ran; gaps of up to ``bridged_us`` count as busy."""
     spans = sorted(
         (event.time_range.start, event.time_range.end) for event in events if event.device_type.name == "CUDA"
     )
     busy, reached = 0.0, 0.0
     for start, end in spans:
+        if busy and 0.0 < start - reached <= bridged_us:
+            busy += start - reached
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return busy / 1e6
 
 
-def answer_all(llm: LLM, shared: int) -> float:
-    """Our tokens a second from prompts to last tokens."""
+def answer_all(llm: LLM, shared: int) -> Answers:
+    """All prompts through `LLM.generate`, with nothing cached."""
     llm.reset_prefix_cache()
     prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared)]
     start = time.perf_counter()
     llm.generate(prompts, GREEDY, use_tqdm=False)
-    return BATCH * NEW_TOKENS / (time.perf_counter() - start)
+    return _answers(time.perf_counter() - start)
 
 
-def answer_all_with_transformers(model: Any, shared: int) -> float:
-    """The same of transformers' continuous batching."""
+def answer_all_with_transformers(model: Any, shared: int) -> Answers:
+    """The same by transformers' continuous batching.
+
+    Raises:
+        RuntimeError: some answers did not come: it logs errors and returns what there is.
+    """
     config = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     start = time.perf_counter()
-    model.generate_batch(inputs=make_prompts(shared), generation_config=config)
-    return BATCH * NEW_TOKENS / (time.perf_counter() - start)
+    outputs = model.generate_batch(inputs=make_prompts(shared), generation_config=config)
+    seconds = time.perf_counter() - start
+    complete = sum(len(output.generated_tokens) == NEW_TOKENS for output in outputs.values())
+    if complete < BATCH:
+        raise RuntimeError(f"transformers gave {complete} complete answers of {BATCH}; its log says why")
+    return _answers(seconds)
 
 
-def measure_engine(model: Any, name: str, compiled: bool, bytes_per_s: float) -> tuple[list[Step], dict[str, float]]:
-    """Steps with nothing and with much shared; tokens a second of whole answers to the same, seconds to the start."""
-    start = time.perf_counter()
+def _answers(seconds: float) -> Answers:
+    return Answers(seconds, BATCH * NEW_TOKENS / seconds)
+
+
+def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, bytes_per_s: float) -> None:
+    """Steps and answers, with nothing and with much shared, by one engine."""
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
-    figures = {"seconds to the start": time.perf_counter() - start}
-    steps = []
     for shared in (0, SHARED):
-        steps.append(measure_steps(llm, f"{BATCH} x {LENGTH:,}, {shared:,} shared, {name}", shared, bytes_per_s))
-        figures[f"{shared} shared"] = answer_all(llm, shared)
-    return steps, figures
+        name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
+        if report.wants(f"{name}, step"):
+            try:
+                start_decoding(llm, shared)
+                step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, bytes_per_s))
+                idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
+            finally:
+                stop_decoding(llm)
+            if step is not None:
+                table.add_row(
+                    name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
+                    f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
+                    "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
+                )  # fmt: skip
+        answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
+        if answers is not None:
+            table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
 
 
-def let_go(model: Any) -> None:
-    """Give back the memory of the engine that ran the model last, to whose blocks and graphs its layers still lead."""
+def let_go(model: Any, attention: str) -> None:
+    """Give the model its own attention back, and the memory of the engine that ran it, to which its layers still lead."""
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
+    run_layers_as_they_are(model)
+    model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def run_decode(console: Console, json_path: Path | None) -> None:
-    """Measure, print a table, and write the rows.
+def run_decode(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+    """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
+
+    Args:
+        only: rows whose name contains this.
+
+    Returns:
+        Whether no row failed.
 
     Raises:
         ValueError: there is no GPU.
     """
     require_gpu()
     limits = measure_limits()
+    report = GpuReport(console, json_path, describe_gpu(), limits, only)
     model = make_model()
-    figures: dict[str, dict[str, float]] = {}
-    with console.status("transformers' continuous batching"):
-        figures["transformers"] = {f"{n} shared": answer_all_with_transformers(model, n) for n in (0, SHARED)}
-        torch.cuda.empty_cache()
-    steps: list[Step] = []
-    for name, compiled in (("as it is", False), ("compiled", True)):
-        with console.status(f"the model {name}"):
-            own, figures[name] = measure_engine(model, name, compiled, limits.bytes_per_s)
-            steps += own
-            let_go(model)
-    table = Table("step", "GB", "floor us", "median us", "time / floor", "GPU idle", "tokens/s")
-    for step in steps:
-        table.add_row(
-            step.name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
-            f"{step.median_us / step.floor_us:.2f}", f"{step.gpu_idle:.1%}", f"{step.tokens_per_s:,.0f}",
-        )  # fmt: skip
+    attention = model.config._attn_implementation
+    table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
+    for kind, compiled in (("as it is", False), ("compiled", True)):
+        if any(report.wants(name) for name in _names(kind)):
+            try:
+                measure_engine(report, table, model, kind, compiled, limits.bytes_per_s)
+            except Exception as error:  # no row of this engine can be measured; the next one may work
+                report.note_failure(kind, error)
+            let_go(model, attention)
+    for shared in (0, SHARED):
+        name = f"transformers: {BATCH} x {LENGTH:,}, {shared:,} shared, answers"
+        answers = report.measure(name, partial(answer_all_with_transformers, model, shared))
+        if answers is not None:
+            table.add_row(name, "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
     console.print(table)
-    for shared in (f"{n} shared" for n in (0, SHARED)):
-        rates = ", ".join(f"{name} {own[shared]:,.0f}" for name, own in figures.items())
-        console.print(f"{shared}, tokens/s from prompt to end: {rates}")
-    for name in ("as it is", "compiled"):
-        console.print(f"{name}: ready after {figures[name]['seconds to the start']:.1f} s")
-    if json_path:
-        content = {
-            "machine": describe_gpu(),
-            "limits": asdict(limits),
-            "steps": [asdict(step) for step in steps],
-            "whole_answers": figures,
-        }
-        json_path.write_text(json.dumps(content, indent=2) + "\n")
+    for name, failure in report.failed.items():
+        console.print(f"failed: {name}: {failure}", markup=False)
+    return not report.failed
+
+
+def _names(kind: str) -> list[str]:
+    names = [f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared" for shared in (0, SHARED)]
+    return [f"{name}, {part}" for name in names for part in ("step", "answers")]

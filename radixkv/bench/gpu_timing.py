@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import torch
 
 from radixkv.bench.machine import describe_machine
+
+# What is read between two runs, so that nothing of the first is left in the cache: several times the largest one there is.
+_FILLER_BYTES = 512 << 20
+_MIN_RUNS, _MAX_RUNS, _SECONDS = 10, 200, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,11 @@ def require_gpu() -> None:
 
 
 def median_seconds(work: Callable[[], object]) -> float:
-    """Seconds of ``work``, replayed as a CUDA graph with a cold L2 cache, so that no launch from Python is counted."""
-    import triton.testing  # heavy, and only there with a GPU
+    """Seconds of ``work``, the median, replayed as a CUDA graph, so that no launch from Python is counted.
 
+    Before each run the L2 cache is filled by reading something else: written lines would still have to go to memory while
+    ``work`` runs, at its cost.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -46,7 +53,20 @@ def median_seconds(work: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    milliseconds: float = triton.testing.do_bench(graph.replay, warmup=25, rep=150, return_mode="median")
+    filler = torch.zeros(_FILLER_BYTES // 4, dtype=torch.int32, device="cuda")
+    first = _replay(graph, filler, _MIN_RUNS)
+    return _replay(graph, filler, max(_MIN_RUNS, min(_MAX_RUNS, int(_SECONDS / first))))
+
+
+def _replay(graph: torch.cuda.CUDAGraph, filler: torch.Tensor, runs: int) -> float:
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(runs)]
+    for start, end in events:
+        filler.amax()
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    milliseconds: float = statistics.median(start.elapsed_time(end) for start, end in events)
     return milliseconds / 1e3
 
 

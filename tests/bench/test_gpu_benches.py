@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,8 @@ from torch.autograd import DeviceType
 from radixkv.attention.plan import common_blocks
 from radixkv.bench.attention import BLOCK_SIZE, Level, run_attention, tree_chunks
 from radixkv.bench.decode import busy_seconds, run_decode
+from radixkv.bench.gpu_report import GpuReport
+from radixkv.bench.gpu_timing import Limits
 
 
 def test_a_tree_shares_what_its_levels_say() -> None:
@@ -30,6 +35,36 @@ def test_busy_time_counts_overlapping_work_once() -> None:
 
     events = [event(0, 10), event(5, 12), event(20, 30), event(22, 25), event(0, 100, DeviceType.CPU)]
     assert busy_seconds(events) == pytest.approx(22e-6)
+    assert busy_seconds(events, 7.9) == pytest.approx(22e-6)
+    assert busy_seconds(events, 8.0) == pytest.approx(30e-6)
+
+
+@dataclass(frozen=True)
+class Figure:
+    us: float
+
+
+def test_a_row_that_fails_is_noted_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    path = tmp_path / "rows.json"
+    report = GpuReport(Console(), path, {"gpu": "none"}, Limits(1.0, 2.0), only="row")
+
+    def fail() -> Figure:
+        raise MemoryError("too small")
+
+    assert report.measure("row 1", lambda: Figure(3.0)) == Figure(3.0)
+    assert report.measure("row 2", fail) is None
+    # Written by now: what comes after may take the process with it.
+    written = json.loads(path.read_text())
+    assert written["rows"] == [{"name": "row 1", "us": 3.0}]
+    assert written["failed"] == report.failed == {"row 2": "MemoryError: too small"}
+    assert report.measure("row 3", lambda: Figure(4.0)) == Figure(4.0)
+    assert report.measure("another", fail) is None
+    assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["row 1", "row 3"]
+    assert set(report.failed) == {"row 2"}
+    assert "row 2 failed: MemoryError: too small" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")

@@ -1,0 +1,81 @@
+"""Rows of a GPU bench, kept as they are measured: GPU time is scarce, and what was measured should survive what follows."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.console import Console
+
+from radixkv.bench.gpu_timing import Limits
+
+Row = TypeVar("Row")
+
+
+class GpuReport:
+    """What a bench has found so far.
+
+    Args:
+        console: where progress is told.
+        json_path: a file that is written anew after every row; None: none.
+        machine: what the figures were measured on.
+        limits: of the GPU, measured in the same run.
+        only: leave out the rows whose name does not contain this; None: measure all.
+
+    Attributes:
+        failed: by a row's name, the error that it ended with.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        json_path: Path | None,
+        machine: dict[str, Any],
+        limits: Limits,
+        only: str | None = None,
+    ) -> None:
+        self.failed: dict[str, str] = {}
+        self._console = console
+        self._json_path = json_path
+        self._only = only or ""
+        self._rows: list[dict[str, Any]] = []
+        self._content = {"machine": machine, "limits": asdict(limits), "rows": self._rows, "failed": self.failed}
+
+    def wants(self, name: str) -> bool:
+        """Whether a row of this name is to be measured."""
+        return self._only in name
+
+    def measure(self, name: str, work: Callable[[], Row]) -> Row | None:
+        """Measure one row, a dataclass; None where it is not wanted or failed: then the error is kept, and others go on."""
+        if not self.wants(name):
+            return None
+        try:
+            gc.collect()
+            torch.cuda.empty_cache()
+            row = work()
+        except Exception as error:  # whatever it is, it concerns this row alone; the caller sees `failed`
+            self.note_failure(name, error)
+            return None
+        figures = asdict(row)  # type: ignore[call-overload]
+        self._rows.append({"name": name, **figures})
+        # Plain lines: a spinner would take time from the host while it is measured.
+        self._console.print(
+            f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()), markup=False
+        )
+        self._write()
+        return row
+
+    def note_failure(self, name: str, error: Exception) -> None:
+        """Keep what a row, or the preparation of some, failed with."""
+        self.failed[name] = f"{type(error).__name__}: {error}"
+        self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
+        self._write()
+
+    def _write(self) -> None:
+        if self._json_path is not None:
+            self._json_path.write_text(json.dumps(self._content, indent=2) + "\n")
