@@ -7,6 +7,7 @@ tokens, and its attention layers call back: each writes its new keys and values 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,9 @@ from radixkv.engine.compiled_layers import (
 )
 from radixkv.engine.errors import UnsupportedModelError
 from radixkv.engine.model_loader import LoadedModel
+from radixkv.engine.race import Racer, draw
 from radixkv.memory import KVPool, LayerShape
+from radixkv.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from radixkv.attention.padded_decode import PaddedDecode
@@ -83,6 +86,10 @@ class ModelRunner:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
+        # Triton launches on the current device, whatever device its tensors are on.
+        self._on_device: AbstractContextManager[Any] = (
+            torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        )
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
         self._attend: Attend | None = None
@@ -128,7 +135,8 @@ class ModelRunner:
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
         assert self._backend is not None, "use_pool comes first"
-        self._backend.copy_blocks(copies)
+        with self._on_device:
+            self._backend.copy_blocks(copies)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None = None) -> torch.Tensor:
@@ -140,6 +148,10 @@ class ModelRunner:
         Returns:
             float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
         """
+        with self._on_device:
+            return self._run(chunks, chosen)
+
+    def _run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
         batch = self._backend.prepare(
             [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
@@ -212,11 +224,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:
-        """Run a step of ``num_tokens`` without attention on a GPU; returns the bytes that it took beyond the weights."""
+        """Run a step of ``num_tokens`` without attention on a GPU, and draw from all its logits.
+
+        Returns:
+            The bytes that it took beyond the weights.
+        """
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         positions = torch.arange(num_tokens, device=self._device)
-        self._forward(torch.zeros_like(positions), positions, positions[:num_logit_rows], _attend_nothing).float()
+        rows = positions[:num_logit_rows]
+        logits = self._forward(torch.zeros_like(positions), positions, rows, _attend_nothing).float()
+        # Random numbers for a whole vocabulary take several times the memory of its logits.
+        draw(logits, [Racer(SamplingParams(), seed=0, sample_index=0, token_number=0)] * len(rows))
         return torch.cuda.max_memory_allocated(self._device) - before
 
     @torch.inference_mode()

@@ -146,7 +146,7 @@ class Choice:
         self._arrived: torch.cuda.Event | None = None
         if logits.device.type == "cuda":
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(logits.device))
 
     def fetch(self) -> tuple[list[int], frozenset[int]]:
         """The tokens, and the rows whose token is not what ``token_ids`` said: they needed more than the likeliest few."""

@@ -39,11 +39,24 @@ def attend(case: Case, **options: Any) -> torch.Tensor:
     return output
 
 
-@pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
-@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 77},
+    {"softcap": 5.0},
+    {"sinks": torch.linspace(-2, 2, 8)},
+    {"window": 200, "softcap": 9.0},
+]
+
+
+# Every case compiles its kernels, seconds each. float32 takes wide tiles only where a group needs them.
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"window": 77}, {"softcap": 5.0}, {"sinks": torch.linspace(-2, 2, 8)}, {"window": 200, "softcap": 9.0}],
+    ("dtype", "tile_rows", "options"),
+    [
+        *((torch.bfloat16, tile_rows, options) for tile_rows in (16, 64, 128) for options in OPTIONS),
+        *((torch.float16, tile_rows, OPTIONS[4]) for tile_rows in (16, 64, 128)),
+        *((torch.float32, 16, options) for options in OPTIONS),
+        (torch.float32, 64, {}),
+    ],
     ids=str,
 )
 def test_items_against_the_reference(dtype: torch.dtype, tile_rows: int, options: dict[str, Any]) -> None:
