@@ -39,6 +39,14 @@ LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds until an engine is there, and until its kernels are compiled and its graphs captured."""
+
+    engine_s: float
+    warm_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Decoding one token for each of the batch.
 
@@ -94,18 +102,26 @@ def make_model() -> transformers.PreTrainedModel:
             torch.set_default_dtype(torch.float32)
 
 
-def make_prompts(shared: int) -> list[list[int]]:
-    """``BATCH`` prompts of ``LENGTH`` tokens that begin with the same ``shared``."""
+def make_prompts(shared: int, own: int) -> list[list[int]]:
+    """``BATCH`` prompts that begin with the same ``shared`` tokens and have ``own`` more each."""
     rng = np.random.default_rng(shared)
     stem = rng.integers(3, 128000, shared).tolist()
-    return [stem + rng.integers(3, 128000, LENGTH - shared).tolist() for _ in range(BATCH)]
+    return [stem + rng.integers(3, 128000, own).tolist() for _ in range(BATCH)]
+
+
+def warm_up(llm: LLM) -> None:
+    """Answers that end one after another, so that batches of every size have run, with nothing and with much shared."""
+    for shared in (0, SHARED):
+        prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared, 16)]
+        lengths = [SamplingParams(temperature=0.0, max_tokens=2 + n, ignore_eos=True) for n in range(BATCH)]
+        llm.generate(prompts, lengths, use_tqdm=False)
 
 
 def start_decoding(llm: LLM, shared: int) -> None:
     """Bring all prompts to where every step decodes one token of each."""
     engine = llm.engine
     llm.reset_prefix_cache()
-    for index, prompt in enumerate(make_prompts(shared)):
+    for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
         engine.add(engine.make_request(str(index), prompt, LONG_GREEDY))
     while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
         engine.step()
@@ -167,7 +183,7 @@ def busy_seconds(events: Iterable[Any], bridged_us: float = 0.0) -> float:
 def answer_all(llm: LLM, shared: int) -> Answers:
     """All prompts through `LLM.generate`, with nothing cached."""
     llm.reset_prefix_cache()
-    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared)]
+    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared, LENGTH - shared)]
     start = time.perf_counter()
     llm.generate(prompts, GREEDY, use_tqdm=False)
     return _answers(time.perf_counter() - start)
@@ -180,8 +196,9 @@ def answer_all_with_transformers(model: Any, shared: int) -> Answers:
         RuntimeError: some answers did not come: it logs errors and returns what there is.
     """
     config = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    prompts = make_prompts(shared, LENGTH - shared)
     start = time.perf_counter()
-    outputs = model.generate_batch(inputs=make_prompts(shared), generation_config=config)
+    outputs = model.generate_batch(inputs=prompts, generation_config=config)
     seconds = time.perf_counter() - start
     complete = sum(len(output.generated_tokens) == NEW_TOKENS for output in outputs.values())
     if complete < BATCH:
@@ -195,7 +212,11 @@ def _answers(seconds: float) -> Answers:
 
 def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, bytes_per_s: float) -> None:
     """Steps and answers, with nothing and with much shared, by one engine."""
+    start = time.perf_counter()
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
+    ready = time.perf_counter()
+    warm_up(llm)
+    report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
         if report.wants(f"{name}, step"):

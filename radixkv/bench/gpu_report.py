@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +62,11 @@ class GpuReport:
         except Exception as error:  # whatever it is, it concerns this row alone; the caller sees `failed`
             self.note_failure(name, error)
             return None
+        self.keep(name, row)
+        return row
+
+    def keep(self, name: str, row: object) -> None:
+        """Keep a row, a dataclass, that was measured already."""
         figures = asdict(row)  # type: ignore[call-overload]
         self._rows.append({"name": name, **figures})
         # Plain lines: a spinner would take time from the host while it is measured.
@@ -68,11 +74,11 @@ class GpuReport:
             f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()), markup=False
         )
         self._write()
-        return row
 
     def note_failure(self, name: str, error: Exception) -> None:
         """Keep what a row, or the preparation of some, failed with."""
         self.failed[name] = f"{type(error).__name__}: {error}"
+        self._console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
         self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
         self._write()
 
