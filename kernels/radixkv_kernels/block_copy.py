@@ -88,8 +88,12 @@ class BlockCopier:
                 )
             if not 0 <= num_tokens <= self._block_size:
                 raise ValueError(f"copies: expected 0 to {self._block_size} tokens, got {(source, target, num_tokens)}")
-        for launch in _independent_runs(copies):
-            self.launch(torch.tensor(launch, dtype=torch.int32).to(self._device, non_blocking=True))
+        for run in _independent_runs(copies):
+            launch = torch.tensor(run, dtype=torch.int32)
+            if self._device.type == "cuda":
+                # From pinned memory, or the driver might wait for what was launched before.
+                launch = launch.pin_memory().to(self._device, non_blocking=True)
+            self.launch(launch)
 
     def launch(self, copies: torch.Tensor) -> None:
         """Carry out int32 ``[copies, 3]`` that lie on the device, at once: none may touch a block that another writes.

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.plan import QueryChunk, common_blocks
+from radixkv.memory.upload import to_device
 
 
 class BatchColumns:
@@ -125,8 +126,8 @@ class BatchTables:
         self.host.reshape(-1)[places] = blocks
         self._lengths[tables] = columns.num_blocks
         device = self.device.device
-        places_there = torch.from_numpy(places).to(device, non_blocking=True)
-        self.device.view(-1)[places_there] = torch.from_numpy(blocks).to(device, non_blocking=True)
+        places_there = to_device(torch.from_numpy(places), device)
+        self.device.view(-1)[places_there] = to_device(torch.from_numpy(blocks), device)
 
     def _insert(self, owner: Hashable) -> None:
         # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none begins

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from radixkv.attention.batch_tables import BatchColumns, BatchTables
 from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, sharing_pays, tile_rows
 from radixkv.attention.plan import QueryChunk, check_chunks
+from radixkv.memory.upload import to_device
 from radixkv_kernels import NO_PARTIAL, OPEN_END, TILE_ROWS, advance_rows
 
 Ints = NDArray[np.int64]
@@ -281,7 +282,7 @@ class DevicePlanner:
             order=order.tolist(),
             row_starts=row_start.tolist(),
             positions=int_buffers[0],
-            slots=torch.from_numpy(slots).to(self._device, non_blocking=True),
+            slots=to_device(torch.from_numpy(slots), self._device),
             tables=self._tables.device,
             row_tables=int_buffers[1],
             num_splits={} if flat else None,
@@ -342,5 +343,5 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[to
     packed = np.zeros(stops[-1], dtype=np.int32)
     for start, array in zip(starts, arrays, strict=True):
         packed[start : start + array.size] = array.reshape(-1)
-    there = torch.from_numpy(packed).to(device, non_blocking=True)
+    there = to_device(torch.from_numpy(packed), device)
     return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=True)]

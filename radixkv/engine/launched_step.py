@@ -20,6 +20,7 @@ import torch
 from radixkv.engine.request import Request, Sequence, SequenceGroup
 from radixkv.engine.sampler import Choice
 from radixkv.engine.scheduler import ScheduledChunk
+from radixkv.memory.upload import to_device
 
 
 @dataclass(slots=True)
@@ -50,7 +51,9 @@ class LaunchedStep:
     def logits_of_sampled(self) -> torch.Tensor:
         """The rows of ``sampled``, in that order."""
         rows = [row for _, _, row in self.sampled]
-        return self.logits if rows == list(range(self.logits.shape[0])) else self.logits[rows]
+        if rows == list(range(self.logits.shape[0])):
+            return self.logits
+        return self.logits[to_device(torch.tensor(rows), self.logits.device)]
 
     def computes(self, sequence: Sequence) -> bool:
         """Whether some of the sequence's tokens are in it."""

@@ -32,6 +32,7 @@ from radixkv.engine.errors import UnsupportedModelError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.engine.race import Racer, draw
 from radixkv.memory import KVPool, LayerShape
+from radixkv.memory.upload import to_device
 from radixkv.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -164,14 +165,14 @@ class ModelRunner:
             if decoded is not None:
                 row_of = np.empty(len(chunks), dtype=np.int64)
                 row_of[batch.order] = np.arange(len(chunks))
-                return decoded[torch.from_numpy(row_of).to(self._device, non_blocking=True)].float()
+                return decoded[to_device(torch.from_numpy(row_of), self._device)].float()
         last_row = {chunk: batch.row_starts[place + 1] - 1 for place, chunk in enumerate(batch.order)}
         keep: list[int] = []
         for index, chunk in enumerate(chunks):
             count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
             keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
         # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
-        rows = torch.tensor(keep or [0]).to(self._device, non_blocking=True)
+        rows = to_device(torch.tensor(keep or [0]), self._device)
         logits = self._forward(token_ids, batch.positions, rows, batch.attend)
         return logits[: len(keep)].float()
 
@@ -179,14 +180,14 @@ class ModelRunner:
         self, chunks: Sequence[ModelChunk], row_starts: Sequence[int], chosen: torch.Tensor | None
     ) -> torch.Tensor:
         """The packed batch's tokens on the device, those that never left it among them."""
-        token_ids = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks]))
-        token_ids = token_ids.to(self._device, non_blocking=True)
+        known = np.concatenate([chunk.token_ids for chunk in chunks])
+        token_ids = to_device(torch.from_numpy(known), self._device)
         places = [
             (row, c.chosen_index) for row, c in zip(row_starts, chunks, strict=False) if c.chosen_index is not None
         ]
         if places:
             assert chosen is not None
-            rows, indices = torch.tensor(places).to(self._device, non_blocking=True).unbind(1)
+            rows, indices = to_device(torch.tensor(places), self._device).unbind(1)
             token_ids[rows] = chosen[indices]
         return token_ids
 

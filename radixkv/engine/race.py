@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radixkv.memory.upload import to_device
 from radixkv.sampling_params import SamplingParams
 
 # How many of the likeliest tokens are looked at first for top_p: sorting a whole vocabulary costs far more.
@@ -49,7 +50,7 @@ def exponentials(racers: Sequence[Racer], token_ids: torch.Tensor) -> torch.Tens
     """Variates of mean 1, float32, for int64 ``token_ids`` of ``[rows, tokens]`` or ``[1, tokens]``; never 0 or infinite."""
     device = token_ids.device
     keys = [[racer.seed & (2**63 - 1), racer.sample_index, racer.token_number] for racer in racers]
-    seed, sample, number = torch.tensor(keys, dtype=torch.int64).to(device, non_blocking=True).unbind(1)
+    seed, sample, number = to_device(torch.tensor(keys, dtype=torch.int64), device).unbind(1)
     start = _mix(_mix(_mix(seed + _GOLDEN) + (sample + 1) * _GOLDEN) + (number + 1) * _GOLDEN)
     bits = _mix(start.unsqueeze(1) + (token_ids + 1) * _GOLDEN)
     # Rounded only at the end: small variates decide races, and keep their relative precision so.
@@ -67,17 +68,17 @@ def draw(logits: torch.Tensor, racers: Sequence[Racer], look: int = FIRST_LOOK) 
         ``look`` likeliest tokens to be looked at.
     """
     device = logits.device
-    temperature = torch.tensor([racer.params.temperature for racer in racers]).to(device, non_blocking=True)
+    temperature = to_device(torch.tensor([racer.params.temperature for racer in racers]), device)
     scaled = logits / temperature.unsqueeze(1)
     token_ids = torch.empty(len(racers), dtype=torch.int64, device=device)
     settled = torch.ones(len(racers), dtype=torch.bool, device=device)
     cut = [i for i, racer in enumerate(racers) if racer.is_cut]
     whole = [i for i, racer in enumerate(racers) if not racer.is_cut]
     if whole:
-        rows = torch.tensor(whole).to(device, non_blocking=True)
+        rows = to_device(torch.tensor(whole), device)
         token_ids[rows] = _draw_from_all(scaled[rows] if cut else scaled, [racers[i] for i in whole])
     if cut:
-        rows = torch.tensor(cut).to(device, non_blocking=True)
+        rows = to_device(torch.tensor(cut), device)
         token_ids[rows], settled[rows] = _draw_from_likeliest(
             scaled[rows] if whole else scaled, [racers[i] for i in cut], look
         )
@@ -99,7 +100,7 @@ def _draw_from_likeliest(scaled: torch.Tensor, racers: Sequence[Racer], look: in
     device, vocab_size = scaled.device, scaled.shape[1]
     limits = [racer.params.top_k if 0 < racer.params.top_k < vocab_size else vocab_size for racer in racers]
     numbers = [[limit, racer.params.top_p, racer.params.min_p] for limit, racer in zip(limits, racers, strict=True)]
-    top_k, top_p, min_p = torch.tensor(numbers).to(device, non_blocking=True).unsqueeze(2).unbind(1)
+    top_k, top_p, min_p = to_device(torch.tensor(numbers), device).unsqueeze(2).unbind(1)
     values, ids = torch.topk(scaled, min(look, vocab_size, max(limits)))
     # Probabilities stay those of the whole vocabulary until all are cut.
     probs = torch.exp(values - torch.logsumexp(scaled, -1, keepdim=True))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from radixkv.engine.race import FIRST_LOOK, Racer, draw
 from radixkv.engine.structured_output import GrammarState, bar_tokens
+from radixkv.memory.upload import to_device
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -139,7 +140,7 @@ class Choice:
             self.token_ids = logits.argmax(-1)
             if self._drawn:
                 # Indexing by the list itself would wait for the device.
-                drawn = torch.tensor(self._drawn).to(logits.device, non_blocking=True)
+                drawn = to_device(torch.tensor(self._drawn), logits.device)
                 self.token_ids[drawn], settled = draw(logits[drawn], self._racers)
         self._chosen = self.token_ids.to("cpu", non_blocking=True)
         self._settled = None if settled is None else settled.to("cpu", non_blocking=True)
