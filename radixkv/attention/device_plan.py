@@ -174,6 +174,7 @@ class DevicePlanner:
         block_size: tokens a block.
         shape: of most layers' heads, by which sharing is weighed.
         bytes_per_token: of a token's keys and values in one layer.
+        element_bytes: of one of their elements.
         dtype: of queries.
         device: where the buffers go.
         multiprocessors: of the device.
@@ -187,6 +188,7 @@ class DevicePlanner:
         block_size: int,
         shape: HeadShape,
         bytes_per_token: int,
+        element_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
         multiprocessors: int,
@@ -195,6 +197,7 @@ class DevicePlanner:
         self._block_size = block_size
         self._shape = shape
         self._bytes_per_token = bytes_per_token
+        self._element_bytes = element_bytes
         self._dtype = dtype
         self._device = device
         self._multiprocessors = multiprocessors
@@ -254,7 +257,7 @@ class DevicePlanner:
         positions = context[sequence] + np.arange(row_start[-1]) - row_start[sequence]
         slots = self._tables.host[table[sequence], positions // size].astype(np.int64) * size + positions % size
 
-        nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size)
+        nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size, self._element_bytes)
         decodes = bool((num_new == 1).all())
         saved = sum((stop - start - 1) * (key_stop - key_start) for start, stop, key_start, key_stop in nodes)
         flat = decodes and flat_is_better(saved, self._bytes_per_token)
@@ -285,7 +288,9 @@ class DevicePlanner:
         )
 
 
-def _shared_nodes(common: Sequence[int], group: int, block_size: int) -> tuple[list[tuple[int, int, int, int]], Ints]:
+def _shared_nodes(
+    common: Sequence[int], group: int, block_size: int, element_bytes: int
+) -> tuple[list[tuple[int, int, int, int]], Ints]:
     """The nodes worth sharing as ``(first sequence, one past the last, first key, one past the last)``, parents first.
 
     Args:
@@ -302,7 +307,7 @@ def _shared_nodes(common: Sequence[int], group: int, block_size: int) -> tuple[l
         start, stop, depth = pending.pop()
         between = blocks[start : stop - 1]
         shared = int(between.min()) * block_size if stop - start > 1 else depth
-        if shared > depth and sharing_pays(stop - start, shared - depth, group):
+        if shared > depth and sharing_pays(stop - start, shared - depth, group, element_bytes):
             nodes.append((start, stop, depth, shared))
             private_from[start:stop] = depth = shared
         # Below: the groups that stay together beyond the shortest common prefix.
