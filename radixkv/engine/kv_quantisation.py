@@ -12,9 +12,12 @@ costs float8 nothing that can be measured: 1, 4, 16 and 64 gave the same error. 
 room is what hurts: with scales of an eighth the answers were nonsense.
 
 What a prompt's tokens see of each other is rounded as well, since it is read from the cache a step later: otherwise an
-answer would depend on how its prompt was cut into chunks and on what was cached. One difference to other types remains.
-Batches of other shapes differ by about 1e-6 in float32; where that carries a number over a border between two of float8's,
-it becomes a sixteenth of that number, so equal requests in different company differ more often.
+answer would depend on how its prompt was cut into chunks and on what was cached.
+
+One dependence remains. Batches of other shapes differ by about 1e-6 in float32; where that carries a number over a border
+between two of float8's it becomes up to an eighth, and the layers above spread it. So equal requests in different company
+differ by part of what float8 differs from the model: on SmolLM2, log-probabilities of a prompt in chunks of 100 tokens by
+0.04 on average from those in chunks of 512 (4e-6 without fp8), and those of either by 0.08 from the model's.
 """
 
 from __future__ import annotations
