@@ -131,5 +131,5 @@ class Fp8KVPool(KVPool):
 
 
 def _narrow(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``[tokens, heads, dim]`` as float8; what is too large becomes the largest, which conversion alone does not promise."""
+    """``[tokens, heads, dim]`` as float8; too large becomes the largest, which not every torch makes of it."""
     return (numbers.float() / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(FP8)

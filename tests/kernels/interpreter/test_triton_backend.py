@@ -12,7 +12,7 @@ from attention_batches import Batch, check, check_cuts, make_batch, make_pool, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.attention import gpu_cost_model
+from radixkv.attention import QueryChunk, gpu_cost_model
 from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.triton_backend import TritonBackend
 from radixkv.memory import LayerShape
@@ -101,6 +101,17 @@ def test_a_decoding_batch_keeps_its_plan_over_block_borders(
         batch = grow(batch)
         check(batch, backend, 2)
         assert backend._planner._plan is plan
+
+
+@pytest.mark.parametrize(("fp8", "saved"), [(False, 32), (True, 0)])
+def test_sharing_is_weighed_by_the_bytes_that_are_stored(
+    fp8: bool, saved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 tokens that two sequences share are worth the partial results of 4 heads a group in float32, not in float8."""
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
+    chunks = [QueryChunk(np.array([0, 1, own], dtype=np.int32), 32, 1, owner=own) for own in (2, 3)]
+    assert TritonBackend(pool, torch.float32, 8, 2, 48).prepare(chunks).plan.saved_tokens == saved
 
 
 def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -> None:
