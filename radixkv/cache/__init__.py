@@ -1,6 +1,7 @@
 """The prefix cache: token ids and block ids, no torch, no model, no device."""
 
 from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.block_supply import BlockCopy
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import (
     CacheError,
@@ -26,7 +27,7 @@ from radixkv.cache.eviction import (
 from radixkv.cache.explain import Computed, Divergence, Explanation, Reason
 from radixkv.cache.outline import NodeOutline
 from radixkv.cache.pin import Pin
-from radixkv.cache.prefix_cache import BlockCopy, PrefixCache
+from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot
 from radixkv.cache.stats import CacheStats

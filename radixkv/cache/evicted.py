@@ -106,6 +106,8 @@ class EvictedPrefixes:
 
     def take(self, before: int, prompt: bytes, offset: int) -> list[tuple[EvictedBlocks, int]]:
         """`follow`, whole blocks first, and forget what is found: it is computed anew."""
+        if next_hash(before, prompt[offset : offset + self._block_size * TOKEN_BYTES]) not in self._records:
+            return []  # which is so most of the time, and every sequence that begins asks
         found = list(self.follow(before, prompt, offset, partial=False))
         for record, _ in found:
             self._drop(record.hashes[0])

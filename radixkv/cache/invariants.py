@@ -42,7 +42,7 @@ def check_cache(
 
 def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
     for namespace, root in tree.roots.items():
-        if root.name != namespace or root.parent is not None or root.tokens or root.blocks:
+        if root.namespace != namespace or root.parent is not None or root.tokens or root.blocks:
             raise InvariantViolation(f"root of {namespace!r} is not a root of that name")
         if not root.children and not root.lock_count:
             raise InvariantViolation(f"root of {namespace!r} is of no use to anybody and still there")

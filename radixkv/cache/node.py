@@ -38,6 +38,7 @@ class Node:
         "hashes",
         "last_use",
         "lock_count",
+        "namespace",
         "parent",
         "priority",
         "tokens",
@@ -46,6 +47,7 @@ class Node:
 
     def __init__(self, parent: Node | None, tokens: bytearray, blocks: array[int], last_use: float) -> None:
         self.parent = parent
+        self.namespace: str = "" if parent is None else parent.namespace
         self.depth: int = 0 if parent is None else parent.depth + len(parent.blocks)
         self.uses = 1
         self.priority = 0
@@ -71,12 +73,6 @@ class Node:
 
     def block_ids(self, start: int = 0, stop: int | None = None) -> BlockIds:
         return np.array(self.blocks[start:stop], dtype=np.int32)
-
-    @property
-    def namespace(self) -> str:
-        *_, root = self.path()
-        assert isinstance(root, Root)
-        return root.name
 
     def block_hashes(self, block_bytes: int) -> array[int]:
         """The hash of each block; of a root, the one that its namespace begins with. Computed where nobody has asked yet.
@@ -116,12 +112,12 @@ class Node:
 class Root(Node):
     """Where a namespace begins. It has no tokens and no blocks, and goes when nothing is below it and nobody uses it."""
 
-    __slots__ = ("name",)
+    __slots__ = ()
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, namespace: str) -> None:
         super().__init__(None, bytearray(), array("i"), 0)
-        self.name = name
-        self.hashes = array("Q", [namespace_hash(name)])
+        self.namespace = namespace
+        self.hashes = array("Q", [namespace_hash(namespace)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.block_supply import BlockCopy, BlockSupply
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, OutOfBlocks
 from radixkv.cache.events import AllCleared, EventLog
@@ -37,15 +38,6 @@ from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """The first ``num_tokens`` slots of block ``source`` are to be copied into block ``target``."""
-
-    source: int
-    target: int
-    num_tokens: int
 
 
 class PrefixCache:
@@ -95,8 +87,8 @@ class PrefixCache:
         self._learns = isinstance(policy, LearningPolicy)
         self._tables: set[BlockTable] = set()
         self._pins = Pins(self._tree, max_pinned_blocks, clock)
-        self._copies: list[BlockCopy] = []
         self._stats = CacheStats()
+        self._supply = BlockSupply(self._pool, self._tree, self._pins, self._stats)
 
     @property
     def num_blocks(self) -> int:
@@ -118,7 +110,7 @@ class PrefixCache:
 
     @property
     def num_available_blocks(self) -> int:
-        return self._pool.num_free + self._tree.num_evictable_blocks
+        return self._supply.num_available
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -204,7 +196,7 @@ class PrefixCache:
         match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
         if match is not None and match.num_partial_tokens:
             # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
-            self._require(1)
+            self._supply.require(1)
         if match is None:
             match = Match(0, tree.root(namespace), 0)
 
@@ -217,11 +209,11 @@ class PrefixCache:
         table._node = tree.lock(match)
         if match.num_partial_tokens:
             try:
-                own = self._take_one(after=table._last_block())
+                own = self._supply.allocate_one(after=table._last_block())
             except OutOfBlocks:
                 tree.unlock(table._node)
                 raise
-            self._queue_copy(match.partial_block, own, match.num_partial_tokens)
+            self._supply.queue_copy(match.partial_block, own, match.num_partial_tokens)
             table._add_block(own)
             whole = match.num_tokens - match.num_partial_tokens
             table._tail += prompt[whole * TOKEN_BYTES : match.num_tokens * TOKEN_BYTES]
@@ -249,7 +241,7 @@ class PrefixCache:
         copies_tail = self._shares_tail(table)
         num_new = max(0, -(-num_tokens // self.block_size) - table._num_blocks)
         if num_new + copies_tail:
-            self._require(num_new + copies_tail)
+            self._supply.require(num_new + copies_tail)
         self._reserve(table, num_new, copies_tail)
 
     def reserve_many(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> None:
@@ -286,7 +278,7 @@ class PrefixCache:
         sharers = Counter(int(table._ids[table._num_tokens // size]) for table, _ in short if self._shares_tail(table))
         needed += sum(min(count, int(self._pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
         if needed:
-            self._require(needed)
+            self._supply.require(needed)
         for table, total in short:
             self._reserve(table, max(0, -(-total // size) - table._num_blocks), self._shares_tail(table))
 
@@ -435,8 +427,7 @@ class PrefixCache:
         In this order, because a later copy may read what an earlier one wrote. A source may be free by now, or the target
         of a later copy: it is still read in time.
         """
-        copies, self._copies = self._copies, []
-        return copies
+        return self._supply.drain_copies()
 
     def check(self) -> None:
         """Verify every invariant of the cache.
@@ -470,16 +461,15 @@ class PrefixCache:
     def _reserve(self, table: BlockTable, num_new: int, copies_tail: bool) -> None:
         """What `reserve` does once it is sure that the blocks can be had."""
         if num_new == 1 and not copies_tail:
-            table._add_block(self._take_one(after=table._last_block()))
+            table._add_block(self._supply.allocate_one(after=table._last_block()))
         elif num_new or copies_tail:
             # Taken all at once, before the table changes.
             tail = table._num_tokens // self.block_size
             before = (int(table._ids[tail - 1]) if tail else None) if copies_tail else table._last_block()
-            self._make_free(num_new + copies_tail)
-            blocks = self._pool.allocate(num_new + copies_tail, after=before)
+            blocks = self._supply.allocate(num_new + copies_tail, after=before)
             if copies_tail:
                 shared = table._ids[tail : tail + 1].copy()
-                self._queue_copy(int(shared[0]), int(blocks[0]), table._num_tokens % self.block_size)
+                self._supply.queue_copy(int(shared[0]), int(blocks[0]), table._num_tokens % self.block_size)
                 table._ids[tail] = blocks[0]
                 table.version += 1
                 self._pool.release(shared)
@@ -524,32 +514,6 @@ class PrefixCache:
         if table._node is not None:
             self._tree.unlock(table._node, table.priority)
             table._node = None
-
-    def _require(self, count: int) -> None:
-        """Raise OutOfBlocks unless ``count`` blocks can be had."""
-        if count > self.num_available_blocks:
-            self._pins.release_expired()
-        free, evictable = self._pool.num_free, self._tree.num_evictable_blocks
-        if count > free + evictable:
-            raise OutOfBlocks(count, free, evictable)
-
-    def _make_free(self, count: int) -> None:
-        missing = count - self._pool.num_free
-        if missing > 0:
-            self._pins.release_expired()
-            tokens, blocks = self._tree.evict(missing)
-            self._stats.evicted_tokens += tokens
-            self._stats.evicted_blocks += blocks
-
-    def _take_one(self, after: int | None) -> int:
-        self._make_free(1)
-        return self._pool.allocate_one(after)
-
-    def _queue_copy(self, source: int, target: int, num_tokens: int) -> None:
-        self._stats.copied_blocks += 1
-        # The source itself may just have been evicted to make room for the copy: then its tokens are in place.
-        if source != target and num_tokens:
-            self._copies.append(BlockCopy(source, target, num_tokens))
 
     def _check_open(self, table: BlockTable) -> None:
         if not isinstance(table, BlockTable):

@@ -178,7 +178,7 @@ class RadixTree:
                 if not node.children:
                     self.policy.remove(node)
                 if self._learner is not None:
-                    self._learner.wait_ends(node.group, node.num_blocks, now - node.last_use)
+                    self._learner.wait_ends(node.group, node.num_blocks, node.last_use, now)
         node.lock_count += 1
 
     def recall(self, match: Match, prompt: bytes) -> tuple[int, int]:
@@ -196,7 +196,7 @@ class RadixTree:
             uses = max(uses, record.uses)
             num_blocks += num_tokens // self._block_size
             if self._learner is not None:
-                self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), now - record.last_use)
+                self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), record.last_use, now)
         return num_blocks, uses
 
     def _let_go_if_leaf(self, node: Node) -> None:
@@ -204,7 +204,7 @@ class RadixTree:
         if node.lock_count or node.children:
             return
         if isinstance(node, Root):
-            del self.roots[node.name]
+            del self.roots[node.namespace]
         else:
             self.policy.add(node)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from cache_driver import compute, leave
 
@@ -20,7 +19,6 @@ from radixkv.cache import (
     PriorityTTL,
     SegmentedLRU,
 )
-from radixkv.cache.eviction import adaptive
 from radixkv.testing import FakeLeaf
 
 
@@ -84,17 +82,6 @@ def test_cost_aware_keeps_what_is_deep() -> None:
     assert policy.next_leaf() is shallow
     with pytest.raises(ValueError, match="double_depth"):
         CostAware(0)
-
-
-def test_densities_are_those_of_a_wait_that_can_be_worked_out() -> None:
-    """Half of all waits end in the second bin, after a time between its borders; the others never do."""
-    returns = np.zeros((1, adaptive._NUM_BINS))
-    returns[0, 1] = 0.5
-    first, second = adaptive._WIDTHS[:2]
-    densities = adaptive.hit_densities(returns)[0]
-    assert densities[0] == pytest.approx(0.5 / (first + 0.75 * second))
-    assert densities[1] == pytest.approx(0.5 / (0.75 * second))
-    assert not densities[2:].any()
 
 
 def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:

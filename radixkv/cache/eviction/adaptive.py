@@ -2,19 +2,21 @@
 
 The idea is that of LHD (least hit density: Beckmann, Chen and Cidon, NSDI 2018): what is worth keeping is what brings the
 most hits for the time that it takes up space. What is new is what stands for a prefix's prospects. In a radix tree these
-are two numbers that are there anyway::
+are three numbers that are there anyway::
 
     uses of a node            how often its prefix was asked for
     uses of its parent        how often what comes before it was asked for
+    depth                     how long what comes before it is
 
 1 below 5,000: the first question after a system prompt. 1 below 3: the newest question about a document, or the newest turn
-of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by the two logarithms.
+of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by the three logarithms.
 
-Of each group it is counted after how long its nodes were used again: a histogram with two bins an octave. Evicted prefixes
-count too, for as long as the cache remembers them. (Without these ghosts a small cache would never learn that what it
-evicts returns.) From the histogram follows, for every age, the hit density: the best ratio, over all times that one could
-still wait, of the chance of a hit by then to the mean time until then. This is the index of Gittins (1979) for a wait that
-may never end. Within a group the least recently used leaf goes first, and of these that with the lowest density.
+Of each group it is learned after how long its nodes are used again (`ReuseTimes`). Evicted prefixes count too, for as long
+as the cache remembers them: without these ghosts a small cache would never learn that what it evicts returns. From that
+follows, for every age, the hit density: the best ratio, over all times that one could still wait, of the chance of a hit by
+then to the mean time until then. This is the index of Gittins (1979) for a wait that may never end. The leaf with the lowest
+goes first. As prospects may grow with age before they fade (nobody asks again within a second), the lowest of a group is
+its oldest leaf or its newest.
 
 Until a group has been seen often enough, Laplace's rule of succession stands in for it: what was used n times is used
 again with probability n / (n + 1), after times as they were observed over all groups. Nothing is tuned to a workload.
@@ -28,101 +30,88 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
+from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
 
-Table = NDArray[np.float64]
-
-_LEVELS = 6  # of uses: 1, 2, 4, 8, 16, 32 and more
-_NUM_GROUPS = _LEVELS * _LEVELS
-# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds. The last has none.
-_BORDERS: list[float] = (2.0 ** np.arange(-3, 19, 0.5)).tolist()
-_NUM_BINS = len(_BORDERS) + 1
-_WIDTHS = np.diff([0.0, *_BORDERS, 2 * _BORDERS[-1]])
-_MAX_RETURN = 0.98  # nothing is certain to return
-
-_RETURN_PRIOR = np.repeat([uses / (uses + 1) for uses in (1.0, 2.8, 5.7, 11.3, 22.6, 45.3)], _LEVELS)
-_PRIOR_WAITS = 100.0  # the prior counts as much as so many
-_HALF_LIFE_WAITS = 50_000  # what was observed counts half after so many
-# New densities after an eighth more waits than before, within these limits: two milliseconds, in good time at the start.
-_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 16, 512
-# A chosen group goes on giving, until its oldest leaf is in another bin, for so many leaves at most.
+_USES = 6  # 1, 2, 4, 8, 16, 32 and more
+_PARENT_USES = 3  # 1, 2, 4 and more
+_DEPTHS = 7  # in blocks: 0, 1, 4, 16, 64, 256, 1,024 and more
+_NUM_GROUPS = _USES * _PARENT_USES * _DEPTHS
+_MEAN_USES = np.array([1.0, 2.8, 5.7, 11.3, 22.6, 45.3])
+# New densities after a quarter more waits than before, within these limits: they take milliseconds.
+_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 32, 1024
+# A group that is chosen goes on giving, for so many leaves at most, as long as its density is below that of all others.
 _MAX_IN_A_ROW = 32
 
 
 class Adaptive:
-    """Lowest hit density first. Needs no tuning.
-
-    It costs about 2 us more than LRU a block asked for, the memory of evicted prefixes included.
-    """
+    """Lowest hit density first. Needs no tuning."""
 
     def __init__(self) -> None:
         self._queues = [LRU() for _ in range(_NUM_GROUPS)]
-        self._sizes = [0] * _NUM_GROUPS  # of the queues: asking each for its own would cost more than all else
+        self._sizes: dict[int, int] = {}  # of the queues that are not empty
         self._group_of: dict[EvictableLeaf, int] = {}
         self._now = 0.0
-        # Blocks whose wait began, by group; how many of them it ended for, and after how long.
-        self._began = [0.0] * _NUM_GROUPS
-        self._ended = np.zeros((_NUM_GROUPS, _NUM_BINS))
-        self._num_waits = 0.0
+        self._reuse_times = ReuseTimes((_USES, _PARENT_USES, _DEPTHS), _MEAN_USES / (_MEAN_USES + 1.0))
         self._num_new_waits = 0
-        self._densities: list[list[float]] = []
+        self._refit_at = _FEWEST_NEW_WAITS
+        self._densities = hit_densities(self._reuse_times.returns(0.0)).tolist()
+        # The group that gives, from which end: so many leaves, as long as theirs is the lowest density.
         self._chosen: int | None = None
-        self._chosen_until = 0.0
+        self._from_newest = False
+        self._next_density = np.inf
         self._num_left = 0
-        self._refit()
 
     # -- learning ------------------------------------------------------------------------------------------------
 
     def wait_begins(self, node: EvictableLeaf) -> None:
-        uses = min(node.uses.bit_length(), _LEVELS) - 1
-        parent_uses = min(node.parent_uses.bit_length(), _LEVELS) - 1
-        group = node.group = uses * _LEVELS + max(0, parent_uses)
-        self._began[group] += node.num_blocks
+        uses = min(node.uses.bit_length(), _USES) - 1
+        parent_uses = min(node.parent_uses.bit_length(), _PARENT_USES) - 1
+        depth = min((node.depth.bit_length() + 1) // 2, _DEPTHS - 1)
+        group = node.group = (uses * _PARENT_USES + max(0, parent_uses)) * _DEPTHS + depth
+        self._now = max(self._now, node.last_use)
+        self._reuse_times.begin(group, node.num_blocks, node.last_use)
         self._num_new_waits += 1
         if self._num_new_waits >= self._refit_at:
             self._refit()
 
-    def wait_ends(self, group: int, num_blocks: int, seconds: float) -> None:
-        self._ended[group, bisect_left(_BORDERS, seconds)] += num_blocks
+    def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
+        self._now = now
+        self._reuse_times.end(group, num_blocks, begun_at, now)
 
     def _refit(self) -> None:
-        """New densities from all that was observed; older observations count less."""
-        fading = 0.5 ** (self._num_new_waits / _HALF_LIFE_WAITS)
-        self._num_waits = (self._num_waits + self._num_new_waits) * fading
+        self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
         self._num_new_waits = 0
-        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._num_waits / 8)))
-        self._began = [count * fading for count in self._began]
-        self._ended *= fading
-        began = np.array(self._began)
-        # The prior counts as blocks too: those of so many waits of mean size.
-        prior_blocks = _PRIOR_WAITS * max(1.0, began.sum() / max(1.0, self._num_waits))
-        times = self._ended.sum(axis=0) + prior_blocks / _NUM_BINS
-        prior = _RETURN_PRIOR[:, None] * (times / times.sum())
-        returns = (self._ended + prior_blocks * prior) / (began + prior_blocks)[:, None]
-        self._densities = hit_densities(returns).tolist()
+        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._reuse_times.num_waits / 4)))
         self._chosen = None
 
     # -- the index -----------------------------------------------------------------------------------------------
 
     def add(self, leaf: EvictableLeaf) -> None:
-        self._now = max(self._now, leaf.last_use)
-        self._group_of[leaf] = leaf.group
-        self._sizes[leaf.group] += 1
-        self._queues[leaf.group].add(leaf)
+        group = self._group_of[leaf] = leaf.group
+        self._sizes[group] = self._sizes.get(group, 0) + 1
+        self._queues[group].add(leaf)
 
     def remove(self, leaf: EvictableLeaf) -> None:
         group = self._group_of.pop(leaf)
-        self._queues[group].remove(leaf)
-        self._sizes[group] -= 1
+        queue = self._queues[group]
+        queue.remove(leaf)
         self._num_left -= 1
+        if self._sizes[group] == 1:
+            del self._sizes[group]
+            if group == self._chosen:
+                self._chosen = None
+        else:
+            self._sizes[group] -= 1
 
     def next_leaf(self) -> EvictableLeaf:
-        if self._chosen is not None and self._sizes[self._chosen] and self._num_left > 0:
-            leaf = self._queues[self._chosen].next_leaf()
-            if leaf.last_use <= self._chosen_until:
+        if self._chosen is not None and self._num_left > 0:
+            queue = self._queues[self._chosen]
+            leaf = queue.newest() if self._from_newest else queue.next_leaf()
+            age_bin = bisect_left(AGE_BORDERS, self._now - leaf.last_use)
+            if self._densities[self._chosen][age_bin] <= self._next_density:
                 return leaf
         return self._choose()
 
@@ -130,36 +119,21 @@ class Adaptive:
         return self._group_of.keys()
 
     def _choose(self) -> EvictableLeaf:
-        """The group whose oldest leaf has the lowest density; of equals, the one with the oldest."""
-        candidates = []
-        for group, size in enumerate(self._sizes):
-            if size:
-                leaf = self._queues[group].next_leaf()
-                place = bisect_left(_BORDERS, self._now - leaf.last_use)
-                candidates.append((self._densities[group][place], leaf.last_use, group, place))
-        _, _, self._chosen, place = min(candidates)
-        self._chosen_until = self._now - (_BORDERS[place - 1] if place else 0.0)
+        """The oldest or newest leaf of a group, whichever has the lowest density."""
+        lowest = self._next_density = np.inf
+        chosen: EvictableLeaf | None = None
+        now = self._now
+        for group in self._sizes:
+            queue, densities = self._queues[group], self._densities[group]
+            oldest, newest = queue.next_leaf(), queue.newest()
+            of_oldest = densities[bisect_left(AGE_BORDERS, now - oldest.last_use)]
+            of_newest = densities[bisect_left(AGE_BORDERS, now - newest.last_use)]
+            density, leaf = (of_oldest, oldest) if of_oldest <= of_newest else (of_newest, newest)
+            if density < lowest:
+                self._next_density, lowest, chosen = lowest, density, leaf
+                self._chosen, self._from_newest = group, leaf is not oldest
+            elif density < self._next_density:
+                self._next_density = density
+        assert chosen is not None
         self._num_left = _MAX_IN_A_ROW
-        return self._queues[self._chosen].next_leaf()
-
-
-def hit_densities(returns: Table) -> Table:
-    """Hits a second of occupied space, at best, by group and age.
-
-    Args:
-        returns: ``[groups, bins]``: the probability that a wait ends in each bin.
-
-    Returns:
-        ``[groups, bins]``: for a wait that has come to the beginning of a bin, the greatest ratio over all later ends of
-        the probability that it ends by then to its mean length until then.
-    """
-    ended = np.pad(returns.cumsum(axis=1), ((0, 0), (1, 0)))
-    ended *= np.minimum(1.0, _MAX_RETURN / ended[:, -1:])
-    waiting = 1.0 - ended
-    occupied = np.pad(((waiting[:, :-1] + waiting[:, 1:]) / 2 * _WIDTHS).cumsum(axis=1), ((0, 0), (1, 0)))
-    hits = ended[:, None, 1:] - ended[:, :-1, None]
-    space = occupied[:, None, 1:] - occupied[:, :-1, None]
-    # Only ends that come after the beginning count; the others are negative or zero.
-    ratios = np.divide(hits, space, out=np.zeros_like(hits), where=space > 0)
-    best: Table = ratios.max(axis=2)
-    return best
+        return chosen

@@ -47,5 +47,9 @@ class LRU:
         oldest = next(iter(self._queue))
         return late if last_use < oldest.last_use else oldest
 
+    def newest(self) -> EvictableLeaf:
+        """The leaf that came last; the other end of `next_leaf`'s order but for late ones."""
+        return next(reversed(self._queue)) if self._queue else self.next_leaf()
+
     def leaves(self) -> Collection[EvictableLeaf]:
         return [*self._queue, *self._late.leaves()]

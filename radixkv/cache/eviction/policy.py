@@ -61,5 +61,5 @@ class LearningPolicy(EvictionPolicy, Protocol):
     def wait_begins(self, node: EvictableLeaf) -> None:
         """Nobody uses ``node`` any more. Called before `add` where it is a leaf; may set ``node.group``."""
 
-    def wait_ends(self, group: int, num_blocks: int, seconds: float) -> None:
-        """So many blocks, in whose nodes the policy had noted ``group``, are used again after ``seconds``."""
+    def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
+        """So many blocks, in whose nodes the policy had noted ``group``, are used again; both times in seconds."""

@@ -1,0 +1,164 @@
+"""After how long prefixes are used again: a survival table by group, learned while most waits have not ended yet.
+
+A wait begins when nobody uses a prefix any more, and ends with its next use. Those that have not ended may still end: to
+count them as never would call a young cache hopeless, to leave them out would call it perfect. So the table is that of
+Kaplan and Meier (1958): the chance that a wait ends in a bin of ages, given that it lasted until then, is the number of waits
+that ended there to the number that were seen to come as far.
+
+A group is three coordinates. Few waits tell little of a group, so each is an estimate drawn towards a coarser one::
+
+    all waits -> by the first coordinate -> by the first two -> by all three
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[np.float64]
+
+# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds. The last has none.
+AGE_BORDERS: list[float] = (2.0 ** np.arange(-3, 19, 0.5)).tolist()
+_NUM_BINS = len(AGE_BORDERS) + 1
+_WIDTHS = np.diff([0.0, *AGE_BORDERS, 2 * AGE_BORDERS[-1]])
+_COARSER_COUNTS_AS = 50.0  # waits: so much a coarser estimate weighs in a finer one
+_MAX_RETURN = 0.98  # nothing is certain to return
+_HALF_LIFE = 50_000  # what was observed counts half after so many waits
+_MAX_EPOCHS = 128
+
+
+class ReuseTimes:
+    """Waits in progress and waits that ended, in blocks, by group.
+
+    Waits in progress are kept by the epoch in which they began; an epoch ends with each `returns`. Of more than 128 epochs,
+    neighbours in the older half become one: great ages need not be known as finely.
+
+    Args:
+        shape: groups by coordinate; a group's number is that of its place in an array of this shape.
+        prior: ``[shape[0]]``: the chance that a wait ever ends, by the first coordinate, as long as nothing was observed.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], prior: Table) -> None:
+        self._shape = (*shape, _NUM_BINS)
+        self._prior = prior.reshape(-1, 1, 1, 1)
+        self._num_groups = shape[0] * shape[1] * shape[2]
+        self._ended = np.zeros((self._num_groups, _NUM_BINS))
+        # By epoch: when it began, what its waits count, and the blocks that still wait, by group and so weighted.
+        self._begun_at: list[float] = []
+        self._weights: list[float] = []
+        self._waiting: list[list[float]] = []
+        self._epoch_is_over = True
+        self._latest = -np.inf
+        self._num_waits = 0.0
+        self._num_new_waits = 0
+
+    @property
+    def num_waits(self) -> float:
+        """Waits that had begun by the last `returns`; older ones count less."""
+        return self._num_waits
+
+    def begin(self, group: int, num_blocks: int, now: float) -> None:
+        """So many blocks of a group wait from now on."""
+        # Waits of one moment are of one epoch: by that moment it is found again.
+        if self._epoch_is_over and now > self._latest:
+            self._epoch_is_over = False
+            self._begun_at.append(now)
+            self._weights.append(1.0)
+            self._waiting.append([0.0] * self._num_groups)
+        self._latest = max(self._latest, now)
+        self._num_new_waits += 1
+        self._waiting[-1][group] += num_blocks
+
+    def end(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
+        """So many blocks that have waited since ``begun_at`` are used again."""
+        epoch = max(0, bisect_right(self._begun_at, begun_at) - 1)
+        counted = self._weights[epoch] * num_blocks
+        self._waiting[epoch][group] -= counted
+        self._ended[group, bisect_left(AGE_BORDERS, now - begun_at)] += counted
+
+    def returns(self, now: float) -> Table:
+        """``[groups, bins]``: the probability that a wait ends in each bin of ages."""
+        self._end_epoch()
+        ended = self._ended.reshape(self._shape)
+        at_risk = self._at_risk(now).reshape(self._shape)
+        mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self._num_waits))
+        weight = _COARSER_COUNTS_AS * mean_blocks
+        # The prior says how many return; after what times, all waits together.
+        chances = _towards(np.full(_NUM_BINS, 1.0 / _NUM_BINS), weight, ended, at_risk, (0, 1, 2))
+        times = chances * _lasting(chances)
+        times /= times.sum()
+        chances = self._prior * times / (1.0 - self._prior * (times.cumsum(axis=-1) - times))
+        for axes in ((1, 2), (2,), ()):
+            chances = _towards(chances, weight, ended, at_risk, axes)
+        return (chances * _lasting(chances)).reshape(self._num_groups, _NUM_BINS)
+
+    def _end_epoch(self) -> None:
+        self._epoch_is_over = True
+        fading = 0.5 ** (self._num_new_waits / _HALF_LIFE)
+        self._num_waits = (self._num_waits + self._num_new_waits) * fading
+        self._num_new_waits = 0
+        self._ended *= fading
+        self._weights = [weight * fading for weight in self._weights]
+        self._waiting = (np.array(self._waiting) * fading).tolist()
+        if len(self._begun_at) > _MAX_EPOCHS:
+            self._join_old_epochs()
+
+    def _join_old_epochs(self) -> None:
+        older = _MAX_EPOCHS // 2
+        waiting = np.array(self._waiting[:older])
+        self._waiting[:older] = (waiting[::2] + waiting[1::2]).tolist()
+        self._weights[:older] = ((np.array(self._weights[0:older:2]) + self._weights[1:older:2]) / 2).tolist()
+        self._begun_at[:older] = self._begun_at[0:older:2]
+
+    def _at_risk(self, now: float) -> Table:
+        """``[groups, bins]``: blocks whose waits were seen to come to a bin, those that it is now in by half."""
+        in_progress = np.zeros((_NUM_BINS, self._num_groups))
+        if self._waiting:
+            ages = now - np.array(self._begun_at)
+            np.add.at(in_progress, np.searchsorted(AGE_BORDERS, ages), np.array(self._waiting))
+        here = np.maximum(in_progress.T, 0.0)
+        gone_on = (here + self._ended)[:, ::-1].cumsum(axis=1)[:, ::-1]
+        at_risk: Table = gone_on - here / 2
+        return at_risk
+
+
+def _towards(chances: Table, weight: float, ended: Table, at_risk: Table, axes: tuple[int, ...]) -> Table:
+    """The chances that a wait which came to a bin ends there, of groups joined over ``axes``, drawn towards ``chances``.
+
+    These count as much as ``weight`` blocks of which as many have come to a bin as these chances themselves say.
+    """
+    counts_as = weight * _lasting(chances)
+    ended, at_risk = ended.sum(axis=axes, keepdims=True), at_risk.sum(axis=axes, keepdims=True)
+    drawn: Table = np.minimum(1.0, (ended + counts_as * chances) / (at_risk + counts_as))
+    return drawn
+
+
+def _lasting(chances: Table) -> Table:
+    """The probability of coming to each bin."""
+    lasting = np.ones_like(chances)
+    np.cumprod(1.0 - chances[..., :-1], axis=-1, out=lasting[..., 1:])
+    return np.maximum(lasting, 1e-9)
+
+
+def hit_densities(returns: Table) -> Table:
+    """Hits a second of occupied space, at best, by group and age.
+
+    Args:
+        returns: ``[groups, bins]``: the probability that a wait ends in each bin.
+
+    Returns:
+        ``[groups, bins]``: for a wait that has come to the beginning of a bin, the greatest ratio over all later ends of
+        the probability that it ends by then to its mean length until then.
+    """
+    ended = np.pad(returns.cumsum(axis=1), ((0, 0), (1, 0)))
+    ended *= np.minimum(1.0, _MAX_RETURN / ended[:, -1:])
+    waiting = 1.0 - ended
+    occupied = np.pad(((waiting[:, :-1] + waiting[:, 1:]) / 2 * _WIDTHS).cumsum(axis=1), ((0, 0), (1, 0)))
+    best = np.empty_like(returns)
+    for begin in range(_NUM_BINS):
+        hits = ended[:, begin + 1 :] - ended[:, begin, None]
+        space = occupied[:, begin + 1 :] - occupied[:, begin, None]
+        best[:, begin] = (hits / space).max(axis=1)
+    return best

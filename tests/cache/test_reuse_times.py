@@ -1,0 +1,139 @@
+"""Survival tables against a count over all waits, and what they say long before most waits have ended."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.cache.eviction import reuse_times
+from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
+
+SHAPE = (2, 1, 1)
+PRIOR = np.array([0.5, 0.5])
+
+# Group, blocks, beginning, and length, if it is over by the end of the day.
+Waits = list[tuple[int, int, int, int]]
+WAITS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9), st.integers(0, 40), st.integers(1, 80)), max_size=40)
+END_OF_DAY = 60
+
+
+def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
+    """Tell of the waits in order of time, and ask for the table at times in between, which ends epochs."""
+    table = ReuseTimes(SHAPE, PRIOR)
+    happenings = [(wait[2], 1, wait) for wait in waits]
+    happenings += [(wait[2] + wait[3], 0, wait) for wait in waits]
+    happenings += [(time, 2, (0, 0, 0, 0)) for time in ask_at]
+    for time, kind, (group, num_blocks, start, _) in sorted(happenings):
+        if time > END_OF_DAY:
+            break
+        if kind == 0:
+            table.end(group, num_blocks, start, time)
+        elif kind == 1:
+            table.begin(group, num_blocks, time)
+        else:
+            table.returns(float(time))
+    return table
+
+
+def kaplan_meier(waits: Waits, group: int) -> list[float]:
+    """The chance of ending in each bin to which anybody came, from the definition."""
+    lasting, returns = 1.0, []
+    for place in range(len(AGE_BORDERS) + 1):
+        ended = at_risk = 0.0
+        for own, num_blocks, start, length in waits:
+            seen = min(length, END_OF_DAY - start)
+            came_to = bisect_left(AGE_BORDERS, seen)
+            if own != group or came_to < place:
+                continue
+            over = length <= END_OF_DAY - start
+            at_risk += num_blocks * (1.0 if over or came_to > place else 0.5)
+            ended += num_blocks if over and came_to == place else 0
+        if not at_risk:
+            break
+        chance = ended / at_risk
+        returns.append(lasting * chance)
+        lasting *= 1 - chance
+    return returns
+
+
+@pytest.fixture(autouse=True)
+def _no_prior_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 1e-9)
+    monkeypatch.setattr(reuse_times, "_HALF_LIFE", 1e300)
+
+
+@given(waits=WAITS)
+def test_tables_are_kaplan_and_meiers(waits: Waits) -> None:
+    # An epoch a moment, so that every beginning is known exactly.
+    returns = learn(waits, ask_at=list(range(END_OF_DAY))).returns(float(END_OF_DAY))
+    for group in (0, 1):
+        expected = kaplan_meier([wait for wait in waits if wait[2] <= END_OF_DAY], group)
+        np.testing.assert_allclose(returns[group, : len(expected)], expected, atol=1e-6)
+
+
+@given(waits=WAITS, ask_every=st.integers(1, 9), max_epochs=st.sampled_from([4, 128]))
+def test_every_block_waits_or_has_ended_however_epochs_are_joined(
+    waits: Waits, ask_every: int, max_epochs: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reuse_times, "_MAX_EPOCHS", max_epochs)
+        table = learn(waits, list(range(0, END_OF_DAY, ask_every)))
+        table.returns(float(END_OF_DAY))
+        assert len(table._begun_at) == len(table._waiting) == len(table._weights) <= max_epochs + 1
+    for group in (0, 1):
+        over = sum(blocks for own, blocks, start, length in waits if own == group and start + length <= END_OF_DAY)
+        begun = sum(blocks for own, blocks, *_ in waits if own == group)
+        assert table._ended[group].sum() == pytest.approx(over)
+        assert np.sum(table._waiting, axis=0)[group] == pytest.approx(begun - over) if table._waiting else begun == 0
+
+
+def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
+    table = ReuseTimes(SHAPE, PRIOR)
+    table.begin(0, 1, 5.0)
+    table.returns(5.0)
+    table.begin(0, 1, 5.0)
+    table.begin(0, 1, 9.0)
+    table.end(0, 1, 9.0, 10.0)
+    assert table._begun_at == [5.0, 9.0]
+    assert [row[0] for row in table._waiting] == [2.0, 0.0]
+
+
+def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
+    waits = [(0, 1, start, 60 if start % 2 else 1000) for start in range(0, 90)]
+    table = ReuseTimes(SHAPE, PRIOR)
+    for second in range(100):
+        for group, blocks, start, length in waits:
+            if start + length == second:
+                table.end(group, blocks, start, second)
+            if start == second:
+                table.begin(group, blocks, start)
+        table.returns(float(second))
+    returns = table.returns(100.0)
+    assert table._ended[0].sum() == pytest.approx(20)  # of 90
+    assert returns[0, : bisect_left(AGE_BORDERS, 60) + 1].sum() == pytest.approx(0.5, abs=0.08)
+
+
+def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 50.0)
+    table = ReuseTimes((1, 1, 2), np.array([0.5]))
+    for _ in range(1000):
+        table.begin(0, 1, 0.0)
+        table.end(0, 1, 0.0, 1.0)
+    table.begin(1, 1, 0.0)
+    assert table.returns(1000.0)[1].sum() > 0.9
+
+
+def test_the_density_is_the_best_ratio_of_hits_to_space_that_any_stop_gives() -> None:
+    returns = np.zeros((1, len(AGE_BORDERS) + 1))
+    place = bisect_left(AGE_BORDERS, 60.0)
+    returns[0, place] = 0.4
+    densities = hit_densities(returns)[0]
+    begins, ends = AGE_BORDERS[place - 1], AGE_BORDERS[place]
+    assert densities[0] == pytest.approx(0.4 / (begins + 0.8 * (ends - begins)))
+    assert densities[place] == pytest.approx(0.4 / (0.8 * (ends - begins)))
+    assert not densities[place + 1 :].any()
+    assert (np.diff(densities[: place + 1]) > 0).all()
