@@ -36,6 +36,24 @@ def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch:
             llm.engine.cache.check()
 
 
+def test_the_pool_takes_what_memory_is_left() -> None:
+    llm = LLM(build_supported("llama").cuda(), gpu_memory_utilization=0.5)
+    total = torch.cuda.mem_get_info()[1]
+    assert 0.3 * total < llm.engine.pool.nbytes < 0.5 * total
+
+
+def test_samples_do_not_depend_on_the_device() -> None:
+    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a race to turn."""
+    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    model = build_supported("llama")
+    on_gpu = copy.deepcopy(model).cuda()
+    answers = [
+        [s.token_ids for s in LLM(m, num_blocks=200).generate(prompts()[0], params, use_tqdm=False)[0].outputs]
+        for m in (model, on_gpu)
+    ]
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no float8")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
 def test_fp8_tokens_are_nearly_always_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,21 +78,3 @@ def test_fp8_tokens_are_nearly_always_the_cpu_backends(name: str, monkeypatch: p
             ]
             assert sum(same) >= len(same) - 1
             llm.engine.cache.check()
-
-
-def test_the_pool_takes_what_memory_is_left() -> None:
-    llm = LLM(build_supported("llama").cuda(), gpu_memory_utilization=0.5)
-    total = torch.cuda.mem_get_info()[1]
-    assert 0.3 * total < llm.engine.pool.nbytes < 0.5 * total
-
-
-def test_samples_do_not_depend_on_the_device() -> None:
-    """Random numbers are the same everywhere; in float32 two logits are seldom close enough for a race to turn."""
-    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
-    model = build_supported("llama")
-    on_gpu = copy.deepcopy(model).cuda()
-    answers = [
-        [s.token_ids for s in LLM(m, num_blocks=200).generate(prompts()[0], params, use_tqdm=False)[0].outputs]
-        for m in (model, on_gpu)
-    ]
-    assert answers[0] == answers[1]

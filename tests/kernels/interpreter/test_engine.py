@@ -40,6 +40,25 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
 
 
+def test_samples_and_beams_fork_with_copy_on_write() -> None:
+    prompt = {"prompt_token_ids": prompts()[0]}
+    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, ignore_eos=True)
+    beams = BeamSearchParams(3, 5, ignore_eos=True)
+    answers = []
+    for backend in ("torch", "triton"):
+        llm = make_llm("llama", backend)
+        (output,) = llm.generate(prompt, sampling, use_tqdm=False)
+        (search,) = llm.beam_search(prompt, beams)
+        answers.append(([s.token_ids for s in output.outputs], [s.tokens for s in search.sequences]))
+        llm.engine.cache.check()
+    assert answers[0] == answers[1]
+
+
+def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"block_size: expected one of \(16, 32, 64\) .* got 4"):
+        LLM(build_supported("llama"), block_size=4, num_blocks=10, attention_backend="triton")
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
 def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch writing: the interpreter does not round to float8 as a GPU does."""
@@ -58,22 +77,3 @@ def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.Monkey
         assert [output.outputs[0].token_ids for output in outputs] == [t.outputs[0].token_ids for t in truth]
         llm.engine.cache.check()
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
-
-
-def test_samples_and_beams_fork_with_copy_on_write() -> None:
-    prompt = {"prompt_token_ids": prompts()[0]}
-    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, ignore_eos=True)
-    beams = BeamSearchParams(3, 5, ignore_eos=True)
-    answers = []
-    for backend in ("torch", "triton"):
-        llm = make_llm("llama", backend)
-        (output,) = llm.generate(prompt, sampling, use_tqdm=False)
-        (search,) = llm.beam_search(prompt, beams)
-        answers.append(([s.token_ids for s in output.outputs], [s.tokens for s in search.sequences]))
-        llm.engine.cache.check()
-    assert answers[0] == answers[1]
-
-
-def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"block_size: expected one of \(16, 32, 64\) .* got 4"):
-        LLM(build_supported("llama"), block_size=4, num_blocks=10, attention_backend="triton")
