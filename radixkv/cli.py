@@ -115,6 +115,9 @@ def serve(
     ] = None,
     attention_backend: Annotated[str, typer.Option(help="torch, triton or auto")] = "auto",
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="decode without CUDA graphs")] = False,
+    enable_torch_compile: Annotated[
+        bool, typer.Option("--enable-torch-compile", help="compile the model's layers at the start")
+    ] = False,
     enable_prefix_caching: Annotated[bool, typer.Option(help="reuse what other requests computed")] = True,
     seed: Annotated[int, typer.Option(help="where the random numbers of requests without a seed begin")] = 0,
     eviction_policy: Annotated[str, typer.Option(help="what goes first when blocks run out")] = "lru",
@@ -154,6 +157,7 @@ def serve(
         "enable_prefix_caching": enable_prefix_caching,
         "attention_backend": attention_backend,
         "enforce_eager": enforce_eager,
+        "enable_torch_compile": enable_torch_compile,
         "seed": seed,
         "eviction_policy": eviction_policy,
         "kv_events_endpoint": kv_events_endpoint,
@@ -279,6 +283,17 @@ def attention(json_path: JsonPath = None) -> None:
     from radixkv.bench.attention import run_attention
 
     run_attention(Console(), json_path)
+
+
+@bench.command()
+def plan(
+    json_path: JsonPath = None,
+    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
+) -> None:
+    """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
+    from radixkv.bench.plan import run_plan
+
+    run_plan(Console(), steps, json_path)
 
 
 @bench.command()

@@ -49,6 +49,7 @@ class LLM:
         enable_prefix_caching: False: no prompt reuses another's computation.
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: on a GPU, decode without CUDA graphs.
+        enable_torch_compile: compile the model's decoder layers with `torch.compile`, which takes its time at the start.
         async_scheduling: launch a step before the tokens of the one before are fetched. None: on a GPU.
         seed: where the random numbers begin of requests that bring no seed.
         eviction_policy: what goes first when blocks run out: lru, lfu, segmented-lru, priority, cost-aware or adaptive.
@@ -80,6 +81,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        enable_torch_compile: bool = False,
         async_scheduling: bool | None = None,
         seed: int = 0,
         eviction_policy: str = "lru",
@@ -100,6 +102,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             attention_backend=attention_backend,
             enforce_eager=enforce_eager,
+            enable_torch_compile=enable_torch_compile,
             async_scheduling=async_scheduling,
             seed=seed,
             eviction_policy=eviction_policy,

@@ -19,6 +19,7 @@ class SchedulerDriver:
 
     Args:
         max_overtaken: what the scheduler promises; checked at every admission.
+        ahead: launch each step before the tokens of the one before are known, as with asynchronous scheduling.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class SchedulerDriver:
         max_num_seqs: int = 8,
         window: int = 32,
         max_overtaken: int = 32,
+        ahead: bool = False,
     ) -> None:
         self.cache = PrefixCache(num_blocks, block_size)
         queue = WaitingQueue(self.cache, window, max_overtaken)
@@ -40,6 +42,9 @@ class SchedulerDriver:
         self.admitted: list[Request] = []  # in the order in which they first ran
         self.preempted: list[Request] = []
         self.num_computed_tokens = 0
+        self._ahead = ahead
+        self._in_flight: list[SequenceGroup] = []  # who gets a token from the step that was launched last
+        self._ends_after: dict[Request, int] = {}
         # Kept apart from the scheduler's own figures, which they verify.
         self._overtaken: dict[SequenceGroup, int] = {}
         self._num_tokens_when_started: dict[SequenceGroup, int] = {}
@@ -49,8 +54,16 @@ class SchedulerDriver:
         return self.scheduler.has_work
 
     def add(
-        self, prompt: Sequence[int], *, priority: int = 0, max_new: int = 4, n: int = 1, namespace: str = ""
+        self,
+        prompt: Sequence[int],
+        *,
+        priority: int = 0,
+        max_new: int = 4,
+        n: int = 1,
+        namespace: str = "",
+        ends_after: int | None = None,
     ) -> Request:
+        """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
         request = Request(
             f"{len(self.requests)}",
             None,
@@ -65,6 +78,7 @@ class SchedulerDriver:
         sequence = TokenSequence(request, 0, list(prompt))
         request.sequences = [sequence]
         self.requests.append(request)
+        self._ends_after[request] = min(max_new, ends_after or max_new)
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
         return request
 
@@ -77,10 +91,16 @@ class SchedulerDriver:
 
     def step(self) -> list[ScheduledChunk]:
         scheduler = self.scheduler
+        had_work = self.has_work
+        previous, self._in_flight = self._in_flight, []
+        if previous and not scheduler.reserve_decoding():
+            self._take(previous)
+            return []
         running = dict.fromkeys(scheduler.running)
         started = {group: group.started for group in scheduler.waiting}
         decoding = [group for group in running if group.num_pending == 1]
         chunks = scheduler.schedule()
+        assert chunks or previous or not had_work, "nothing runs, although somebody waits"
         self.cache.drain_copies()
         self._verify_batch(chunks, decoding)
         for group in running:
@@ -90,7 +110,12 @@ class SchedulerDriver:
         for group in dict.fromkeys(chunk.group for chunk in chunks):
             if group in started:
                 self._verify_admission(group, started)
-        self._take_results(chunks)
+        launched = self._launch(chunks)
+        self._take(previous)
+        if self._ahead:
+            self._in_flight = launched
+        else:
+            self._take(launched)
         return chunks
 
     def run(self, max_steps: int = 10_000) -> int:
@@ -98,7 +123,7 @@ class SchedulerDriver:
         for step in range(max_steps):
             if not self.has_work:
                 return step
-            assert self.step(), "nothing runs, although somebody waits"
+            self.step()
         raise AssertionError(f"not done after {max_steps} steps")
 
     def _verify_batch(self, chunks: list[ScheduledChunk], decoding: list[SequenceGroup]) -> None:
@@ -132,7 +157,8 @@ class SchedulerDriver:
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
             assert generated >= self.cache.block_size, "preempted too soon"
 
-    def _take_results(self, chunks: list[ScheduledChunk]) -> None:
+    def _launch(self, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
+        """Note what the chunks compute; returns the groups that get a token from it, new samples among them."""
         ready = []
         for chunk in chunks:
             completes = chunk.num_tokens == chunk.sequence.num_pending
@@ -140,21 +166,31 @@ class SchedulerDriver:
             self.num_computed_tokens += chunk.num_tokens
             if completes:
                 ready.append(chunk)
+        groups = []
         for chunk in ready:
-            group = chunk.group
-            request = group.request
-            groups = [group]
+            request = chunk.group.request
+            groups.append(chunk.group)
             if len(request.sequences) < request.num_slots:
                 for index, sequence in enumerate(self.scheduler.fork(chunk.sequence, request.num_slots - 1), start=1):
                     sequence.index = index
                     request.sequences.append(sequence)
-                    groups.append(SequenceGroup(request, [sequence], group.prompt))
+                    groups.append(SequenceGroup(request, [sequence], chunk.group.prompt))
                     self.scheduler.start(groups[-1])
                     self._num_tokens_when_started[groups[-1]] = len(sequence.token_ids)
-            for each in groups:
-                (sequence,) = each.sequences
-                # Every sample of every request goes its own way.
-                sequence.token_ids.append(1000 + 97 * request.arrival + 13 * sequence.index + len(sequence.token_ids))
-                if len(sequence.output_token_ids) == request.max_new_tokens:
-                    self.scheduler.release(sequence)
-                    self.scheduler.remove(each)
+        for group in groups:
+            group.sequences[0].expect_token()
+        return groups
+
+    def _take(self, groups: list[SequenceGroup]) -> None:
+        """Learn the tokens of a step, and let go of who has ended."""
+        for group in groups:
+            request, (sequence,) = group.request, group.sequences
+            if sequence.table is None:
+                continue  # it ended, or was given up, when the step was launched already
+            # Every sample of every request goes its own way.
+            sequence.learn_token(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known)
+            self.scheduler.record_at_border(sequence)
+            if len(sequence.output_token_ids) == self._ends_after[request]:
+                sequence.forget_unknown()
+                self.scheduler.release(sequence)
+                self.scheduler.remove(group)

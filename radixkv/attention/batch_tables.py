@@ -8,8 +8,8 @@ that grows uploads its new blocks alone.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,13 +18,19 @@ from numpy.typing import NDArray
 from radixkv.attention.plan import QueryChunk, common_blocks
 
 
-@dataclass(slots=True)
-class _Member:
-    """One sequence: which table it has, and how many of its blocks are in there."""
+class BatchColumns:
+    """A batch's chunks, attribute by attribute: what is read of hundreds of objects is read once a step."""
 
-    table: int
-    version: int
-    num_blocks: int = 0
+    def __init__(self, chunks: Sequence[QueryChunk]) -> None:
+        self.owners = [chunk.owner for chunk in chunks]
+        self.versions = [chunk.version for chunk in chunks]
+        self.context = np.array([chunk.num_context for chunk in chunks], dtype=np.int64)
+        self.num_new = np.array([chunk.num_new for chunk in chunks], dtype=np.int64)
+        self.num_blocks = np.array([len(chunk.block_ids) for chunk in chunks], dtype=np.int64)
+
+    def has_members_of(self, other: BatchColumns) -> bool:
+        """Whether these are the same sequences in the same order, with all the blocks that they had."""
+        return self.owners == other.owners and self.versions == other.versions
 
 
 class BatchTables:
@@ -49,66 +55,87 @@ class BatchTables:
         self.order: list[Hashable] = []
         self.tables: list[int] = []
         self.common: list[int] = []
-        self._members: dict[Hashable, _Member] = {}
+        self._lengths = np.zeros(num_tables, dtype=np.int64)  # how many blocks of each table are in there
+        self._versions: dict[Hashable, int] = {}
+        self._table_of: dict[Hashable, int] = {}
+        # The batch that was last taken in, and the table of each of its sequences.
+        self._columns: BatchColumns | None = None
+        self._own_tables = np.zeros(0, dtype=np.int64)
         self._free = list(range(num_tables))[::-1]
 
-    def update(self, chunks: Sequence[QueryChunk]) -> None:
+    def update(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> None:
         """Let exactly the chunks' sequences be members, with their blocks as they are now.
 
+        Args:
+            columns: the chunks' own.
+
         Raises:
-            ValueError: more sequences or longer tables than there is room for; nothing has changed then.
+            ValueError: sequences that are not all different, or more of them or longer tables than there is room for;
+                nothing has changed then.
         """
         num_tables, max_blocks = self.host.shape
-        lengths = [len(chunk.block_ids) for chunk in chunks]
-        if len(chunks) > num_tables or max(lengths) > max_blocks:
+        longest = columns.num_blocks.max()
+        if len(chunks) > num_tables or longest > max_blocks:
             raise ValueError(
-                f"chunks: room for {num_tables} sequences of {max_blocks} blocks, got {len(chunks)} of up to {max(lengths)}"
+                f"chunks: room for {num_tables} sequences of {max_blocks} blocks, got {len(chunks)} of up to {longest}"
             )
-        members = self._members
-        staying = {
-            chunk.owner for chunk in chunks if chunk.owner in members and members[chunk.owner].version == chunk.version
-        }
-        for owner in members.keys() - staying:
-            self._remove(owner)
-        written: list[NDArray[np.int64]] = []
         joining: list[Hashable] = []
-        for chunk, length in zip(chunks, lengths, strict=True):
-            member = members.get(chunk.owner)
-            if member is None:
-                member = members[chunk.owner] = _Member(self._free.pop(), chunk.version)
-                joining.append(chunk.owner)
-            if member.num_blocks < length:
-                self.host[member.table, member.num_blocks : length] = chunk.block_ids[member.num_blocks :]
-                written.append(member.table * max_blocks + np.arange(member.num_blocks, length))
-                member.num_blocks = length
+        if self._columns is None or not columns.has_members_of(self._columns):
+            joining = self._change_members(columns)
+        self._columns = columns
+        self._write(chunks, columns)
         for owner in joining:
             self._insert(owner)
-        if written:
-            places = np.concatenate(written)
-            device = self.device.device
-            blocks = torch.from_numpy(self.host.reshape(-1)[places]).to(device, non_blocking=True)
-            self.device.view(-1)[torch.from_numpy(places).to(device, non_blocking=True)] = blocks
+
+    def chunk_of(self, tables: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which chunk of the last batch each of these rows of ``host`` belongs to."""
+        chunks = np.empty(len(self.host), dtype=np.int64)
+        chunks[self._own_tables] = np.arange(len(self._own_tables))
+        return chunks[tables]
+
+    def _change_members(self, columns: BatchColumns) -> list[Hashable]:
+        """Give tables to those who join, and take them from those who leave; returns who must still get a place."""
+        now = dict(zip(columns.owners, columns.versions, strict=True))
+        if len(now) < len(columns.owners):
+            raise ValueError("chunks: expected an owner for each, all different")
+        for owner in [owner for owner, version in self._versions.items() if now.get(owner) != version]:
+            self._remove(owner)
+        joining = [owner for owner in columns.owners if owner not in self._table_of]
+        for owner in joining:
+            table = self._table_of[owner] = self._free.pop()
+            self._lengths[table] = 0
+        self._versions = now
+        self._own_tables = np.array(list(map(self._table_of.__getitem__, columns.owners)))
+        return joining
+
+    def _write(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> None:
+        """Add the blocks that are not in the tables yet."""
+        tables = self._own_tables
+        known = self._lengths[tables]
+        grown = np.flatnonzero(known < columns.num_blocks)
+        if not len(grown):
+            return
+        starts = known[grown]
+        counts = columns.num_blocks[grown] - starts
+        blocks = np.concatenate(
+            [chunks[i].block_ids[start:] for i, start in zip(grown.tolist(), starts.tolist(), strict=True)]
+        )
+        first = tables[grown] * self.host.shape[1] + starts
+        places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(blocks))
+        self.host.reshape(-1)[places] = blocks
+        self._lengths[tables] = columns.num_blocks
+        device = self.device.device
+        places_there = torch.from_numpy(places).to(device, non_blocking=True)
+        self.device.view(-1)[places_there] = torch.from_numpy(blocks).to(device, non_blocking=True)
 
     def _insert(self, owner: Hashable) -> None:
-        # Sorted by block ids. Every table ends with a block that is its sequence's own, so none begins another: they
-        # differ somewhere within both, and stay in order however they grow.
-        own = self._row(owner)
-        low, high = 0, len(self.order)
-        while low < high:
-            middle = (low + high) // 2
-            other = self._row(self.order[middle])
-            shared = common_blocks(own, other)
-            if shared < min(len(own), len(other)) and other[shared] < own[shared]:
-                low = middle + 1
-            else:
-                high = middle
-        self.order.insert(low, owner)
-        self.tables.insert(low, self._members[owner].table)
-        neighbours = [
-            common_blocks(self._row(a), self._row(b))
-            for a, b in itertools.pairwise(self.order[max(low - 1, 0) : low + 2])
-        ]
-        self.common[max(low - 1, 0) : low] = neighbours
+        # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none begins
+        # another: they differ somewhere within both, and stay in order however they grow.
+        place = bisect_left(self.order, self._bytes(owner), key=self._bytes)
+        self.order.insert(place, owner)
+        self.tables.insert(place, self._table_of[owner])
+        rows = [self._row(neighbour) for neighbour in self.order[max(place - 1, 0) : place + 2]]
+        self.common[max(place - 1, 0) : place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
 
     def _remove(self, owner: Hashable) -> None:
         place = self.order.index(owner)
@@ -118,8 +145,11 @@ class BatchTables:
             self.common[place - 1 : place + 1] = [min(self.common[place - 1 : place + 1])]
         elif self.common:
             del self.common[0 if place == 0 else -1]
-        self._free.append(self._members.pop(owner).table)
+        self._free.append(self._table_of.pop(owner))
+
+    def _bytes(self, owner: Hashable) -> bytes:
+        return self._row(owner).tobytes()
 
     def _row(self, owner: Hashable) -> NDArray[np.int32]:
-        member = self._members[owner]
-        return self.host[member.table, : member.num_blocks]
+        table = self._table_of[owner]
+        return self.host[table, : self._lengths[table]]

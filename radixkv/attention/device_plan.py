@@ -11,17 +11,18 @@ get the blocks that were added. Private rests are open at the end, so that items
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention.batch_tables import BatchTables
+from radixkv.attention.batch_tables import BatchColumns, BatchTables
 from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, sharing_pays, tile_rows
 from radixkv.attention.plan import QueryChunk, check_chunks
-from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS, advance_rows
+from radixkv_kernels import NO_PARTIAL, OPEN_END, TILE_ROWS, advance_rows
 
 Ints = NDArray[np.int64]
 
@@ -111,8 +112,9 @@ class DevicePlan:
         splits = self.num_splits.get(shape)
         if splits is None:
             lengths = self.runs.key_stop - self.runs.key_start
-            rows = int(tile_rows(np.ones(1, dtype=np.int64), shape.group, self.dtype)[0])
-            pieces = num_pieces(lengths, np.ones_like(lengths), shape.num_kv_heads, rows, self.multiprocessors)
+            ones = np.ones_like(lengths)
+            rows = tile_rows(ones, shape.group, self.dtype)
+            pieces = num_pieces(lengths, ones, shape.num_kv_heads, rows, self.multiprocessors)
             splits = self.num_splits[shape] = int(pieces.max())
         return splits
 
@@ -122,47 +124,50 @@ class DevicePlan:
         per_tile = rows // shape.group
         tiles = -(-runs.num_rows // per_tile)
         keys = runs.key_stop - runs.key_start
-        pieces = np.ones_like(tiles)
-        for tile_class in TILE_ROWS:
-            own = rows == tile_class
-            if own.any():
-                pieces[own] = num_pieces(keys[own], tiles[own], shape.num_kv_heads, tile_class, self.multiprocessors)
+        pieces = num_pieces(keys, tiles, shape.num_kv_heads, rows, self.multiprocessors)
 
-        # Every run into tiles x pieces items.
+        # Every run into tiles x pieces items; what is known of a run is repeated for each of them.
         count = tiles * pieces
-        run = np.repeat(np.arange(len(count)), count)
-        number = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
-        tile, piece = number // pieces[run], number % pieces[run]
         length = (keys + 16 * pieces - 1) // (16 * pieces) * 16
-        items = np.empty((len(run), ITEM_FIELDS), dtype=np.int32)
-        items[:, 0] = runs.row_start[run] + tile * per_tile[run]
-        items[:, 1] = num_rows = np.minimum(per_tile[run], runs.num_rows[run] - tile * per_tile[run])
-        items[:, 2] = runs.table[run]
-        items[:, 3] = runs.key_start[run] + piece * length[run]
-        stop = np.minimum(runs.key_start[run] + (piece + 1) * length[run], runs.key_stop[run])
-        items[:, 4] = np.where((piece == pieces[run] - 1) & runs.is_open[run], OPEN_END, stop)
+        before = np.cumsum(count) - count
+        of_runs = [
+            runs.row_start, runs.num_rows, runs.table, runs.key_start, runs.key_stop, runs.is_open,
+            rows, per_tile, pieces, length, before,
+        ]  # fmt: skip
+        (
+            run_row, run_rows, table, key_start, key_stop, is_open,
+            tile_class, per_tile, pieces, length, before,
+        ) = np.array(of_runs).repeat(count, axis=1)  # fmt: skip
+        tile, piece = np.divmod(np.arange(len(before)) - before, pieces)
+        row = run_row + tile * per_tile
+        num_rows = np.minimum(per_tile, run_rows - tile * per_tile)
+        start = key_start + piece * length
+        stop = np.minimum(start + length, key_stop)
 
         # A row's only item writes the output itself; the others write partial results, numbered through.
         size = self.num_rows + 1
-        borders = np.bincount(items[:, 0], minlength=size) - np.bincount(items[:, 0] + num_rows, minlength=size)
-        direct = np.cumsum(borders)[items[:, 0]] == 1
+        borders = np.bincount(row, minlength=size) - np.bincount(row + num_rows, minlength=size)
+        direct = np.cumsum(borders)[row] == 1
         written = np.where(direct, 0, num_rows)
-        first = np.cumsum(written) - written
-        items[:, 5] = np.where(direct, NO_PARTIAL, first)
-        num_partials = int(written.sum())
-        offset = np.arange(num_partials) - np.repeat(first, written)
-        row_of_partial = np.repeat(items[:, 0], written) + offset
+        ends = np.cumsum(written)
+        first = ends - written
+        num_partials = int(ends[-1])
+        row_of_partial = np.repeat(row - first, written) + np.arange(num_partials)
         partials = np.argsort(row_of_partial, kind="stable").astype(np.int32)
         starts = np.zeros(size, dtype=np.int32)
         np.cumsum(np.bincount(row_of_partial, minlength=self.num_rows), out=starts[1:])
 
-        # Longest first, so that no long item begins when the others are done.
-        order = np.argsort(-(stop - items[:, 3]), kind="stable")
-        classes = [(tile, items[order[rows[run][order] == tile]]) for tile in TILE_ROWS]
-        buffers = [array for _, array in classes if len(array)] + [starts, partials]
-        uploaded = upload(buffers, self.positions.device)
-        by_tile = dict(zip([tile for tile, array in classes if len(array)], uploaded, strict=False))
-        return DeviceItems(by_tile, uploaded[-2], uploaded[-1], num_partials)
+        # By tile class, and longest first, so that no long item begins when the others are done.
+        order = np.argsort((tile_class << 32) + start - stop, kind="stable")
+        end = np.where(is_open.astype(bool) & (piece == pieces - 1), OPEN_END, stop)
+        items = np.array([row, num_rows, table, start, end, np.where(direct, NO_PARTIAL, first)], dtype=np.int32).T[
+            order
+        ]
+        uploaded, starts_there, partials_there = upload([items, starts, partials], self.positions.device)
+        sizes = np.bincount(rows, weights=count, minlength=max(TILE_ROWS) + 1)[list(TILE_ROWS)].astype(np.int64)
+        parts = uploaded.split(sizes.tolist())
+        by_tile = {tile: part for tile, part in zip(TILE_ROWS, parts, strict=True) if len(part)}
+        return DeviceItems(by_tile, starts_there, partials_there, num_partials)
 
 
 class DevicePlanner:
@@ -203,10 +208,8 @@ class DevicePlanner:
         self._multiprocessors = multiprocessors
         self._plan: DevicePlan | None = None
         self._steps_left = 0
-        # What the next step must look like for the plan to be kept.
-        self._owners: list[Hashable] = []
-        self._versions: list[int] = []
-        self._contexts: list[int] = []
+        # Of the last batch: the next one must continue it for the plan to be kept.
+        self._columns: BatchColumns | None = None
 
     def plan(self, chunks: Sequence[QueryChunk]) -> DevicePlan:
         """The batch's plan; the same object as before, moved on, where the sequences only take one token more each.
@@ -215,43 +218,41 @@ class DevicePlanner:
             ValueError: there is no chunk, a chunk has no new token, its table does not reach to its last token, or there
                 are more sequences or blocks than there is room for.
         """
-        if self._plan is not None and self._is_next_step(chunks):
-            self._tables.update(chunks)
+        columns = BatchColumns(chunks)
+        if self._plan is not None and self._is_next_step(columns):
+            self._tables.update(chunks, columns)
             plan = self._plan
             advance_rows(plan.positions, plan.slots, plan.tables, plan.row_tables, block_size=self._block_size)
-            self._contexts = [context + 1 for context in self._contexts]
+            self._columns = columns
             self._steps_left -= 1
             return plan
-        check_chunks(chunks, self._block_size)
+        room = columns.num_blocks * self._block_size - columns.context - columns.num_new
+        if not chunks or not ((room >= 0) & (columns.num_new > 0) & (columns.context >= 0)).all():
+            check_chunks(chunks, self._block_size)
         self._plan = None
-        self._tables.update(chunks)
-        if len(self._tables.order) < len(chunks):
-            raise ValueError("chunks: expected an owner for each, all different")
-        self._plan = self._make(chunks)
+        self._tables.update(chunks, columns)
+        self._plan = self._make(columns)
         self._steps_left = _STEPS_A_PLAN
-        self._owners = [chunk.owner for chunk in chunks]
-        self._versions = [chunk.version for chunk in chunks]
-        self._contexts = [chunk.num_context + chunk.num_new for chunk in chunks]
+        self._columns = columns
         return self._plan
 
-    def _is_next_step(self, chunks: Sequence[QueryChunk]) -> bool:
+    def _is_next_step(self, columns: BatchColumns) -> bool:
+        last = self._columns
         return (
-            self._steps_left > 0
-            and [chunk.num_context for chunk in chunks] == self._contexts
-            and all(chunk.num_new == 1 for chunk in chunks)
-            and [chunk.owner for chunk in chunks] == self._owners
-            and [chunk.version for chunk in chunks] == self._versions
-            and self._plan is not None
-            and self._plan.num_rows == len(chunks)
+            last is not None
+            and self._steps_left > 0
+            and columns.has_members_of(last)
+            # Every sequence has one row in the plan, whose position only has to move on.
+            and bool((last.num_new == 1).all() and (columns.num_new == 1).all())
+            and np.array_equal(columns.context, last.context + 1)
         )
 
-    def _make(self, chunks: Sequence[QueryChunk]) -> DevicePlan:
+    def _make(self, columns: BatchColumns) -> DevicePlan:
         size = self._block_size
-        index_of = {chunk.owner: index for index, chunk in enumerate(chunks)}
-        order = [index_of[owner] for owner in self._tables.order]
         table = np.array(self._tables.tables)
-        context = np.array([chunks[i].num_context for i in order])
-        num_new = np.array([chunks[i].num_new for i in order])
+        order = self._tables.chunk_of(table)
+        context = columns.context[order]
+        num_new = columns.num_new[order]
         row_start = np.concatenate(([0], np.cumsum(num_new)))
         sequence = np.repeat(np.arange(len(order)), num_new)
         positions = context[sequence] + np.arange(row_start[-1]) - row_start[sequence]
@@ -259,22 +260,23 @@ class DevicePlanner:
 
         nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size, self._element_bytes)
         decodes = bool((num_new == 1).all())
-        saved = sum((stop - start - 1) * (key_stop - key_start) for start, stop, key_start, key_stop in nodes)
+        first, last, key_start, key_stop = nodes
+        saved = int(((last - first - 1) * (key_stop - key_start)).sum())
         flat = decodes and flat_is_better(saved, self._bytes_per_token)
         if flat:
-            nodes, private_from = [], np.zeros(len(order), dtype=np.int64)
-        first, last, key_start, key_stop = np.array(nodes, dtype=np.int64).reshape(-1, 4).T
+            first, last, key_start, key_stop = nodes[:, :0]
+            private_from = np.zeros(len(order), dtype=np.int64)
         runs = _Runs(
             row_start=np.concatenate((row_start[first], row_start[:-1])),
             num_rows=np.concatenate((row_start[last] - row_start[first], num_new)),
             table=np.concatenate((table[first], table)),
             key_start=np.concatenate((key_start, private_from)),
             key_stop=np.concatenate((key_stop, context + num_new)),
-            is_open=np.arange(len(nodes) + len(order)) >= len(nodes),
+            is_open=np.arange(len(first) + len(order)) >= len(first),
         )
         int_buffers = upload([positions.astype(np.int32), table[sequence].astype(np.int32)], self._device)
         return DevicePlan(
-            order=order,
+            order=order.tolist(),
             row_starts=row_start.tolist(),
             positions=int_buffers[0],
             slots=torch.from_numpy(slots).to(self._device, non_blocking=True),
@@ -288,34 +290,47 @@ class DevicePlanner:
         )
 
 
-def _shared_nodes(
-    common: Sequence[int], group: int, block_size: int, element_bytes: int
-) -> tuple[list[tuple[int, int, int, int]], Ints]:
-    """The nodes worth sharing as ``(first sequence, one past the last, first key, one past the last)``, parents first.
+def _shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> tuple[Ints, Ints]:
+    """The nodes worth sharing, parents first.
 
     Args:
         common: how many leading blocks neighbours have in common.
 
     Returns:
-        The nodes, and for each sequence the first key that no node covers.
+        ``[4, nodes]``: first sequence, one past the last, first key, one past the last; and for each sequence the first key
+        that no node covers.
     """
-    blocks = np.array(common, dtype=np.int64)
-    nodes: list[tuple[int, int, int, int]] = []
-    private_from = np.zeros(len(common) + 1, dtype=np.int64)
-    pending = [(0, len(common) + 1, 0)]
-    while pending:
-        start, stop, depth = pending.pop()
-        between = blocks[start : stop - 1]
-        shared = int(between.min()) * block_size if stop - start > 1 else depth
-        if shared > depth and sharing_pays(stop - start, shared - depth, group, element_bytes):
-            nodes.append((start, stop, depth, shared))
-            private_from[start:stop] = depth = shared
-        # Below: the groups that stay together beyond the shortest common prefix.
-        parting = np.flatnonzero(between * block_size == shared) + start + 1
-        borders = np.concatenate(([start], parting, [stop]))
-        together = np.flatnonzero(np.diff(borders) > 1)
-        pending.extend((int(borders[i]), int(borders[i + 1]), depth) for i in together.tolist())
-    return nodes, private_from
+    nodes: list[int] = []
+    private_from = [0] * (len(common) + 1)
+    for start, stop, shared_blocks in reversed(_common_intervals(common)):
+        # Who is an ancestor of this one has been here before it.
+        depth, shared = private_from[start], shared_blocks * block_size
+        if sharing_pays(stop - start, shared - depth, group, element_bytes):
+            nodes += (start, stop, depth, shared)
+            private_from[start:stop] = [shared] * (stop - start)
+    return np.array(nodes, dtype=np.int64).reshape(-1, 4).T, np.array(private_from, dtype=np.int64)
+
+
+def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
+    """All largest groups of neighbours ``(first, one past the last, leading blocks in common)``, children before parents.
+
+    In one pass with a stack of the groups that are still open (Abouelhoda, Kurtz and Ohlebusch 2004: the intervals of an
+    array of longest common prefixes).
+    """
+    found: list[tuple[int, int, int]] = []
+    below: list[tuple[int, int]] = []
+    start, depth = 0, 0
+    for place, blocks in enumerate(itertools.chain(common, (0,))):
+        if blocks > depth:
+            below.append((start, depth))
+            start, depth = place, blocks
+        while blocks < depth:
+            found.append((start, place + 1, depth))
+            if below[-1][1] < blocks:
+                depth = blocks  # begins where the one that ends here does
+            else:
+                start, depth = below.pop()
+    return found
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:

@@ -56,15 +56,22 @@ def tile_rows(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> ND
 
 
 def num_pieces(
-    num_keys: NDArray[np.int64], num_tiles: NDArray[np.int64], num_kv_heads: int, rows: int, multiprocessors: int
+    num_keys: NDArray[np.int64],
+    num_tiles: NDArray[np.int64],
+    num_kv_heads: int,
+    rows: NDArray[np.int64],
+    multiprocessors: int,
 ) -> NDArray[np.int64]:
     """Into how many pieces each run of keys is split, so that one launch of a tile class fills the GPU once, evenly.
 
     Args:
         num_keys: of each run.
         num_tiles: row tiles over each run; each tile and head is a program a piece.
-        rows: the tile class.
+        rows: each run's tile class.
     """
-    at_once = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[rows]
-    piece = max(MIN_PIECE_KEYS, float((num_keys * num_tiles).sum()) * num_kv_heads / at_once)
-    return np.maximum(1, np.rint(num_keys / piece)).astype(np.int64)
+    tile_class = np.searchsorted(TILE_ROWS, rows)
+    at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[tile] for tile in TILE_ROWS])
+    work = np.bincount(tile_class, weights=num_keys * num_tiles, minlength=len(TILE_ROWS)) * num_kv_heads
+    piece = np.maximum(MIN_PIECE_KEYS, work / at_once)
+    pieces: NDArray[np.float64] = np.maximum(1, np.rint(num_keys / piece[tile_class]))
+    return pieces.astype(np.int64)

@@ -181,8 +181,11 @@ def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Itera
 def common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     """How many leading blocks two tables have in common."""
     shorter = min(len(a), len(b))
+    if not shorter:
+        return 0
     differs = a[:shorter] != b[:shorter]
-    return int(differs.argmax()) if differs.any() else shorter
+    first = int(differs.argmax())
+    return first if differs[first] else shorter
 
 
 def _positions_of(chunk: QueryChunk) -> NDArray[np.int64]:

@@ -1,12 +1,13 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
-that this GPU has just shown. In the same run, on the same weights, transformers' continuous batching answers the same
-prompts.
+that this GPU has just shown. In the same run, on the same weights: steps with decoder layers as they are and compiled by
+torch, and transformers' continuous batching with the same prompts.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -151,6 +152,26 @@ def answer_all_with_transformers(model: Any, shared: int) -> float:
     return BATCH * NEW_TOKENS / (time.perf_counter() - start)
 
 
+def measure_engine(model: Any, name: str, compiled: bool, bytes_per_s: float) -> tuple[list[Step], dict[str, float]]:
+    """Steps with nothing and with much shared; tokens a second of whole answers to the same, seconds to the start."""
+    start = time.perf_counter()
+    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
+    figures = {"seconds to the start": time.perf_counter() - start}
+    steps = []
+    for shared in (0, SHARED):
+        steps.append(measure_steps(llm, f"{BATCH} x {LENGTH:,}, {shared:,} shared, {name}", shared, bytes_per_s))
+        figures[f"{shared} shared"] = answer_all(llm, shared)
+    return steps, figures
+
+
+def let_go(model: Any) -> None:
+    """Give back the memory of the engine that ran the model last, to whose blocks and graphs its layers still lead."""
+    for module in model.modules():
+        vars(module).pop("radixkv_runner", None)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def run_decode(console: Console, json_path: Path | None) -> None:
     """Measure, print a table, and write the rows.
 
@@ -160,17 +181,16 @@ def run_decode(console: Console, json_path: Path | None) -> None:
     require_gpu()
     limits = measure_limits()
     model = make_model()
-    rates: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     with console.status("transformers' continuous batching"):
-        for shared in (0, SHARED):
-            rates[f"{shared} shared"] = {"transformers": answer_all_with_transformers(model, shared)}
+        figures["transformers"] = {f"{n} shared": answer_all_with_transformers(model, n) for n in (0, SHARED)}
         torch.cuda.empty_cache()
-    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH)
-    with console.status("decoding steps"):
-        steps = [measure_steps(llm, f"{BATCH} x {LENGTH:,}, {n:,} shared", n, limits.bytes_per_s) for n in (0, SHARED)]
-    with console.status("whole answers"):
-        for shared in (0, SHARED):
-            rates[f"{shared} shared"]["radixkv"] = answer_all(llm, shared)
+    steps: list[Step] = []
+    for name, compiled in (("as it is", False), ("compiled", True)):
+        with console.status(f"the model {name}"):
+            own, figures[name] = measure_engine(model, name, compiled, limits.bytes_per_s)
+            steps += own
+            let_go(model)
     table = Table("step", "GB", "floor us", "median us", "time / floor", "GPU idle", "tokens/s")
     for step in steps:
         table.add_row(
@@ -178,16 +198,16 @@ def run_decode(console: Console, json_path: Path | None) -> None:
             f"{step.median_us / step.floor_us:.2f}", f"{step.gpu_idle:.1%}", f"{step.tokens_per_s:,.0f}",
         )  # fmt: skip
     console.print(table)
-    for name, rate in rates.items():
-        console.print(
-            f"{name}: {rate['radixkv']:,.0f} tokens/s from prompt to end, transformers {rate['transformers']:,.0f}: "
-            f"{rate['radixkv'] / rate['transformers']:.1f} times"
-        )
+    for shared in (f"{n} shared" for n in (0, SHARED)):
+        rates = ", ".join(f"{name} {own[shared]:,.0f}" for name, own in figures.items())
+        console.print(f"{shared}, tokens/s from prompt to end: {rates}")
+    for name in ("as it is", "compiled"):
+        console.print(f"{name}: ready after {figures[name]['seconds to the start']:.1f} s")
     if json_path:
         content = {
             "machine": describe_gpu(),
             "limits": asdict(limits),
             "steps": [asdict(step) for step in steps],
-            "whole_answers_tokens_per_s": rates,
+            "whole_answers": figures,
         }
         json_path.write_text(json.dumps(content, indent=2) + "\n")

@@ -67,6 +67,7 @@ class Engine:
         enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
         attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
         enforce_eager: decode without CUDA graphs.
+        enable_torch_compile: compile the model's decoder layers at the start (see `compiled_layers`).
         async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
             and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
@@ -96,6 +97,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         attention_backend: str = "auto",
         enforce_eager: bool = False,
+        enable_torch_compile: bool = False,
         async_scheduling: bool | None = None,
         seed: int = 0,
         eviction_policy: str = "lru",
@@ -126,7 +128,7 @@ class Engine:
         self.max_num_seqs = max_num_seqs
         self.max_num_waiting = max_num_waiting
         self.enable_prefix_caching = enable_prefix_caching
-        self._runner = ModelRunner(loaded)
+        self._runner = ModelRunner(loaded, enable_torch_compile)
         shapes = self._runner.layer_shapes
         scales = None
         if kv_cache_dtype == "fp8":

@@ -6,7 +6,7 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,13 @@ from radixkv.attention import AttentionBackend, QueryChunk
 from radixkv.attention.choice import make_backend
 from radixkv.attention.cpu_backend import CpuBackend
 from radixkv.cache import BlockCopy, BlockTable
+from radixkv.engine.compiled_layers import (
+    Attend,
+    attend_opaquely,
+    attention_of_compiled_layers,
+    compile_layers,
+    run_layers_as_they_are,
+)
 from radixkv.engine.errors import UnsupportedModelError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.memory import KVPool, LayerShape
@@ -64,17 +71,21 @@ def _attend_nothing(
 class ModelRunner:
     """Runs one model; a model belongs to one runner at a time.
 
+    Args:
+        enable_torch_compile: compile the model's decoder layers, now.
+
     Raises:
-        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve.
+        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
+            or its layers are to be compiled and cannot be.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False) -> None:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
-        self._attend: Callable[..., torch.Tensor] | None = None
+        self._attend: Attend | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
         self._layer_of: dict[int, int] = {}
@@ -87,7 +98,10 @@ class ModelRunner:
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 module.radixkv_runner = self
+        run_layers_as_they_are(self._model)
         self._probe(loaded.name)
+        if enable_torch_compile:
+            self._compile(loaded.name)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -144,12 +158,9 @@ class ModelRunner:
         for index, chunk in enumerate(chunks):
             count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
             keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
-        self._attend = batch.attend
-        try:
-            # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
-            logits = self._forward(token_ids, batch.positions, keep or [0])
-        finally:
-            self._attend = None
+        # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
+        rows = torch.tensor(keep or [0]).to(self._device, non_blocking=True)
+        logits = self._forward(token_ids, batch.positions, rows, batch.attend)
         return logits[: len(keep)].float()
 
     def _token_ids(
@@ -167,73 +178,71 @@ class ModelRunner:
             token_ids[rows] = chosen[indices]
         return token_ids
 
-    def attend(
-        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+    def attend_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
-        layer_idx = module.layer_idx
         if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attend(
-            self._layer_of[layer_idx],
-            query,
-            key,
-            value,
-            scale=options.get("scaling") or query.shape[-1] ** -0.5,
-            softcap=options.get("softcap"),
-            sliding_window=options.get("sliding_window"),
-            sinks=options.get("s_aux"),
-        )
+        return self._attend(self._layer_of[layer_idx], query, key, value, **options)
 
-    def _forward(self, token_ids: torch.Tensor, positions: torch.Tensor, keep: list[int]) -> torch.Tensor:
-        output = self._model(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            past_key_values=None,
-            logits_to_keep=torch.tensor(keep).to(self._device, non_blocking=True),
-        )
+    def _forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
+    ) -> torch.Tensor:
+        """The logits of ``rows``; without ``attend``, the layers' shapes are noted and nothing is attended."""
+        self._attend = attend
+        try:
+            with attention_of_compiled_layers(self.attend_layer):
+                output = self._model(
+                    input_ids=token_ids.unsqueeze(0),
+                    position_ids=positions.unsqueeze(0),
+                    use_cache=False,
+                    past_key_values=None,
+                    logits_to_keep=rows,
+                )
+        finally:
+            self._attend = None
         logits: torch.Tensor = output.logits[0]
         return logits
 
     def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
         """The logits of all rows of a padded decoding batch, padding included."""
-        self._attend = padded.attend
-        try:
-            output = self._model(
-                input_ids=padded.token_ids.unsqueeze(0),
-                position_ids=padded.positions.clamp_min(0).long().unsqueeze(0),
-                use_cache=False,
-                past_key_values=None,
-                logits_to_keep=torch.arange(padded.num_rows, device=self._device),
-            )
-        finally:
-            self._attend = None
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        rows = torch.arange(padded.num_rows, device=self._device)
+        return self._forward(padded.token_ids, padded.positions.clamp_min(0).long(), rows, padded.attend)
 
     @torch.inference_mode()
     def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:
         """Run a step of ``num_tokens`` without attention on a GPU; returns the bytes that it took beyond the weights."""
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self._attend = _attend_nothing
-        try:
-            positions = torch.arange(num_tokens, device=self._device)
-            rows = list(range(min(num_tokens, num_logit_rows)))
-            self._forward(torch.zeros_like(positions), positions, rows).float()
-        finally:
-            self._attend = None
+        positions = torch.arange(num_tokens, device=self._device)
+        self._forward(torch.zeros_like(positions), positions, positions[:num_logit_rows], _attend_nothing).float()
         return torch.cuda.max_memory_allocated(self._device) - before
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
         """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
         positions = torch.arange(2, device=self._device)
-        self._forward(torch.zeros_like(positions), positions, [0])
+        self._forward(torch.zeros_like(positions), positions, positions[:1], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
         self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+
+    @torch.inference_mode()
+    def _compile(self, name: str) -> None:
+        """Compile now what every batch will need, so that no request waits for it and no failure comes later."""
+        compile_layers(self._model)
+        try:
+            for num_tokens in (2, 1):
+                positions = torch.arange(num_tokens, device=self._device)
+                self._forward(torch.zeros_like(positions), positions, positions[:1], _attend_nothing)
+        except Exception as error:  # uncompiled, the same has just run
+            run_layers_as_they_are(self._model)
+            reason = " ".join(str(error).split("\n")[:2])
+            raise UnsupportedModelError(
+                f"{name}: torch.compile cannot compile its layers ({reason}); "
+                "expected a model and a compiler that it can use, or enable_torch_compile=False"
+            ) from error
 
     def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         if layer_idx in self._probed:
@@ -251,9 +260,17 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
+    given = {
+        "scale": options.get("scaling") or query.shape[-1] ** -0.5,
+        "softcap": options.get("softcap"),
+        "sliding_window": options.get("sliding_window"),
+        "sinks": options.get("s_aux"),
+    }
+    if torch.compiler.is_compiling():
+        return attend_opaquely(module.radixkv_layer_idx, query, key, value, **given), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
-    return runner.attend(module, query, key, value, options), None
+    return runner.attend_layer(module.layer_idx, query, key, value, **given), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -72,8 +72,23 @@ class _Product:
         return part
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            compiled: torch.Tensor = packed_linear(x, self._packed, self._bias, sum(self._sizes))
+            return compiled
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return result
+
+
+@torch.library.custom_op("radixkv::packed_linear", mutates_args=())
+def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+    """The product for compiled layers: torch's compiler takes packed weights only as constants."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
+
+
+@packed_linear.register_fake
+def _(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], out_features)
 
 
 def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:

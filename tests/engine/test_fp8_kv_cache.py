@@ -14,6 +14,7 @@ from model_zoo import VOCAB_SIZE, build_supported
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine import compiled_layers
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_quantisation import KV_CACHE_DTYPES
 from radixkv.engine.model_loader import load_model
@@ -76,6 +77,14 @@ def test_windows_sinks_and_unequal_heads(name: str) -> None:
         assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
     in_full = tokens_of(tiny(name, torch.float32, kv_cache_dtype="auto"), family(1, 12))
     assert sum(answer == truth for answer, truth in zip(in_full, expected, strict=True)) < 6
+
+
+def test_compiled_layers_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, where a number may fall on the other side of a border."""
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+    expected = tokens_of(tiny(dtype=torch.float32), family(1, 12))
+    answers = tokens_of(tiny(dtype=torch.float32, enable_torch_compile=True), family(1, 12))
+    assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
 
 
 @pytest.mark.usefixtures("float64")

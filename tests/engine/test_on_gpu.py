@@ -36,6 +36,22 @@ def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch:
             llm.engine.cache.check()
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "qwen3_moe"])
+def test_compiled_layers_in_cuda_graphs_give_the_tokens_of_eager_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    on_gpu = build_supported(name).cuda()
+    options = {"block_size": 16, "num_blocks": 200, "max_num_batched_tokens": 64}
+    truth = LLM(copy.deepcopy(on_gpu), enforce_eager=True, **options).generate(prompts(), GREEDY, use_tqdm=False)
+    for eager in (True, False):
+        llm = LLM(copy.deepcopy(on_gpu), enforce_eager=eager, enable_torch_compile=True, **options)
+        for _ in range(2):  # the second time everything is cached
+            outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+            assert [o.outputs[0].token_ids for o in outputs] == [t.outputs[0].token_ids for t in truth]
+            llm.engine.cache.check()
+
+
 def test_the_pool_takes_what_memory_is_left() -> None:
     llm = LLM(build_supported("llama").cuda(), gpu_memory_utilization=0.5)
     total = torch.cuda.mem_get_info()[1]

@@ -10,7 +10,7 @@ from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.attention import triton_backend
-from radixkv.engine import kv_quantisation
+from radixkv.engine import compiled_layers, kv_quantisation
 from radixkv_kernels import reference
 
 
@@ -38,6 +38,18 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
         assert [output.outputs[0].token_ids for output in outputs] == [t.outputs[0].token_ids for t in truth]
         llm.engine.cache.check()
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    answers = [
+        [output.outputs[0].token_ids for output in llm.generate(inputs, params, use_tqdm=False)]
+        for llm in (make_llm(name, "torch"), make_llm(name, "triton", enable_torch_compile=True))
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_samples_and_beams_fork_with_copy_on_write() -> None:

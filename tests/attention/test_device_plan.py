@@ -1,0 +1,148 @@
+"""What the device plan is made from: who shares what, kept from step to step, against a look at everything anew."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.attention.batch_tables import BatchColumns, BatchTables
+from radixkv.attention.device_plan import DevicePlanner, HeadShape, _shared_nodes
+from radixkv.attention.gpu_cost_model import sharing_pays
+from radixkv.attention.plan import QueryChunk, common_blocks
+
+
+def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int) -> list[tuple[int, int, int, int]]:
+    """The nodes over the sequences ``start .. stop``, written down as they are defined; blocks of 16."""
+    if stop - start < 2:
+        return []
+    between = common[start : stop - 1]
+    shared, nodes = min(between) * 16, []
+    if sharing_pays(stop - start, shared - depth, group, 2):
+        nodes, depth = [(start, stop, depth, shared)], shared
+    borders = [start, *(start + i + 1 for i, blocks in enumerate(between) if blocks * 16 == shared), stop]
+    return nodes + [node for a, b in itertools.pairwise(borders) for node in nodes_anew(common, group, a, b, depth)]
+
+
+@given(common=st.lists(st.integers(0, 5), max_size=30), group=st.integers(1, 20))
+def test_shared_nodes_are_those_of_the_tree(common: list[int], group: int) -> None:
+    found, private_from = _shared_nodes(common, group, 16, 2)
+    nodes = [tuple(node) for node in found.T.tolist()]
+    assert sorted(nodes) == sorted(nodes_anew(common, group, 0, len(common) + 1, 0))
+    reach = [0] * (len(common) + 1)
+    for start, stop, key_start, key_stop in nodes:  # parents first: each goes on where the one above it ended
+        assert reach[start:stop] == [key_start] * (stop - start)
+        reach[start:stop] = [key_stop] * (stop - start)
+    assert private_from.tolist() == reach
+
+
+class Sequences:
+    """Block tables that share as a cache's do: forks of one another, and every last block its sequence's own."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, list[int]] = {}
+        self.versions: dict[int, int] = {}
+        self.numbers = itertools.count()
+
+    def fresh(self) -> int:
+        # Small and large numbers by turns, so that order by value and order in time differ.
+        number = next(self.numbers)
+        return number if number % 2 else 5000 - number
+
+    def chunks(self, reverse: bool) -> list[QueryChunk]:
+        return [
+            QueryChunk(np.array(blocks, dtype=np.int32), 16 * len(blocks) - 1, 1, owner, self.versions[owner])
+            for owner, blocks in sorted(self.blocks.items(), reverse=reverse)
+        ]
+
+    def best_sharing(self) -> int:
+        """The blocks that neighbours have in common in an order in which they have the most."""
+        return sum(common_blocks(*map(np.array, pair)) for pair in itertools.pairwise(sorted(self.blocks.values())))
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["join", "leave", "grow", "replace"]), st.integers(0, 99), st.integers(0, 99)), max_size=6
+)
+
+
+@settings(max_examples=200)
+@given(batches=st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=12))
+def test_tables_follow_any_change_of_the_batch(
+    batches: list[tuple[list[tuple[str, int, int]], bool]],
+) -> None:
+    tables = BatchTables(100, 80, torch.device("cpu"))
+    sequences = Sequences()
+    sequences.blocks[0], sequences.versions[0] = [sequences.fresh()], 0
+    owners = itertools.count(1)
+    for changes, reverse in batches:
+        for kind, which, length in changes:
+            owner = list(sequences.blocks)[which % len(sequences.blocks)]
+            blocks = sequences.blocks[owner]
+            if kind == "join":
+                new = next(owners)
+                # No more than whole blocks: the last one belongs to its sequence alone.
+                sequences.blocks[new] = [*blocks[: length % len(blocks)], sequences.fresh()]
+                sequences.versions[new] = 0
+            elif kind == "grow":
+                blocks.extend(sequences.fresh() for _ in range(length % 4))
+            elif kind == "replace":
+                blocks[-1] = sequences.fresh()
+                sequences.versions[owner] += 1
+            elif len(sequences.blocks) > 1:
+                del sequences.blocks[owner]
+        chunks = sequences.chunks(reverse)
+        tables.update(chunks, BatchColumns(chunks))
+        assert sorted(tables.order) == sorted(sequences.blocks)  # type: ignore[type-var]
+        assert [chunks[i].owner for i in tables.chunk_of(np.array(tables.tables))] == tables.order
+        assert torch.equal(tables.device, torch.from_numpy(tables.host))
+        rows = []
+        for owner, table in zip(tables.order, tables.tables, strict=True):
+            blocks = sequences.blocks[owner]  # type: ignore[index]
+            assert tables.host[table, : len(blocks)].tolist() == blocks
+            rows.append(np.array(blocks))
+        assert tables.common == [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
+        assert sum(tables.common) == sequences.best_sharing()
+
+
+def make_planner() -> DevicePlanner:
+    return DevicePlanner(
+        max_sequences=4,
+        max_blocks=10,
+        block_size=16,
+        shape=HeadShape(1, 1),
+        bytes_per_token=4,
+        element_bytes=2,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        multiprocessors=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([], "expected at least one"),
+        ([QueryChunk(np.arange(2, dtype=np.int32), 30, 0, "a")], "num_new must be at least 1"),
+        ([QueryChunk(np.arange(2, dtype=np.int32), -1, 1, "a")], "num_context at least 0"),
+        ([QueryChunk(np.arange(2, dtype=np.int32), 32, 1, "a")], "2 blocks of 16 tokens cannot hold"),
+        ([QueryChunk(np.arange(2, dtype=np.int32), 30, 1, "a")] * 2, "an owner for each, all different"),
+        ([QueryChunk(np.arange(11, dtype=np.int32), 30, 1, "a")], "room for 4 sequences of 10 blocks"),
+    ],
+)
+def test_bad_batches_are_refused_and_change_nothing(chunks: list[QueryChunk], message: str) -> None:
+    planner = make_planner()
+    good = [
+        QueryChunk(np.arange(2, dtype=np.int32), 30, 1, "a"),
+        QueryChunk(np.arange(5, 7, dtype=np.int32), 20, 1, "b"),
+    ]
+    before = planner.plan(good)
+    with pytest.raises(ValueError, match=message):
+        planner.plan(chunks)
+    assert planner._tables.order == ["a", "b"]
+    after = planner.plan(good)
+    assert torch.equal(after.slots, before.slots)
+    assert after.order == before.order
