@@ -19,6 +19,7 @@ Model = Annotated[str | None, typer.Option(help="hub id, folder or GGUF file; by
 RecordTrace = Annotated[
     Path | None, typer.Option("--record-trace", help="write a trace without any text, for radixkv simulate")
 ]
+KvCacheDtype = Annotated[str, typer.Option(help="what keys and values are stored in: auto (the model's type) or fp8")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")]
 
 
@@ -28,6 +29,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
+    kv_cache_dtype: KvCacheDtype = "auto",
     record_trace: RecordTrace = None,
 ) -> None:
     """Talk to a model; under each answer stands how much of the prompt was reused."""
@@ -37,7 +39,7 @@ def chat(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = Console()
     with console.status("loading the model"):
-        llm = LLM(model, record_trace=record_trace)
+        llm = LLM(model, kv_cache_dtype=kv_cache_dtype, record_trace=record_trace)
     run_chat(Chat(llm, system, params), console)
 
 
@@ -53,6 +55,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
     beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
+    kv_cache_dtype: KvCacheDtype = "auto",
     record_trace: RecordTrace = None,
 ) -> None:
     """Complete prompts and print the completions."""
@@ -63,7 +66,7 @@ def generate(
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
     with Console(stderr=True).status("loading the model"):
-        llm = LLM(model, record_trace=record_trace)
+        llm = LLM(model, kv_cache_dtype=kv_cache_dtype, record_trace=record_trace)
     if beam_params is not None:
         for search in llm.beam_search(prompts, beam_params):
             for beam in search.sequences:
@@ -103,6 +106,7 @@ def serve(
         int | None, typer.Option(help="the same in bytes [default: 1 GiB on a CPU]")
     ] = None,
     gpu_memory_utilization: Annotated[float, typer.Option(help="without those two, share of a GPU's memory")] = 0.9,
+    kv_cache_dtype: KvCacheDtype = "auto",
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="tokens a step at most [default: 8192 on a GPU, 512 on a CPU]")
     ] = None,
@@ -147,6 +151,7 @@ def serve(
         "num_blocks": num_blocks,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "kv_cache_dtype": kv_cache_dtype,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": enable_prefix_caching,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 
 from radixkv.attention import AttentionBackend, QueryChunk
-from radixkv.memory import KVPool, LayerShape
+from radixkv.memory import Fp8KVPool, KVPool, KVScales, LayerShape
+from radixkv.memory.fp8_kv_pool import FP8
 
 
 @dataclass
@@ -22,10 +24,30 @@ class Batch:
     pool: KVPool
 
 
-def make_batch(rng: random.Random, shape: LayerShape, block_size: int, num_sequences: int, max_tokens: int) -> Batch:
+def make_pool(shape: LayerShape, num_blocks: int, block_size: int, fp8: bool) -> KVPool:
+    """One layer in float32, or in float8 with scales that differ from head to head."""
+    if not fp8:
+        return KVPool([shape], num_blocks, block_size, torch.float32)
+    scales = torch.exp2(torch.arange(shape.num_kv_heads) - 3.0)
+    return Fp8KVPool([shape], num_blocks, block_size, KVScales([scales], [4 / scales]), torch.float32)
+
+
+def random_tokens(pool: KVPool, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, ``[tokens, heads, dim]``, that the pool holds exactly: the interpreter rounds float8 its own way."""
+    shape = pool.layers[0]
+    tokens = []
+    for dim, scale in zip((shape.key_dim, shape.value_dim), pool.scales(0), strict=True):
+        numbers = torch.randn(count, shape.num_kv_heads, dim)
+        tokens.append(numbers if scale is None else (numbers / scale[:, None]).to(FP8).float() * scale[:, None])
+    return tokens[0], tokens[1]
+
+
+def make_batch(
+    rng: random.Random, shape: LayerShape, block_size: int, num_sequences: int, max_tokens: int, fp8: bool = False
+) -> Batch:
     """Sequences that branch off one another at block borders; blocks scattered, unwritten memory poisoned with NaN."""
     num_blocks = num_sequences * (2 * max_tokens // block_size + 4)
-    pool = KVPool([shape], num_blocks, block_size, torch.float32)
+    pool = make_pool(shape, num_blocks, block_size, fp8)
     pool.poison(range(num_blocks))
     free = list(range(num_blocks))
     if rng.random() < 0.5:
@@ -51,11 +73,11 @@ def make_batch(rng: random.Random, shape: LayerShape, block_size: int, num_seque
         while len(blocks) * block_size < total:
             blocks.append(free.pop(0))
         extra = total - shared * block_size
-        key = torch.cat([key, torch.randn(extra, shape.num_kv_heads, shape.key_dim)])
-        value = torch.cat([value, torch.randn(extra, shape.num_kv_heads, shape.value_dim)])
-        for position in range(shared * block_size, num_context):
-            slot = blocks[position // block_size] * block_size + position % block_size
-            pool.key_rows[0][slot], pool.value_rows[0][slot] = key[position], value[position]
+        more_key, more_value = random_tokens(pool, extra)
+        key, value = torch.cat([key, more_key]), torch.cat([value, more_value])
+        old = np.arange(shared * block_size, num_context)
+        slots = np.array(blocks)[old // block_size] * block_size + old % block_size
+        pool.write(0, torch.from_numpy(slots), key[old], value[old])
         chunks.append(QueryChunk(np.array(blocks, dtype=np.int32), num_context, num_new, owner=len(chunks)))
         keys.append(key)
         values.append(value)
@@ -129,3 +151,20 @@ def check(
         )
         got = output[0, plan.row_starts[place] : plan.row_starts[place + 1]].double()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def check_cuts(backend: AttentionBackend, pool: KVPool) -> None:
+    """What a prompt's tokens see of each other does not depend on how it is cut into chunks, rounded numbers or not."""
+    shape, group, length = pool.layers[0], 2, 50
+    table = np.arange(pool.num_blocks, dtype=np.int32)
+    query = torch.randn(1, shape.num_kv_heads * group, length, shape.key_dim)
+    key, value = (torch.randn(1, shape.num_kv_heads, length, dim) for dim in (shape.key_dim, shape.value_dim))
+    outputs = []
+    for borders in ([0, length], [0, 1, 17, 18, 32, 49, length]):
+        parts = []
+        for start, stop in itertools.pairwise(borders):
+            batch = backend.prepare([QueryChunk(table, start, stop - start, owner=start)])
+            new = [tensor[:, :, start:stop] for tensor in (query, key, value)]
+            parts.append(batch.attend(0, *new, scale=0.3))
+        outputs.append(torch.cat(parts, dim=1))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)

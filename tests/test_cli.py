@@ -44,7 +44,7 @@ def test_chat_answers_piped_turns_and_reuses_them() -> None:
 
 
 def test_generate_prints_json() -> None:
-    result = radixkv("generate", "One, two,", "--max-tokens", "5", "--json")
+    result = radixkv("generate", "One, two,", "--max-tokens", "5", "--kv-cache-dtype", "fp8", "--json")
     assert result.returncode == 0, result.stderr
     assert len(json.loads(result.stdout)["token_ids"]) == 5
 

@@ -5,7 +5,7 @@ Lowering turns a plan's items into calls, once a batch and sliding window, and e
 - a run of consecutive blocks is attended in place, as a view of the pool (`_ViewCall`);
 - scattered blocks, and the short private tails of many decoding sequences together, are gathered into one batch first
   (`_GatherCall`);
-- a prompt's new tokens attend to themselves causally, straight from the layer's own key and value (`_CausalCall`).
+- a prompt's new tokens attend to themselves causally, straight from what was written (`_CausalCall`).
 
 The heads of a group are folded into the query rows, so a key is read once for all of them. Partial results are merged
 into ``[rows, kv heads, group, dim]``, the layout that the model wants back.
@@ -107,7 +107,7 @@ class CpuAttention:
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
         pool = self._pool
-        pool.write(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        stored = pool.write(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         num_query_heads, num_rows = query.shape[1], query.shape[2]
         num_kv_heads, value_dim = key.shape[1], value.shape[3]
         group = num_query_heads // num_kv_heads
@@ -119,14 +119,15 @@ class CpuAttention:
 
         for call in calls:
             if isinstance(call, _CausalCall):
-                part = query[:, :, call.rows], key[:, :, call.rows], value[:, :, call.rows]
-                whole = call.visibility is None
-                output, lse = attend(*part, scale=scale, softcap=softcap, causal=whole, visibility=call.visibility)
+                keys, values = (rows[call.rows].transpose(0, 1).unsqueeze(0) for rows in stored)
+                output, lse = attend(
+                    query[:, :, call.rows], keys, values,
+                    scale=scale, softcap=softcap, causal=call.visibility is None, visibility=call.visibility,
+                )  # fmt: skip
                 output = output[0].unflatten(0, (num_kv_heads, group)).permute(2, 0, 1, 3)
                 lse = lse[0].unflatten(0, (num_kv_heads, group)).permute(2, 0, 1)
             elif isinstance(call, _ViewCall):
-                keys = pool.key_rows[layer][call.start : call.stop].transpose(0, 1).unsqueeze(0)
-                values = pool.value_rows[layer][call.start : call.stop].transpose(0, 1).unsqueeze(0)
+                keys, values = (rows.transpose(0, 1).unsqueeze(0) for rows in pool.read(layer, call.start, call.stop))
                 rows = folded[:, call.rows].flatten(1, 2).unsqueeze(0)
                 output, lse = attend(
                     rows, keys, values, scale=scale, softcap=softcap, visibility=call.visibility, group=group
@@ -136,10 +137,9 @@ class CpuAttention:
             else:
                 assert isinstance(call, _GatherCall)
                 num_sequences, num_keys = call.slots.shape
-                slots = call.slots.view(-1)
                 shape = (num_sequences, num_keys, num_kv_heads, -1)
-                keys = pool.key_rows[layer].index_select(0, slots).view(shape).transpose(1, 2)
-                values = pool.value_rows[layer].index_select(0, slots).view(shape).transpose(1, 2)
+                gathered = pool.gather(layer, call.slots.view(-1))
+                keys, values = (rows.view(shape).transpose(1, 2) for rows in gathered)
                 # [sequences, kv heads, rows of each x group, dim]
                 rows = folded[:, call.rows].unflatten(1, (num_sequences, -1)).transpose(0, 1).flatten(2, 3)
                 output, lse = attend(

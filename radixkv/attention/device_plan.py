@@ -185,6 +185,7 @@ class DevicePlanner:
         block_size: tokens a block.
         shape: of most layers' heads, by which sharing is weighed.
         bytes_per_token: of a token's keys and values in one layer.
+        element_bytes: of one of their elements.
         dtype: of queries.
         device: where the buffers go.
         multiprocessors: of the device.
@@ -198,6 +199,7 @@ class DevicePlanner:
         block_size: int,
         shape: HeadShape,
         bytes_per_token: int,
+        element_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
         multiprocessors: int,
@@ -206,6 +208,7 @@ class DevicePlanner:
         self._block_size = block_size
         self._shape = shape
         self._bytes_per_token = bytes_per_token
+        self._element_bytes = element_bytes
         self._dtype = dtype
         self._device = device
         self._multiprocessors = multiprocessors
@@ -261,7 +264,7 @@ class DevicePlanner:
         positions = context[sequence] + np.arange(row_start[-1]) - row_start[sequence]
         slots = self._tables.host[table[sequence], positions // size].astype(np.int64) * size + positions % size
 
-        nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size)
+        nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size, self._element_bytes)
         decodes = bool((num_new == 1).all())
         first, last, key_start, key_stop = nodes
         saved = int(((last - first - 1) * (key_stop - key_start)).sum())
@@ -293,7 +296,7 @@ class DevicePlanner:
         )
 
 
-def _shared_nodes(common: Sequence[int], group: int, block_size: int) -> tuple[Ints, Ints]:
+def _shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> tuple[Ints, Ints]:
     """The nodes worth sharing, parents first.
 
     Args:
@@ -308,7 +311,7 @@ def _shared_nodes(common: Sequence[int], group: int, block_size: int) -> tuple[I
     for start, stop, shared_blocks in reversed(_common_intervals(common)):
         # Who is an ancestor of this one has been here before it.
         depth, shared = private_from[start], shared_blocks * block_size
-        if sharing_pays(stop - start, shared - depth, group):
+        if sharing_pays(stop - start, shared - depth, group, element_bytes):
             nodes += (start, stop, depth, shared)
             private_from[start:stop] = [shared] * (stop - start)
     return np.array(nodes, dtype=np.int64).reshape(-1, 4).T, np.array(private_from, dtype=np.int64)

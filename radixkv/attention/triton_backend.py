@@ -52,6 +52,7 @@ class TritonBackend:
             block_size=pool.block_size,
             shape=HeadShape(layer.num_kv_heads, num_query_heads // layer.num_kv_heads),
             bytes_per_token=layer.elements_per_token * pool.dtype.itemsize,
+            element_bytes=pool.dtype.itemsize,
             dtype=dtype,
             device=device,
             multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1,
@@ -107,10 +108,12 @@ class TritonAttention:
                 scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
         keys, values, rows, output = _store(self._pool, layer, query, key, value, plan.slots)
+        key_scales, value_scales = self._pool.scales(layer)
         partials = self._partials.of(len(rows) * splits if splits > 1 else 0, output)
         attend_split(
             rows, keys, values, plan.tables, plan.row_tables, plan.positions, output, *partials,
             num_splits=splits, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
+            key_scales=key_scales, value_scales=value_scales,
         )  # fmt: skip
         if splits > 1:
             merge_splits(*partials, output, num_splits=splits, sinks=sinks)
@@ -161,11 +164,13 @@ def attend_layer(
 ) -> torch.Tensor:
     """One layer over work items: write, attend every tile class, merge; arguments otherwise as `AttentionBatch.attend`'s."""
     keys, values, query_rows, output = _store(pool, layer, query, key, value, rows.slots)
+    key_scales, value_scales = pool.scales(layer)
     partials = partial_results.of(items.num_partials, output)
     for tile, own in items.by_tile.items():
         attend_items(
             query_rows, keys, values, rows.tables, rows.positions, own, output, *partials,
             tile_rows=tile, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
+            key_scales=key_scales, value_scales=value_scales,
         )  # fmt: skip
     if items.num_partials:
         merge_partials(*partials, items.starts, items.partials, rows.positions, output, sinks=sinks)
@@ -177,7 +182,11 @@ def _store(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Write the new keys and values; returns the layer's caches, the query by rows, and room for the output."""
     keys, values = pool.keys[layer], pool.values[layer]
-    write_cache(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots)
+    key_scales, value_scales = pool.scales(layer)
+    write_cache(
+        key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values, slots,
+        key_scales=key_scales, value_scales=value_scales,
+    )  # fmt: skip
     rows = query[0].transpose(0, 1)
     output = torch.empty(*rows.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)
     return keys, values, rows, output

@@ -92,6 +92,7 @@ def measure_plan(levels: Levels, changes: int, count: int) -> Timing:
         block_size=BLOCK_SIZE,
         shape=SHAPE,
         bytes_per_token=2 * 2 * SHAPE.num_kv_heads * 128,
+        element_bytes=2,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
         multiprocessors=132,

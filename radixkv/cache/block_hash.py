@@ -21,3 +21,16 @@ def namespace_hash(namespace: str) -> int:
 def next_hash(before: int, block: bytes | bytearray | memoryview) -> int:
     """The hash of a block, whole or partly filled, from its encoded tokens and the hash of the block before."""
     return xxhash.xxh3_64_intdigest(block, seed=before)
+
+
+def next_hashes(before: int, blocks: memoryview, block_bytes: int) -> list[int]:
+    """`next_hash` of one block after another; the last may be partly filled.
+
+    Args:
+        block_bytes: of a whole block's encoded tokens.
+    """
+    hashes, digest = [], xxhash.xxh3_64_intdigest
+    for offset in range(0, len(blocks), block_bytes):
+        before = digest(blocks[offset : offset + block_bytes], before)
+        hashes.append(before)
+    return hashes

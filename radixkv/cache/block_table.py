@@ -90,6 +90,18 @@ class BlockTable:
         path = [] if self._node is None else [node.tokens for node in self._node.path()]
         return b"".join([*reversed(path), self._tail])
 
+    def _fork(self, filled: BlockIds) -> BlockTable:
+        """Another table over the same blocks, of which the first that have tokens in them are ``filled``; counts no owner."""
+        child = BlockTable(self.namespace, self.num_prompt_tokens, self._write, self.priority)
+        child.num_cached_tokens = self.num_cached_tokens
+        child._ids = filled.copy()
+        child._num_blocks = len(filled)
+        child._tail += self._tail
+        child._num_tokens = child._num_writable = self._num_tokens
+        child._num_published = self._num_published
+        child._node = self._node
+        return child
+
     def _last_block(self) -> int | None:
         return int(self._ids[self._num_blocks - 1]) if self._num_blocks else None
 

@@ -11,7 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from radixkv.cache.block_hash import next_hash
+from radixkv.cache.block_hash import next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES
 
 
@@ -83,35 +83,45 @@ class EvictedPrefixes:
             before: hash of the prompt's last block before the offset, or of the namespace.
             partial: look for records of nothing but a partly filled block too: one more look-up a length.
         """
-        size = self._block_size * TOKEN_BYTES
-        while True:
-            lengths = range(size, 0, -TOKEN_BYTES) if partial else (size,)
-            keys = (next_hash(before, prompt[offset : offset + length]) for length in lengths)
-            record = next((self._records[key] for key in keys if key in self._records), None)
-            if record is None:
+        while (record := self._find(before, prompt, offset, partial)) is not None:
+            same = self._same_hashes(record, before, prompt, offset)
+            if not same:
                 return
-            num_tokens = 0
-            for place, expected in enumerate(record.hashes):
-                length = min(self._block_size, record.num_tokens - place * self._block_size) * TOKEN_BYTES
-                block = prompt[offset : offset + length]
-                if len(block) < length or next_hash(before, block) != expected:
-                    break
-                before = expected
-                offset += length
-                num_tokens += length // TOKEN_BYTES
-            if num_tokens:
-                yield record, num_tokens
+            num_tokens = min(len(same) * self._block_size, record.num_tokens)
+            yield record, num_tokens
             if num_tokens < record.num_tokens or num_tokens % self._block_size:
                 return
+            before = same[-1]
+            offset += num_tokens * TOKEN_BYTES
 
     def take(self, before: int, prompt: bytes, offset: int) -> list[tuple[EvictedBlocks, int]]:
         """`follow`, whole blocks first, and forget what is found: it is computed anew."""
-        if next_hash(before, prompt[offset : offset + self._block_size * TOKEN_BYTES]) not in self._records:
-            return []  # which is so most of the time, and every sequence that begins asks
         found = list(self.follow(before, prompt, offset, partial=False))
         for record, _ in found:
             self._drop(record.hashes[0])
         return found
+
+    def _find(self, before: int, prompt: bytes, offset: int, partial: bool) -> EvictedBlocks | None:
+        """The record that begins with the prompt's next block, or with a part of it."""
+        size = self._block_size * TOKEN_BYTES
+        record = self._records.get(next_hash(before, prompt[offset : offset + size]))
+        if record is not None or not partial:
+            return record
+        keys = (
+            next_hash(before, prompt[offset : offset + length]) for length in range(size - TOKEN_BYTES, 0, -TOKEN_BYTES)
+        )
+        return next((self._records[key] for key in keys if key in self._records), None)
+
+    def _same_hashes(self, record: EvictedBlocks, before: int, prompt: bytes, offset: int) -> list[int]:
+        """The hashes of those of a record's blocks that the prompt has."""
+        stop = offset + record.num_tokens * TOKEN_BYTES
+        with memoryview(prompt) as view:
+            own = next_hashes(before, view[offset:stop], self._block_size * TOKEN_BYTES)
+        known = record.hashes.tolist()
+        if own == known:
+            return own
+        differ = (place for place, (a, b) in enumerate(zip(own, known, strict=False)) if a != b)
+        return own[: next(differ, len(own))]
 
     def forget(self, namespace: str | None) -> None:
         """Drop all records of a namespace, or of all."""

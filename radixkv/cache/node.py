@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from sortedcontainers import SortedDict
 
-from radixkv.cache.block_hash import namespace_hash, next_hash
+from radixkv.cache.block_hash import namespace_hash, next_hashes
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.tokens import TOKEN_BYTES
 
@@ -83,21 +83,17 @@ class Node:
         done = self.hashes
         if done is not None and len(done) >= len(self.blocks):
             return done
-        incomplete = []
-        for step in self.path():
-            if step.hashes is not None and len(step.hashes) >= len(step.blocks):
-                break
+        incomplete, step = [self], self.parent
+        while step is not None and (step.hashes is None or len(step.hashes) < len(step.blocks)):
             incomplete.append(step)
+            step = step.parent
         for step in reversed(incomplete):
             assert step.parent is not None and step.parent.hashes is not None
             if step.hashes is None:
                 step.hashes = array("Q")
             before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
-            tokens, add = memoryview(step.tokens), step.hashes.append
-            for offset in range(len(step.hashes) * block_bytes, len(tokens), block_bytes):
-                before = next_hash(before, tokens[offset : offset + block_bytes])
-                add(before)
-            tokens.release()  # or the node could not grow
+            with memoryview(step.tokens) as tokens:  # released, or the node could not grow
+                step.hashes.extend(next_hashes(before, tokens[len(step.hashes) * block_bytes :], block_bytes))
         assert self.hashes is not None
         return self.hashes
 

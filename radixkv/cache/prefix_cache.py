@@ -34,6 +34,7 @@ from radixkv.cache.invariants import check_cache
 from radixkv.cache.node import Match
 from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.pin import Pin, Pins
+from radixkv.cache.publisher import Publisher
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
@@ -49,7 +50,7 @@ class PrefixCache:
         policy: which leaf goes first when blocks are needed; by default the least recently used.
         max_pinned_blocks: how many blocks may be pinned; by default half of them.
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
-            times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 2 us slower.
+            times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
         events: where it is told what becomes known and what goes, from the beginning on.
         clock: seconds, from any beginning on; never goes back.
 
@@ -88,7 +89,8 @@ class PrefixCache:
         self._tables: set[BlockTable] = set()
         self._pins = Pins(self._tree, max_pinned_blocks, clock)
         self._stats = CacheStats()
-        self._supply = BlockSupply(self._pool, self._tree, self._pins, self._stats)
+        self._publisher = Publisher(self._tree, self._pool, block_size, self._stats)
+        self._supply = BlockSupply(self._pool, block_size, self._tree, self._pins, self._stats)
 
     @property
     def num_blocks(self) -> int:
@@ -238,11 +240,11 @@ class PrefixCache:
             raise InvalidArgumentError(f"num_tokens: expected a whole number of at least 0, got {num_tokens!r}")
         if num_tokens <= table._num_writable or num_tokens <= table._num_tokens:
             return
-        copies_tail = self._shares_tail(table)
+        copies_tail = self._supply.shares_tail(table)
         num_new = max(0, -(-num_tokens // self.block_size) - table._num_blocks)
         if num_new + copies_tail:
             self._supply.require(num_new + copies_tail)
-        self._reserve(table, num_new, copies_tail)
+        self._supply.grow(table, num_new, copies_tail)
 
     def reserve_many(self, tables: Sequence[BlockTable], num_tokens: Sequence[int]) -> None:
         """`reserve` for each of these distinct tables, all or none: what a decoding batch does every step.
@@ -275,12 +277,14 @@ class PrefixCache:
         size = self.block_size
         needed = sum(max(0, -(-total // size) - table._num_blocks) for table, total in short)
         # Of the owners of a shared tail, the last to write need not copy it.
-        sharers = Counter(int(table._ids[table._num_tokens // size]) for table, _ in short if self._shares_tail(table))
+        sharers = Counter(
+            int(table._ids[table._num_tokens // size]) for table, _ in short if self._supply.shares_tail(table)
+        )
         needed += sum(min(count, int(self._pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
         if needed:
             self._supply.require(needed)
         for table, total in short:
-            self._reserve(table, max(0, -(-total // size) - table._num_blocks), self._shares_tail(table))
+            self._supply.grow(table, max(0, -(-total // size) - table._num_blocks), self._supply.shares_tail(table))
 
     def append(self, table: BlockTable, tokens: TokenIds) -> None:
         """Record that the next tokens' keys and values have been written, and make whole blocks known.
@@ -304,7 +308,7 @@ class PrefixCache:
         table._num_unaccounted -= computed
         self._stats.computed_tokens += computed
         if table._write and table._num_tokens // self.block_size > table._num_published:
-            self._publish(table)
+            self._publisher.publish(table)
 
     def fork(self, table: BlockTable, count: int = 1) -> list[BlockTable]:
         """``count`` more sequences that go on from where ``table`` is. They share all of its blocks; none is taken.
@@ -317,17 +321,7 @@ class PrefixCache:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InvalidArgumentError(f"count: expected a whole number of at least 1, got {count!r}")
         filled = table._ids[: -(-table._num_tokens // self.block_size)]
-        children = []
-        for _ in range(count):
-            child = BlockTable(table.namespace, table.num_prompt_tokens, table._write, table.priority)
-            child.num_cached_tokens = table.num_cached_tokens
-            child._ids = filled.copy()
-            child._num_blocks = len(filled)
-            child._tail += table._tail
-            child._num_tokens = child._num_writable = table._num_tokens
-            child._num_published = table._num_published
-            child._node = table._node
-            children.append(child)
+        children = [table._fork(filled) for _ in range(count)]
         self._pool.share(filled[table._num_published :], count)
         # The tail block has several owners now: the next to write into it must copy it.
         table._num_writable = table._num_tokens
@@ -452,59 +446,6 @@ class PrefixCache:
         """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty."""
         root = self._tree.roots.get(namespace)
         return None if root is None else outline(root, max_nodes)
-
-    def _shares_tail(self, table: BlockTable) -> bool:
-        """Only the partly filled tail block can have other owners: forks that begin in it."""
-        tail = table._num_tokens // self.block_size
-        return tail < table._num_blocks and bool(self._pool.ref_counts[table._ids[tail]] > 1)
-
-    def _reserve(self, table: BlockTable, num_new: int, copies_tail: bool) -> None:
-        """What `reserve` does once it is sure that the blocks can be had."""
-        if num_new == 1 and not copies_tail:
-            table._add_block(self._supply.allocate_one(after=table._last_block()))
-        elif num_new or copies_tail:
-            # Taken all at once, before the table changes.
-            tail = table._num_tokens // self.block_size
-            before = (int(table._ids[tail - 1]) if tail else None) if copies_tail else table._last_block()
-            blocks = self._supply.allocate(num_new + copies_tail, after=before)
-            if copies_tail:
-                shared = table._ids[tail : tail + 1].copy()
-                self._supply.queue_copy(int(shared[0]), int(blocks[0]), table._num_tokens % self.block_size)
-                table._ids[tail] = blocks[0]
-                table.version += 1
-                self._pool.release(shared)
-            table._add_blocks(blocks[int(copies_tail) :])
-        table._num_writable = table._num_blocks * self.block_size
-
-    def _publish(self, table: BlockTable) -> None:
-        start, stop = table._num_published, table._num_tokens // self.block_size
-        if table._past_uses:
-            # What was known once and what is new are nodes of their own: they have different prospects.
-            if start < table._past_stop < stop:
-                self._publish_blocks(table, start, table._past_stop, table._past_uses, apart=False)
-                start = table._past_stop
-            is_past = start < table._past_stop
-            self._publish_blocks(
-                table, start, stop, table._past_uses if is_past else 0, apart=start == table._past_stop
-            )
-        else:
-            self._publish_blocks(table, start, stop, 0, apart=False)
-
-    def _publish_blocks(self, table: BlockTable, start: int, stop: int, past_uses: int, apart: bool) -> None:
-        assert table._node is not None
-        own = table._ids[start:stop]
-        num_bytes = (stop - start) * self.block_size * TOKEN_BYTES
-        tokens, table._tail = table._tail, table._tail[num_bytes:]
-        del tokens[num_bytes:]
-        table._node, kept = self._tree.publish(table._node, tokens, own, past_uses, apart)
-        table._num_published = stop
-        if kept is own:
-            return
-        known = own[kept != own]
-        table._ids[start:stop] = kept
-        table.version += 1
-        self._pool.release(known)
-        self._stats.deduplicated_blocks += len(known)
 
     def _let_go(self, table: BlockTable) -> None:
         self._tables.remove(table)

@@ -90,10 +90,30 @@ class KVPool:
         """Bytes of all blocks together."""
         return self.num_blocks * self.block_nbytes
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store ``key`` and ``value``, both ``[tokens, heads, dim]``, in the token rows ``slots`` (``[tokens]`` int64)."""
+    def scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """What stored keys and values are multiplied by, float32 ``[kv heads]``; None: they are stored as they are."""
+        return None, None
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store ``key`` and ``value``, both ``[tokens, heads, dim]``, in the token rows ``slots`` (``[tokens]`` int64).
+
+        Returns:
+            Both as they will be read from now on. Whoever attends to new tokens takes these: otherwise what a token sees
+            would depend on which others were computed with it.
+        """
         self.key_rows[layer].index_copy_(0, slots, key)
         self.value_rows[layer].index_copy_(0, slots, value)
+        return key, value
+
+    def read(self, layer: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, ``[tokens, heads, dim]``, of the token rows ``start .. stop``."""
+        return self.key_rows[layer][start:stop], self.value_rows[layer][start:stop]
+
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, ``[tokens, heads, dim]``, of the token rows ``slots`` (``[tokens]`` int64)."""
+        return self.key_rows[layer].index_select(0, slots), self.value_rows[layer].index_select(0, slots)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order: a later one may read what an earlier one wrote."""

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from attention_batches import check, make_batch
+from attention_batches import check, check_cuts, make_batch, make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +30,7 @@ from radixkv.memory import KVPool, LayerShape
     with_sinks=st.booleans(),
     share_from=st.sampled_from([1, 40]),
     view_from=st.sampled_from([1, 30, 10_000]),
+    fp8=st.booleans(),
 )
 def test_every_row_attends_to_exactly_its_own_tokens(
     seed: int,
@@ -44,14 +45,23 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     with_sinks: bool,
     share_from: int,
     view_from: int,
+    fp8: bool,
 ) -> None:
     torch.manual_seed(seed)
-    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), block_size, num_sequences, max_tokens)
+    shape = LayerShape(kv_heads, 8, value_dim)
+    batch = make_batch(random.Random(seed), shape, block_size, num_sequences, max_tokens, fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
         patch.setattr(cost_model, "MIN_SAVED_TOKENS", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
         check(batch, CpuBackend(batch.pool), group, softcap, window, with_sinks)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
+    torch.manual_seed(1)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
+    check_cuts(CpuBackend(pool), pool)
 
 
 def test_a_shared_prefix_is_read_once() -> None:

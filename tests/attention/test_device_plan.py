@@ -22,7 +22,7 @@ def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int)
         return []
     between = common[start : stop - 1]
     shared, nodes = min(between) * 16, []
-    if sharing_pays(stop - start, shared - depth, group):
+    if sharing_pays(stop - start, shared - depth, group, 2):
         nodes, depth = [(start, stop, depth, shared)], shared
     borders = [start, *(start + i + 1 for i, blocks in enumerate(between) if blocks * 16 == shared), stop]
     return nodes + [node for a, b in itertools.pairwise(borders) for node in nodes_anew(common, group, a, b, depth)]
@@ -30,7 +30,7 @@ def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int)
 
 @given(common=st.lists(st.integers(0, 5), max_size=30), group=st.integers(1, 20))
 def test_shared_nodes_are_those_of_the_tree(common: list[int], group: int) -> None:
-    found, private_from = _shared_nodes(common, group, 16)
+    found, private_from = _shared_nodes(common, group, 16, 2)
     nodes = [tuple(node) for node in found.T.tolist()]
     assert sorted(nodes) == sorted(nodes_anew(common, group, 0, len(common) + 1, 0))
     reach = [0] * (len(common) + 1)
@@ -115,6 +115,7 @@ def make_planner() -> DevicePlanner:
         block_size=16,
         shape=HeadShape(1, 1),
         bytes_per_token=4,
+        element_bytes=2,
         dtype=torch.float32,
         device=torch.device("cpu"),
         multiprocessors=1,

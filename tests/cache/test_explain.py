@@ -94,6 +94,17 @@ def test_what_was_evicted_is_told_with_its_age_and_uses() -> None:
     assert reasons(cache, [1, 2, 3, 4, 5, 9]) == [(Reason.NEW, 2)]
 
 
+@pytest.mark.parametrize("num_tokens", range(1, 9))
+def test_a_prompt_that_ends_anywhere_within_what_was_evicted_was_evicted(num_tokens: int) -> None:
+    cache, _ = make_cache()
+    leave(cache, [1, 2, 3, 4, 5, 6, 7])
+    press(cache, 8)
+    told = reasons(cache, [1, 2, 3, 4, 5, 6, 7, 8][:num_tokens])
+    evicted = num_tokens if num_tokens == 7 else num_tokens // 2 * 2 if num_tokens < 7 else 7
+    rest = num_tokens - evicted
+    assert told == ([(Reason.EVICTED, evicted)] if evicted else []) + ([(Reason.NEW, rest)] if rest else [])
+
+
 def test_evicted_prefixes_are_remembered_in_bounded_memory() -> None:
     cache = PrefixCache(4, 1, remembered_blocks=6)
     for first in range(100):

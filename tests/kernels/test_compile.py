@@ -87,9 +87,11 @@ def test_head_sizes(dim: int, tile_rows: int) -> None:
     assert kernel.shared <= SHARED_MEMORY[90]
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-def test_the_other_kernels(arch: int) -> None:
-    query, cache = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(4, 16, 8, 128, dtype=BF16)
+@pytest.mark.parametrize(("arch", "cache_dtype"), [(80, BF16), (90, BF16), (100, BF16), (90, FP8), (100, FP8)], ids=str)
+def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
+    query, new = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(16, 8, 128, dtype=BF16)
+    cache = torch.zeros(4, 16, 8, 128, dtype=cache_dtype)
+    scales = {"key_scales": torch.ones(8), "value_scales": torch.ones(8)} if cache_dtype == FP8 else {}
     ints = torch.zeros(9, dtype=torch.int32)
     partials = torch.zeros(16, 32, 128), torch.zeros(16, 32)
     with compile_only(arch) as compiled:
@@ -104,10 +106,11 @@ def test_the_other_kernels(arch: int) -> None:
             *partials,
             num_splits=2,
             scale=1.0,
+            **scales,
         )
         merge_splits(*partials, query, num_splits=2)
         merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
-        write_cache(cache[0], cache[0], cache, cache, torch.zeros(16, dtype=torch.int64))
+        write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
     assert len(compiled) == 6

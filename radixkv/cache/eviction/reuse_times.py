@@ -80,9 +80,9 @@ class ReuseTimes:
 
     def returns(self, now: float) -> Table:
         """``[groups, bins]``: the probability that a wait ends in each bin of ages."""
-        self._end_epoch()
+        waiting = self._end_epoch()
         ended = self._ended.reshape(self._shape)
-        at_risk = self._at_risk(now).reshape(self._shape)
+        at_risk = self._at_risk(waiting, now).reshape(self._shape)
         mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self._num_waits))
         weight = _COARSER_COUNTS_AS * mean_blocks
         # The prior says how many return; after what times, all waits together.
@@ -94,30 +94,31 @@ class ReuseTimes:
             chances = _towards(chances, weight, ended, at_risk, axes)
         return (chances * _lasting(chances)).reshape(self._num_groups, _NUM_BINS)
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self) -> Table:
+        """Let what was observed fade; returns the blocks that wait, ``[epochs, groups]``."""
         self._epoch_is_over = True
         fading = 0.5 ** (self._num_new_waits / _HALF_LIFE)
         self._num_waits = (self._num_waits + self._num_new_waits) * fading
         self._num_new_waits = 0
         self._ended *= fading
         self._weights = [weight * fading for weight in self._weights]
-        self._waiting = (np.array(self._waiting) * fading).tolist()
+        waiting: Table = np.array(self._waiting).reshape(-1, self._num_groups) * fading
         if len(self._begun_at) > _MAX_EPOCHS:
-            self._join_old_epochs()
+            waiting = self._join_old_epochs(waiting)
+        self._waiting = waiting.tolist()
+        return waiting
 
-    def _join_old_epochs(self) -> None:
+    def _join_old_epochs(self, waiting: Table) -> Table:
         older = _MAX_EPOCHS // 2
-        waiting = np.array(self._waiting[:older])
-        self._waiting[:older] = (waiting[::2] + waiting[1::2]).tolist()
         self._weights[:older] = ((np.array(self._weights[0:older:2]) + self._weights[1:older:2]) / 2).tolist()
         self._begun_at[:older] = self._begun_at[0:older:2]
+        joined: Table = np.concatenate([waiting[0:older:2] + waiting[1:older:2], waiting[older:]])
+        return joined
 
-    def _at_risk(self, now: float) -> Table:
-        """``[groups, bins]``: blocks whose waits were seen to come to a bin, those that it is now in by half."""
+    def _at_risk(self, waiting: Table, now: float) -> Table:
+        """``[groups, bins]``: blocks whose waits were seen to come to a bin, those that are in it now by half."""
         in_progress = np.zeros((_NUM_BINS, self._num_groups))
-        if self._waiting:
-            ages = now - np.array(self._begun_at)
-            np.add.at(in_progress, np.searchsorted(AGE_BORDERS, ages), np.array(self._waiting))
+        np.add.at(in_progress, np.searchsorted(AGE_BORDERS, now - np.array(self._begun_at)), waiting)
         here = np.maximum(in_progress.T, 0.0)
         gone_on = (here + self._ended)[:, ::-1].cumsum(axis=1)[:, ::-1]
         at_risk: Table = gone_on - here / 2

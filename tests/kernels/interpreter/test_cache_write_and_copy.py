@@ -60,7 +60,7 @@ def test_copies_happen_as_if_one_after_another(copies: list[tuple[int, int, int]
     """Also where one reads what an earlier one wrote, or overwrites what an earlier one reads."""
     torch.manual_seed(seed)
     shapes = [(2, 64), (2, 64), (1, 128), (1, 32)]
-    dtype = torch.bfloat16 if seed % 2 else torch.float32
+    dtype = [torch.bfloat16, torch.float32, torch.float8_e4m3fn][seed % 3]
     caches = [torch.randn(6, 16, heads, dim).to(dtype) for heads, dim in shapes]
     truth = [cache.clone() for cache in caches]
     BlockCopier(caches).copy(copies)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine import compiled_layers
+from radixkv.attention import triton_backend
+from radixkv.engine import compiled_layers, kv_quantisation
+from radixkv_kernels import reference
 
 
 def prompts() -> list[list[int]]:
@@ -17,15 +21,9 @@ def prompts() -> list[list[int]]:
     return [stem + tails[0], list(stem), tails[1]]
 
 
-def make_llm(name: str, backend: str, compiled: bool = False) -> LLM:
-    return LLM(
-        build_supported(name),
-        block_size=16,
-        num_blocks=40,
-        max_num_batched_tokens=24,
-        attention_backend=backend,
-        enable_torch_compile=compiled,
-    )
+def make_llm(name: str, backend: str, **options: Any) -> LLM:
+    options = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 24, **options}
+    return LLM(build_supported(name), attention_backend=backend, **options)
 
 
 # Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
@@ -49,7 +47,7 @@ def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: py
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     answers = [
         [output.outputs[0].token_ids for output in llm.generate(inputs, params, use_tqdm=False)]
-        for llm in (make_llm(name, "torch"), make_llm(name, "triton", compiled=True))
+        for llm in (make_llm(name, "torch"), make_llm(name, "triton", enable_torch_compile=True))
     ]
     assert answers[0] == answers[1]
 
@@ -71,3 +69,23 @@ def test_samples_and_beams_fork_with_copy_on_write() -> None:
 def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block_size: expected one of \(16, 32, 64\) .* got 4"):
         LLM(build_supported("llama"), block_size=4, num_blocks=10, attention_backend="triton")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
+def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch writing: the interpreter does not round to float8 as a GPU does."""
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    monkeypatch.setattr(kv_quantisation, "CALIBRATION_TOKENS", 40)
+    monkeypatch.setattr(triton_backend, "write_cache", reference.write_cache)
+    expected, llm = (make_llm(name, backend, kv_cache_dtype="fp8") for backend in ("torch", "triton"))
+    for layer in range(len(llm.engine.pool.layers)):
+        for ours, theirs in zip(llm.engine.pool.scales(layer), expected.engine.pool.scales(layer), strict=True):
+            assert ours is not None
+            assert torch.equal(ours, theirs)
+    for _ in range(2):  # the second time everything is cached
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        truth = expected.generate(inputs, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == [t.outputs[0].token_ids for t in truth]
+        llm.engine.cache.check()
+    assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)

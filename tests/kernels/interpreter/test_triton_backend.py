@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_batches import Batch, check, make_batch
+from attention_batches import Batch, check, check_cuts, make_batch, make_pool, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.attention import gpu_cost_model
+from radixkv.attention import QueryChunk, gpu_cost_model
 from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.triton_backend import PartialResults, TritonBackend
 from radixkv.memory import LayerShape
@@ -35,6 +35,7 @@ def make_backend(batch: Batch, group: int) -> TritonBackend:
     with_sinks=st.booleans(),
     share_from=st.sampled_from([0, 2**40]),
     piece=st.sampled_from([16, 256]),
+    fp8=st.booleans(),
 )
 def test_every_row_attends_to_exactly_its_own_tokens(
     seed: int,
@@ -48,9 +49,10 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     with_sinks: bool,
     share_from: int,
     piece: int,
+    fp8: bool,
 ) -> None:
     torch.manual_seed(seed)
-    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), 16, num_sequences, max_tokens)
+    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), 16, num_sequences, max_tokens, fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
         patch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
@@ -61,7 +63,7 @@ def test_every_row_attends_to_exactly_its_own_tokens(
 
 def grow(batch: Batch) -> Batch:
     """The batch one step later: every chunk's tokens are computed, and each sequence has one token more."""
-    shape, size = batch.pool.layers[0], batch.pool.block_size
+    size = batch.pool.block_size
     free = set(range(batch.pool.num_blocks)).difference(*(chunk.block_ids.tolist() for chunk in batch.chunks))
     chunks, keys, values = [], [], []
     for chunk, key, value in zip(batch.chunks, batch.keys, batch.values, strict=True):
@@ -69,16 +71,27 @@ def grow(batch: Batch) -> Batch:
         if len(key) == len(blocks) * size:
             blocks = np.append(blocks, np.int32(free.pop()))
         chunks.append(replace(chunk, block_ids=blocks, num_context=len(key), num_new=1))
-        keys.append(torch.cat([key, torch.randn(1, shape.num_kv_heads, shape.key_dim)]))
-        values.append(torch.cat([value, torch.randn(1, shape.num_kv_heads, shape.value_dim)]))
+        more_key, more_value = random_tokens(batch.pool, 1)
+        keys.append(torch.cat([key, more_key]))
+        values.append(torch.cat([value, more_value]))
     return Batch(chunks, keys, values, batch.pool)
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
+    torch.manual_seed(1)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
+    check_cuts(TritonBackend(pool, torch.float32, 4, 8, 64), pool)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("share_from", [0, 2**40], ids=["shared", "flat"])
-def test_a_decoding_batch_keeps_its_plan_over_block_borders(share_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoding_batch_keeps_its_plan_over_block_borders(
+    share_from: int, fp8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
     torch.manual_seed(3)
-    batch = make_batch(random.Random(3), LayerShape(2, 8, 8), 16, 5, 40)
+    batch = make_batch(random.Random(3), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     batch = grow(batch)
@@ -88,6 +101,17 @@ def test_a_decoding_batch_keeps_its_plan_over_block_borders(share_from: int, mon
         batch = grow(batch)
         check(batch, backend, 2)
         assert backend._planner._plan is plan
+
+
+@pytest.mark.parametrize(("fp8", "saved"), [(False, 32), (True, 0)])
+def test_sharing_is_weighed_by_the_bytes_that_are_stored(
+    fp8: bool, saved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 tokens that two sequences share are worth the partial results of 4 heads a group in float32, not in float8."""
+    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
+    chunks = [QueryChunk(np.array([0, 1, own], dtype=np.int32), 32, 1, owner=own) for own in (2, 3)]
+    assert TritonBackend(pool, torch.float32, 8, 2, 48).prepare(chunks).plan.saved_tokens == saved
 
 
 def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -> None:
@@ -123,14 +147,16 @@ def test_more_sequences_or_blocks_than_there_is_room_for() -> None:
         TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(batch.chunks)
 
 
-@pytest.mark.parametrize(("padding", "flat"), [(0, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("padding", "flat", "fp8"), [(0, False, False), (3, False, False), (3, True, False), (3, False, True)]
+)
 def test_a_padded_batch_gives_what_the_plain_one_gives(
-    padding: int, flat: bool, monkeypatch: pytest.MonkeyPatch
+    padding: int, flat: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over steps that keep the plan, one that sequences leave, and one that they join again."""
     monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
     torch.manual_seed(6)
-    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40)
+    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     padded = PaddedDecode(5 + padding, batch.pool, flat, PartialResults(torch.device("cpu")))
@@ -152,7 +178,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
         torch.testing.assert_close(output[:, :rows], expected)
         assert not output[:, rows:].any()
         for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
-            torch.testing.assert_close(cache, old, equal_nan=True)
+            assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
         batch = grow(batch)
 
 

@@ -1,0 +1,56 @@
+"""Making a table's whole blocks known: the tree takes them over, or shows the table those that it has already."""
+
+from __future__ import annotations
+
+from radixkv.cache.block_pool import BlockPool
+from radixkv.cache.block_table import BlockTable
+from radixkv.cache.radix_tree import RadixTree
+from radixkv.cache.stats import CacheStats
+from radixkv.cache.tokens import TOKEN_BYTES
+
+
+class Publisher:
+    """Publishes the blocks of one cache's tables.
+
+    Args:
+        tree: where blocks become known.
+        pool: where those go back that the tree had already.
+        block_size: tokens a block.
+        stats: where these are counted.
+    """
+
+    def __init__(self, tree: RadixTree, pool: BlockPool, block_size: int, stats: CacheStats) -> None:
+        self._tree = tree
+        self._pool = pool
+        self._block_size = block_size
+        self._stats = stats
+
+    def publish(self, table: BlockTable) -> None:
+        """Make known all whole blocks of a table that are not yet."""
+        start, stop, past_stop = table._num_published, table._num_tokens // self._block_size, table._past_stop
+        if not table._past_uses:
+            self._publish_blocks(table, start, stop)
+            return
+        # What was known once and what is new are nodes of their own: they have different prospects.
+        if start < past_stop < stop:
+            self._publish_blocks(table, start, past_stop, table._past_uses)
+            start = past_stop
+        self._publish_blocks(table, start, stop, table._past_uses if start < past_stop else 0, apart=start == past_stop)
+
+    def _publish_blocks(
+        self, table: BlockTable, start: int, stop: int, past_uses: int = 0, apart: bool = False
+    ) -> None:
+        assert table._node is not None
+        own = table._ids[start:stop]
+        num_bytes = (stop - start) * self._block_size * TOKEN_BYTES
+        tokens, table._tail = table._tail, table._tail[num_bytes:]
+        del tokens[num_bytes:]
+        table._node, kept = self._tree.publish(table._node, tokens, own, past_uses, apart)
+        table._num_published = stop
+        if kept is own:
+            return
+        known = own[kept != own]
+        table._ids[start:stop] = kept
+        table.version += 1
+        self._pool.release(known)
+        self._stats.deduplicated_blocks += len(known)
