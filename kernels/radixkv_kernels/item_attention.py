@@ -170,5 +170,5 @@ def attend_items(
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
         FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
-        **tile_config(tile_rows, key_tile, value_tile, key_cache.dtype),
+        **tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype),
     )  # fmt: skip

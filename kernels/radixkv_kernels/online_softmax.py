@@ -165,7 +165,9 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     return (scale * log2_e, 0.0) if softcap is None else (2 * scale * log2_e / softcap, softcap * log2_e)
 
 
-def tile_config(tile_rows: int, key_tile: int, value_tile: int, cache_dtype: torch.dtype) -> dict[str, int]:
+def tile_config(
+    tile_rows: int, key_tile: int, value_tile: int, query_dtype: torch.dtype, cache_dtype: torch.dtype
+) -> dict[str, int]:
     """Keys a tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
     ============================  ====  =====  ==================================================================
@@ -174,13 +176,13 @@ def tile_config(tile_rows: int, key_tile: int, value_tile: int, cache_dtype: tor
     the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
     64 rows and more before sm_90 32           no wgmma, so operands live in registers, and 64 keys spill
     64 rows, heads of 256               8      so that the output does not spill; float8 takes 32 keys for the same
-    float32                       16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
+    queries in float32            16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
     ============================  ====  =====  ==================================================================
 
     Stages stay within 96 KiB: two programs share a multiprocessor's 227 KiB (sm_90) then, and one fits 163 KiB (sm_80).
     """
     keys = 64
-    if cache_dtype == torch.float32:
+    if query_dtype == torch.float32:
         keys = 16
     elif tile_rows >= 64 and (architecture() < 90 or (cache_dtype.itemsize == 1 and value_tile > 128)):
         keys = 32
@@ -188,5 +190,5 @@ def tile_config(tile_rows: int, key_tile: int, value_tile: int, cache_dtype: tor
     budget = 96 * 1024
     while keys > 16 and 2 * keys * token > budget:
         keys //= 2
-    wide = tile_rows == 128 or (tile_rows == 64 and (cache_dtype == torch.float32 or value_tile > 128))
+    wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
     return {"KEYS": keys, "num_warps": 8 if wide else 4, "num_stages": max(1, min(3, budget // (keys * token)))}

@@ -159,5 +159,5 @@ def attend_split(
         KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
-        **tile_config(tile_rows, key_tile, value_tile, key_cache.dtype),
+        **tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype),
     )  # fmt: skip

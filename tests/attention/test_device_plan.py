@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.attention.batch_tables import BatchColumns, BatchTables
-from radixkv.attention.device_plan import DevicePlanner, HeadShape, _shared_nodes
+from radixkv.attention.device_plan import DevicePlan, DevicePlanner, HeadShape, _shared_nodes, upload
 from radixkv.attention.gpu_cost_model import sharing_pays
+from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.plan import QueryChunk, common_blocks
+from radixkv.attention.triton_backend import PartialResults
+from radixkv.memory import KVPool, LayerShape
 
 
 def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int) -> list[tuple[int, int, int, int]]:
@@ -146,3 +150,53 @@ def test_bad_batches_are_refused_and_change_nothing(chunks: list[QueryChunk], me
     after = planner.plan(good)
     assert torch.equal(after.slots, before.slots)
     assert after.order == before.order
+
+
+def test_uploaded_arrays_begin_on_16_bytes() -> None:
+    arrays = [
+        np.arange(n, dtype=np.int32).reshape(shape) for n, shape in ((5, (5,)), (12, (2, 6)), (0, (0,)), (3, (3,)))
+    ]
+    there = upload(arrays, torch.device("cpu"))
+    assert [tensor.tolist() for tensor in there] == [array.tolist() for array in arrays]
+    assert all(tensor.data_ptr() % 16 == there[0].data_ptr() % 16 for tensor in there)
+
+
+def shared_plan(num_rows: int, levels: list[tuple[int, int]], dtype: torch.dtype) -> DevicePlan:
+    """Decoding under nodes of ``(how many, blocks each)`` a level, on a GPU of 132 multiprocessors; 8 heads in groups of 4."""
+    numbers = itertools.count()
+    nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
+    chunks = []
+    for row in range(num_rows):
+        path = [block for level in nodes for block in level[row * len(level) // num_rows]]
+        chunks.append(QueryChunk(np.array([*path, next(numbers)], dtype=np.int32), len(path) * 16, 1, owner=row))
+    planner = DevicePlanner(
+        max_sequences=num_rows,
+        max_blocks=len(chunks[0].block_ids),
+        block_size=16,
+        shape=HeadShape(8, 4),
+        bytes_per_token=4096,
+        element_bytes=dtype.itemsize,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        multiprocessors=132,
+    )
+    return planner.plan(chunks)
+
+
+@pytest.mark.parametrize("num_rows", [8, 64, 256])
+def test_a_padded_batch_has_room_for_other_trees_than_the_first(num_rows: int) -> None:
+    """One long node cut into many pieces, or several levels: room is made when the first batch of a size is met."""
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    padded = PaddedDecode(num_rows, pool, False, PartialResults(torch.device("cpu")))
+    for number, levels in enumerate(([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)])):
+        assert padded.load(shared_plan(num_rows, levels, torch.bfloat16))
+        if number == 0:
+            padded._make_room(HeadShape(8, 4))
+
+
+def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
+    for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
+        pool = KVPool([LayerShape(8, 4, 4)], 1, 16, dtype)
+        padded = PaddedDecode(num_rows, pool, False, PartialResults(torch.device("cpu")))
+        assert padded.load(shared_plan(num_rows, [(1, 8000)], dtype))
+        assert list(padded._make_room(HeadShape(8, 4)).by_tile) == tiles

@@ -11,7 +11,9 @@ from model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.engine.launched_step import LaunchedStep
+from radixkv.engine.sampler import Sampler, SamplingRow
 from radixkv.engine.scheduler import ScheduledChunk
+from radixkv.memory.upload import to_device
 
 pytestmark = pytest.mark.gpu
 
@@ -117,6 +119,21 @@ def test_launching_a_decoding_step_waits_for_nothing(on_both: tuple[LLM, LLM], m
     monkeypatch.setattr(llm.engine._launcher, "launch", watched)
     llm.generate(prompts()[:3], params, use_tqdm=False)
     assert num_watched > 50
+
+
+def test_what_was_launched_later_is_waited_for_neither_by_tokens_nor_by_uploads() -> None:
+    logits = torch.randn(4, 1000, device="cuda")
+    rows = [SamplingRow(SamplingParams(temperature=t), 1, 0, [5]) for t in (0.0, 0.0, 1.0, 1.0)]
+    for number in range(2):  # at first, libraries are loaded
+        choice = Sampler().choose(logits, rows, [0] * 4)
+        if number == 1:
+            torch.cuda._sleep(2_000_000_000)  # cycles: a second
+        tokens, _ = choice.fetch()
+        there = to_device(torch.arange(100_000), logits.device)
+        assert number == 0 or not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
+        assert tokens[:2] == logits.argmax(-1)[:2].tolist()
+        assert there.cpu().equal(torch.arange(100_000))
 
 
 def test_greedy_and_sampled_requests_in_one_batch(on_both: tuple[LLM, LLM]) -> None:
