@@ -161,7 +161,7 @@ def test_uploaded_arrays_begin_on_16_bytes() -> None:
 
 
 def shared_plan(num_rows: int, levels: list[tuple[int, int]], dtype: torch.dtype) -> DevicePlan:
-    """Decoding under nodes of ``(how many, blocks each)`` a level, on a GPU of 132 multiprocessors; 8 heads in groups of 4."""
+    """Decoding under nodes of ``(how many, blocks each)`` a level, with 8 heads in groups of 4 on 132 multiprocessors."""
     numbers = itertools.count()
     nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
     chunks = []
