@@ -36,6 +36,7 @@ from radixkv_kernels.target import compute_type
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
 
 TILE_ROWS = (16, 64, 128)
+MAX_ITEMS = 65_535  # a grid's second dimension
 
 
 @triton.jit
@@ -131,6 +132,7 @@ def attend_items(
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         positions: int32 ``[rows]``: each row's position; it sees no key beyond.
         items: int32 ``[items, ITEM_FIELDS]``, see `work_items`. An item has at most ``tile_rows // group`` rows.
+            At most `MAX_ITEMS`.
         output: ``[rows, query heads, value dim]``, written by the items without a partial result.
         partial_output: float32 ``[partials, query heads, value dim]``, written by the others.
         partial_lse: float32 ``[partials, query heads]``, log-sum-exp to base 2; minus infinity: no key was seen.
@@ -152,6 +154,8 @@ def attend_items(
         max_group=tile_rows, window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
     check_tensor("items", items, (None, ITEM_FIELDS), (torch.int32,), query.device)
+    if items.shape[0] > MAX_ITEMS:
+        raise ValueError(f"items: expected at most {MAX_ITEMS}, got {items.shape[0]}")
     if items.shape[0] == 0:
         return
     num_heads, key_dim = query.shape[1:]

@@ -75,6 +75,8 @@ def test_items_and_tiles_and_splits() -> None:
         attend_items(**attention_arguments(), items=items, tile_rows=32)
     with pytest.raises(ValueError, match=r"items: expected shape \[any, 6\], got \[1, 5\]"):
         attend_items(**attention_arguments(), items=items[:, :5], tile_rows=16)
+    with pytest.raises(ValueError, match="items: expected at most 65535, got 65536"):
+        attend_items(**attention_arguments(), items=items.expand(65536, 6), tile_rows=16)
     with pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
         attend_split(**attention_arguments(), row_tables=ROW_TABLES, num_splits=0)
     with pytest.raises(ValueError, match=r"partial_output: expected 4 for each of 3 rows, got \[6, 4, 32\]"):
