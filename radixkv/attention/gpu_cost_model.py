@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from radixkv_kernels import TILE_ROWS
 
-# Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads of
-# 128: Triton 3.6 takes 156 registers x 128 threads, 197 x 128 and 189 x 256 of 65,536; Triton 3.9 takes 116, 242 and 215, so
-# that four narrow ones would fit. Counting on four where three fit would leave a second wave that is mostly empty.
+# Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
+# of 128: Triton 3.6 takes 156 registers x 128 threads, 197 x 128 and 189 x 256 of 65,536; Triton 3.9 takes 116, 242 and
+# 215, so that four narrow ones would fit. Where three fit, counting on four would leave a second wave, mostly empty.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
 # A piece writes partial results of a kilobyte or so a head and has its keys' latency to wait for before the first is done.
