@@ -20,9 +20,9 @@ demo: $(MODEL)
 
 test: $(MODEL) $(BROWSER)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-bookkeeping test-interpreted
-	$(BIN)/python -m pytest --ignore=tests/cache --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --ignore=tests/cache --ignore=tests/kernels
 
-# One core each, side by side.
+# One core each, side by side. So are the others, by files: small models gain nothing from a second thread.
 test-bookkeeping:
 	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
 	$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/interpreter
