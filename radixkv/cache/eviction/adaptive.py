@@ -57,7 +57,6 @@ class Adaptive:
         self._sizes: dict[int, int] = {}  # of the queues that are not empty
         self._now = 0.0
         self._reuse_times = ReuseTimes((_USES, _PARENT_USES, _DEPTHS), _MEAN_USES / (_MEAN_USES + 1.0))
-        self._num_new_waits = 0
         self._refit_at = _FEWEST_NEW_WAITS
         self._densities = hit_densities(self._reuse_times.returns(0.0)).tolist()
         # The group that gives, from which end: so many leaves, as long as theirs is the lowest density.
@@ -77,8 +76,7 @@ class Adaptive:
         group = node.group = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _DEPTHS + depth
         self._now = node.last_use
         self._reuse_times.begin(group, node.num_blocks, node.last_use)
-        self._num_new_waits += 1
-        if self._num_new_waits >= self._refit_at:
+        if self._reuse_times.num_new_waits >= self._refit_at:
             self._refit()
 
     def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
@@ -87,7 +85,6 @@ class Adaptive:
 
     def _refit(self) -> None:
         self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
-        self._num_new_waits = 0
         self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._reuse_times.num_waits / 4)))
         self._chosen = None
 

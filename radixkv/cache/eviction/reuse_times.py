@@ -38,6 +38,10 @@ class ReuseTimes:
     Args:
         shape: groups by coordinate; a group's number is that of its place in an array of this shape.
         prior: ``[shape[0]]``: the chance that a wait ever ends, by the first coordinate, as long as nothing was observed.
+
+    Attributes:
+        num_waits: waits that had begun by the last `returns`; older ones count less.
+        num_new_waits: those that have begun since.
     """
 
     def __init__(self, shape: tuple[int, int, int], prior: Table) -> None:
@@ -51,13 +55,8 @@ class ReuseTimes:
         self._waiting: list[list[float]] = []
         self._epoch_is_over = True
         self._latest = -np.inf
-        self._num_waits = 0.0
-        self._num_new_waits = 0
-
-    @property
-    def num_waits(self) -> float:
-        """Waits that had begun by the last `returns`; older ones count less."""
-        return self._num_waits
+        self.num_waits = 0.0
+        self.num_new_waits = 0
 
     def begin(self, group: int, num_blocks: int, now: float) -> None:
         """So many blocks of a group wait from now on."""
@@ -68,7 +67,7 @@ class ReuseTimes:
             self._weights.append(1.0)
             self._waiting.append([0.0] * self._num_groups)
         self._latest = max(self._latest, now)
-        self._num_new_waits += 1
+        self.num_new_waits += 1
         self._waiting[-1][group] += num_blocks
 
     def end(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
@@ -83,7 +82,7 @@ class ReuseTimes:
         waiting = self._end_epoch()
         ended = self._ended.reshape(self._shape)
         at_risk = self._at_risk(waiting, now).reshape(self._shape)
-        mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self._num_waits))
+        mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self.num_waits))
         weight = _COARSER_COUNTS_AS * mean_blocks
         # The prior says how many return; after what times, all waits together.
         chances = _towards(np.full(_NUM_BINS, 1.0 / _NUM_BINS), weight, ended, at_risk, (0, 1, 2))
@@ -97,9 +96,9 @@ class ReuseTimes:
     def _end_epoch(self) -> Table:
         """Let what was observed fade; returns the blocks that wait, ``[epochs, groups]``."""
         self._epoch_is_over = True
-        fading = 0.5 ** (self._num_new_waits / _HALF_LIFE)
-        self._num_waits = (self._num_waits + self._num_new_waits) * fading
-        self._num_new_waits = 0
+        fading = 0.5 ** (self.num_new_waits / _HALF_LIFE)
+        self.num_waits = (self.num_waits + self.num_new_waits) * fading
+        self.num_new_waits = 0
         self._ended *= fading
         self._weights = [weight * fading for weight in self._weights]
         waiting: Table = np.array(self._waiting).reshape(-1, self._num_groups) * fading
