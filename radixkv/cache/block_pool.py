@@ -8,6 +8,9 @@ Free blocks are kept as runs of consecutive ids, because whoever attends over co
 Runs are filed under the power of two that their size has reached, and named by their end. So a run that gives up its
 first block, as a growing sequence makes it do all the time, mostly stays where it is filed, and every operation on a
 run takes constant time.
+
+A full cache evicts just what it needs and hands it out at once, often in many short runs: so blocks that are released
+together are filed only when somebody wants to choose among them.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class BlockPool:
         # Index n: the ends of the runs of 2 ** (n - 1) to 2 ** n - 1 blocks; a dict for its order and quick removal.
         self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
         self._top_class = 0  # none above it has a run; lowered when somebody looks
+        self._loose: list[BlockIds] = []  # free, and not filed yet; ascending
         self._add_run(0, num_blocks)
 
     def allocate(self, count: int, after: int | None = None) -> BlockIds:
@@ -67,6 +71,27 @@ class BlockPool:
             raise OutOfBlocks(count, self.num_free, 0)
         if count == 1:
             return np.array([self.allocate_one(after)], dtype=np.int32)
+        blocks = self._take_all(after) if count == self.num_free else self._choose(count, after)
+        self.ref_counts[blocks] = 1
+        self.num_free -= count
+        return blocks
+
+    def _take_all(self, after: int | None) -> BlockIds:
+        """Every free block, in ascending order but for the run that follows ``after``, which comes first."""
+        for start, stop in list(self._stop_of.items()):
+            self._remove_run(start, stop)
+            self._loose.append(np.arange(start, stop, dtype=np.int32))
+        blocks = np.sort(np.concatenate([np.empty(0, dtype=np.int32), *self._loose]))
+        self._loose.clear()
+        if after is not None:
+            place = int(np.searchsorted(blocks, after + 1))
+            if place < len(blocks) and blocks[place] == after + 1:
+                blocks = np.concatenate([blocks[place:], blocks[:place]])
+        return blocks
+
+    def _choose(self, count: int, after: int | None) -> BlockIds:
+        """Some of the free blocks: first those that follow ``after``, then from the largest runs."""
+        self._file_loose()
         parts: list[BlockIds] = []
         missing = count
         if missing and after is not None and after + 1 in self._stop_of:
@@ -78,10 +103,7 @@ class BlockPool:
             taken = min(missing, size)
             parts.append(self._take(start, self._offset(size, taken), taken))
             missing -= taken
-        blocks = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
-        self.ref_counts[blocks] = 1
-        self.num_free -= count
-        return blocks
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
 
     def allocate_one(self, after: int | None = None) -> int:
         """`allocate` of one block, without an array: what decoding does most.
@@ -91,6 +113,7 @@ class BlockPool:
         """
         if not self.num_free:
             raise OutOfBlocks(1, 0, 0)
+        self._file_loose()
         if after is not None and after + 1 in self._stop_of:
             block = after + 1
         else:
@@ -130,15 +153,12 @@ class BlockPool:
         freed = ordered[counts == 0]
         if len(freed):
             self.num_free += len(freed)
-            borders = np.flatnonzero(np.diff(freed) != 1) + 1
-            starts = freed[np.concatenate(([0], borders))].tolist()
-            stops = (freed[np.concatenate((borders, [len(freed)])) - 1] + 1).tolist()
-            for start, stop in zip(starts, stops, strict=True):
-                self._put_back(start, stop)
+            self._loose.append(freed)
         return len(freed)
 
     def check(self) -> None:
         """Raise InvariantViolation unless the free runs are exactly the blocks without owners, and maximal."""
+        self._file_loose()
         free = np.zeros(self.num_blocks, dtype=bool)
         for start, stop in self._stop_of.items():
             if self._start_of.get(stop) != start or stop not in self._classes[(stop - start).bit_length()]:
@@ -179,6 +199,15 @@ class BlockPool:
         self.num_free += 1
         self._put_back(block, block + 1)
         return 1
+
+    def _file_loose(self) -> None:
+        for freed in self._loose:
+            borders = np.flatnonzero(np.diff(freed) != 1) + 1
+            starts = freed[np.concatenate(([0], borders))].tolist()
+            stops = (freed[np.concatenate((borders, [len(freed)])) - 1] + 1).tolist()
+            for start, stop in zip(starts, stops, strict=True):
+                self._put_back(start, stop)
+        self._loose.clear()
 
     def _large_run(self) -> tuple[int, int]:
         """Start and size of a free run: none is twice as long."""
