@@ -23,7 +23,7 @@ def next_hash(before: int, block: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(block, seed=before)
 
 
-def next_hashes(before: int, blocks: memoryview, block_bytes: int) -> list[int]:
+def next_hashes(before: int, blocks: bytes, block_bytes: int) -> list[int]:
     """`next_hash` of one block after another; the last may be partly filled.
 
     Args:

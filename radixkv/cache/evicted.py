@@ -115,8 +115,7 @@ class EvictedPrefixes:
     def _same_hashes(self, record: EvictedBlocks, before: int, prompt: bytes, offset: int) -> list[int]:
         """The hashes of those of a record's blocks that the prompt has."""
         stop = offset + record.num_tokens * TOKEN_BYTES
-        with memoryview(prompt) as view:
-            own = next_hashes(before, view[offset:stop], self._block_size * TOKEN_BYTES)
+        own = next_hashes(before, prompt[offset:stop], self._block_size * TOKEN_BYTES)
         known = record.hashes.tolist()
         if own == known:
             return own

@@ -92,8 +92,7 @@ class Node:
             if step.hashes is None:
                 step.hashes = array("Q")
             before = step.hashes[-1] if step.hashes else step.parent.hashes[-1]
-            with memoryview(step.tokens) as tokens:  # released, or the node could not grow
-                step.hashes.extend(next_hashes(before, tokens[len(step.hashes) * block_bytes :], block_bytes))
+            step.hashes.extend(next_hashes(before, bytes(step.tokens[len(step.hashes) * block_bytes :]), block_bytes))
         assert self.hashes is not None
         return self.hashes
 
