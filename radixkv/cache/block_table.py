@@ -31,8 +31,7 @@ class BlockTable:
         "_num_tokens",
         "_num_unaccounted",
         "_num_writable",
-        "_past_stop",
-        "_past_uses",
+        "_past",
         "_tail",
         "_write",
         "closed",
@@ -62,8 +61,7 @@ class BlockTable:
         self._num_tokens = 0
         self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else owns
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
-        self._past_stop = 0  # blocks before this one were known once, and used so often before they were evicted
-        self._past_uses = 0
+        self._past: list[tuple[int, int]] = []  # blocks before this one had been used so often before they were evicted
         self._write = write
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 

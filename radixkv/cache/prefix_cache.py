@@ -204,8 +204,7 @@ class PrefixCache:
 
         table = BlockTable(namespace, num_prompt_tokens, write, priority)
         if self._learns and self._evicted is not None and write:
-            num_past_blocks, table._past_uses = tree.recall(match, prompt)
-            table._past_stop = (match.num_tokens - match.num_partial_tokens) // self.block_size + num_past_blocks
+            table._past = tree.recall(match, prompt)
         table._ids = tree.path_blocks(match)
         table._num_blocks = table._num_published = len(table._ids)
         table._node = tree.lock(match)

@@ -27,25 +27,21 @@ class Publisher:
 
     def publish(self, table: BlockTable) -> None:
         """Make known all whole blocks of a table that are not yet."""
-        start, stop, past_stop = table._num_published, table._num_tokens // self._block_size, table._past_stop
-        if not table._past_uses:
+        start, stop = table._num_published, table._num_tokens // self._block_size
+        for past_stop, past_uses in table._past:
+            if start < past_stop and start < stop:
+                self._publish_blocks(table, start, min(stop, past_stop), past_uses)
+                start = table._num_published
+        if start < stop:
             self._publish_blocks(table, start, stop)
-            return
-        # What was known once and what is new are nodes of their own: they have different prospects.
-        if start < past_stop < stop:
-            self._publish_blocks(table, start, past_stop, table._past_uses)
-            start = past_stop
-        self._publish_blocks(table, start, stop, table._past_uses if start < past_stop else 0, apart=start == past_stop)
 
-    def _publish_blocks(
-        self, table: BlockTable, start: int, stop: int, past_uses: int = 0, apart: bool = False
-    ) -> None:
+    def _publish_blocks(self, table: BlockTable, start: int, stop: int, past_uses: int = 0) -> None:
         assert table._node is not None
         own = table._ids[start:stop]
         num_bytes = (stop - start) * self._block_size * TOKEN_BYTES
         tokens, table._tail = table._tail, table._tail[num_bytes:]
         del tokens[num_bytes:]
-        table._node, kept = self._tree.publish(table._node, tokens, own, past_uses, apart)
+        table._node, kept = self._tree.publish(table._node, tokens, own, past_uses)
         table._num_published = stop
         if kept is own:
             return

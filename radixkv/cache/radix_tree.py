@@ -166,38 +166,39 @@ class RadixTree:
             if step.priority < priority:
                 step.priority = priority
             if step.lock_count == 0:
-                self.num_evictable_blocks += step.num_blocks
+                self.num_evictable_blocks += len(step.blocks)
                 if self._learner is not None and step.parent is not None:
                     self._learner.wait_begins(step)
                 self._let_go_if_leaf(step)
 
     def _lock_node(self, node: Node, now: float) -> None:
         if node.lock_count == 0:
-            self.num_evictable_blocks -= node.num_blocks
+            self.num_evictable_blocks -= len(node.blocks)
             if node.parent is not None:
                 if not node.children:
                     self.policy.remove(node)
                 if self._learner is not None:
-                    self._learner.wait_ends(node.group, node.num_blocks, node.last_use, now)
+                    self._learner.wait_ends(node.group, len(node.blocks), node.last_use, now)
         node.lock_count += 1
 
-    def recall(self, match: Match, prompt: bytes) -> tuple[int, int]:
-        """How many whole blocks that continue a match were evicted, and how often they had been used; now forgotten.
+    def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
+        """What continues a match and was evicted: ``(place, uses)``, ascending; now forgotten.
 
-        Only where the match ends with a node's last block: elsewhere something else took their place.
+        The prompt's whole blocks before ``place`` and after the one before had been used so often. Only where the match
+        ends with a node's last block: elsewhere something else took their place.
         """
         assert self.evicted is not None
         if match.num_partial_tokens or match.num_node_blocks < match.node.num_blocks or not len(self.evicted):
-            return 0, 0
-        num_blocks, uses, now = 0, 0, self._now()
+            return []
+        past, place, now = [], match.num_tokens // self._block_size, self._now()
         for record, num_tokens in self.evicted.take(
             self.hashes(match.node)[-1], prompt, match.num_tokens * TOKEN_BYTES
         ):
-            uses = max(uses, record.uses)
-            num_blocks += num_tokens // self._block_size
+            place += num_tokens // self._block_size
+            past.append((place, record.uses))
             if self._learner is not None:
                 self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), record.last_use, now)
-        return num_blocks, uses
+        return past
 
     def _let_go_if_leaf(self, node: Node) -> None:
         """A node without locks and children may be evicted; a root like that is of no use."""
@@ -217,9 +218,7 @@ class RadixTree:
             node = self.roots[namespace] = Root(namespace)
         return node
 
-    def publish(
-        self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0, apart: bool = False
-    ) -> tuple[Node, BlockIds]:
+    def publish(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
         The caller's ownership of the blocks becomes the tree's, but for those whose tokens the tree already holds: there
@@ -229,7 +228,6 @@ class RadixTree:
             tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
             past_uses: how often they were used before they were evicted (`recall`).
-            apart: in a node of their own, even where ``node`` could grow.
 
         Returns:
             The node that now ends with the last block, locked in ``node``'s place, and the tree's ids for the blocks.
@@ -242,7 +240,7 @@ class RadixTree:
             child = node.children.get(key) if node.children else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses, apart)
+                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses)
                 return extended, kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
@@ -280,9 +278,9 @@ class RadixTree:
             self.policy.add(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0, apart: bool = False) -> Node:
+    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
-        if apart or not self._grows_in_place(node):
+        if not self._grows_in_place(node, past_uses):
             child = self._add_child(node, tokens, blocks)
             child.lock_count = 1
             child.uses += past_uses
@@ -294,11 +292,11 @@ class RadixTree:
             self._tell_stored(node, len(node.blocks) - len(blocks))
         return node
 
-    def _grows_in_place(self, node: Node) -> bool:
+    def _grows_in_place(self, node: Node, past_uses: int = 0) -> bool:
         if node.children or node.lock_count != 1 or node.parent is None:
             return False
         # A policy that learns is told apart what was used again and what only follows it: these differ in their prospects.
-        return self._learner is None or node.uses == 1
+        return self._learner is None or node.uses == 1 + past_uses
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
@@ -352,15 +350,15 @@ class RadixTree:
         while missing:
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, Node)
+            keep = max(0, len(leaf.blocks) - missing)
             if self.evicted is not None:
-                self._remember(leaf, max(0, leaf.num_blocks - missing), now)
-            if leaf.num_blocks <= missing:
-                missing -= leaf.num_blocks
+                self._remember(leaf, keep, now)
+            if not keep:
+                missing -= len(leaf.blocks)
                 num_tokens += leaf.num_tokens
                 freed += leaf.blocks
                 self._remove_leaf(leaf)
                 continue
-            keep = leaf.num_blocks - missing
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
             if self.events is not None:
@@ -398,8 +396,8 @@ class RadixTree:
         self.policy.remove(leaf)
         if self.events is not None:
             self._tell_removed(leaf, 0)
-        self.num_blocks -= leaf.num_blocks
-        self.num_evictable_blocks -= leaf.num_blocks
+        self.num_blocks -= len(leaf.blocks)
+        self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         self._let_go_if_leaf(parent)
 

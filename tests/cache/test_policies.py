@@ -119,7 +119,7 @@ def test_adaptive_costs_a_bounded_number_of_refits() -> None:
 def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None:
     cache = PrefixCache(8, 1, Adaptive(), clock=lambda: 1.0)
     leave(cache, [1, 2, 3, 4])
-    cache.abort(cache.open([1, 2, 3, 4, 9]))
+    cache.abort(cache.open([1, 2, 3, 9]))
     table = cache.open([99], read=False, write=False)
     cache.reserve(table, 8)
     cache.abort(table)
@@ -129,13 +129,26 @@ def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None
         cache.reserve(table, stop)
         cache.append(table, [1, 2, 3, 4, 5, 6][start:stop])
     cache.close(table)
-    (first,) = cache.tree_snapshot()[""].children
-    (second,) = first.children
-    (new,) = second.children
-    assert [(node.tokens.tolist(), node.uses) for node in (first, second)] == [([1, 2], 3), ([3, 4], 3)]
-    assert (new.tokens.tolist(), new.uses) == ([5, 6], 1)
+    (often,) = cache.tree_snapshot()[""].children
+    (once,) = often.children
+    (new,) = once.children
+    nodes = [(node.tokens.tolist(), node.uses) for node in (often, once, new)]
+    assert nodes == [([1, 2, 3], 3), ([4], 2), ([5, 6], 1)]
     table = compute(cache, [1, 2, 3, 4, 5, 6, 7])
     cache.abort(table)
+    cache.check()
+
+
+def test_a_leaf_whose_tail_is_evicted_and_computed_anew_is_one_node_again() -> None:
+    cache = PrefixCache(8, 1, Adaptive(), clock=lambda: 1.0)
+    leave(cache, [1, 2, 3, 4])
+    table = cache.open([99], read=False, write=False)
+    cache.reserve(table, 6)
+    cache.abort(table)
+    assert cache.match([1, 2, 3, 4]) == 2
+    leave(cache, [1, 2, 3, 4])
+    (node,) = cache.tree_snapshot()[""].children
+    assert (node.tokens.tolist(), node.uses) == ([1, 2, 3, 4], 2)
     cache.check()
 
 
