@@ -132,9 +132,13 @@ class DevicePlan:
         keys = runs.key_stop - runs.key_start
         pieces = num_pieces(keys, tiles, shape.num_kv_heads, rows, self.multiprocessors)
 
+        # In lengths of whole 16 keys fewer pieces may do. One that begins behind the last key must not be: the open end would
+        # be its own, and new keys in between nobody's.
+        length = -(-keys // (16 * pieces)) * 16
+        pieces = -(-keys // length)
+
         # Every run into tiles x pieces items; what is known of a run is repeated for each of them.
         count = tiles * pieces
-        length = (keys + 16 * pieces - 1) // (16 * pieces) * 16
         before = np.cumsum(count) - count
         of_runs = [
             runs.row_start, runs.num_rows, runs.table, runs.key_start, runs.key_stop, runs.is_open,
