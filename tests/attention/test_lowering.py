@@ -9,7 +9,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from radixkv.attention.device_plan import DevicePlan, DevicePlanner, HeadShape
+from radixkv.attention.device_plan import DevicePlan, DevicePlanner
+from radixkv.attention.lowering import HeadShape
 from radixkv.attention.plan import QueryChunk
 from radixkv_kernels import NO_PARTIAL
 
