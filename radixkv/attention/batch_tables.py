@@ -106,14 +106,14 @@ class BatchTables:
             table = self._table_of[owner] = self._free.pop()
             self._lengths[table] = 0
         self._versions = now
-        self._own_tables = np.array(list(map(self._table_of.__getitem__, columns.owners)))
+        self._own_tables = np.fromiter(map(self._table_of.__getitem__, columns.owners), np.int64, len(now))
         return joining
 
     def _write(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> None:
         """Add the blocks that are not in the tables yet."""
         tables = self._own_tables
         known = self._lengths[tables]
-        grown = np.flatnonzero(known < columns.num_blocks)
+        (grown,) = (known < columns.num_blocks).nonzero()
         if not len(grown):
             return
         starts = known[grown]
@@ -122,7 +122,7 @@ class BatchTables:
             [chunks[i].block_ids[start:] for i, start in zip(grown.tolist(), starts.tolist(), strict=True)]
         )
         first = tables[grown] * self.host.shape[1] + starts
-        places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(blocks))
+        places = (first - counts.cumsum() + counts).repeat(counts) + np.arange(len(blocks))
         self.host.reshape(-1)[places] = blocks
         self._lengths[tables] = columns.num_blocks
         device = self.device.device

@@ -20,51 +20,16 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.batch_tables import BatchColumns, BatchTables
-from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, sharing_pays, tile_rows
+from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, sharing_pays, tile_classes
+from radixkv.attention.lowering import DeviceItems, HeadShape, Runs, lower
 from radixkv.attention.plan import QueryChunk, check_chunks
-from radixkv.memory.upload import to_device
-from radixkv_kernels import NO_PARTIAL, OPEN_END, TILE_ROWS, advance_rows
+from radixkv.memory.upload import upload
+from radixkv_kernels import advance_rows
 
 Ints = NDArray[np.int64]
 
 # Rests grow while the plan is kept, and with them the longest piece. After so many tokens it is made anew.
 _STEPS_A_PLAN = 512
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """What of a layer's heads decides how its work is cut: layers of one shape share their items."""
-
-    num_kv_heads: int
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceItems:
-    """All work items of a batch for one `HeadShape`.
-
-    Attributes:
-        by_tile: int32 ``[items, ITEM_FIELDS]`` by tile rows, longest first.
-        starts, partials: which partial results each row merges, see `radixkv_kernels.merge_partials`.
-        num_partials: rows of partial results that the items write.
-    """
-
-    by_tile: dict[int, torch.Tensor]
-    starts: torch.Tensor
-    partials: torch.Tensor
-    num_partials: int
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Ranges of keys with the rows that read them: shared nodes first, then every sequence's rest. Arrays, one a field."""
-
-    row_start: Ints
-    num_rows: Ints
-    table: Ints
-    key_start: Ints
-    key_stop: Ints  # of the longest row
-    is_open: NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -90,7 +55,7 @@ class DevicePlan:
     row_tables: torch.Tensor
     num_splits: dict[HeadShape, int] | None
     saved_tokens: int
-    runs: _Runs
+    runs: Runs
     dtype: torch.dtype
     multiprocessors: int
     _items: dict[HeadShape, DeviceItems] = field(default_factory=dict)
@@ -108,7 +73,8 @@ class DevicePlan:
         """The work items for layers of this shape, lowered when first asked for."""
         items = self._items.get(shape)
         if items is None:
-            items = self._items[shape] = self._lower(shape)
+            items = lower(self.runs, shape, self.dtype, self.multiprocessors, self.positions.device)
+            self._items[shape] = items
         return items
 
     def splits(self, shape: HeadShape) -> int | None:
@@ -119,61 +85,10 @@ class DevicePlan:
         if splits is None:
             lengths = self.runs.key_stop - self.runs.key_start
             ones = np.ones_like(lengths)
-            rows = tile_rows(ones, shape.group, self.dtype)
-            pieces = num_pieces(lengths, ones, shape.num_kv_heads, rows, self.multiprocessors)
+            tile_class = tile_classes(ones, shape.group, self.dtype)
+            pieces = num_pieces(lengths, ones, shape.num_kv_heads, tile_class, self.multiprocessors)
             splits = self.num_splits[shape] = int(pieces.max())
         return splits
-
-    def _lower(self, shape: HeadShape) -> DeviceItems:
-        runs = self.runs
-        rows = tile_rows(runs.num_rows, shape.group, self.dtype)
-        per_tile = rows // shape.group
-        tiles = -(-runs.num_rows // per_tile)
-        keys = runs.key_stop - runs.key_start
-        pieces = num_pieces(keys, tiles, shape.num_kv_heads, rows, self.multiprocessors)
-
-        # Every run into tiles x pieces items; what is known of a run is repeated for each of them.
-        count = tiles * pieces
-        length = (keys + 16 * pieces - 1) // (16 * pieces) * 16
-        before = np.cumsum(count) - count
-        of_runs = [
-            runs.row_start, runs.num_rows, runs.table, runs.key_start, runs.key_stop, runs.is_open,
-            rows, per_tile, pieces, length, before,
-        ]  # fmt: skip
-        (
-            run_row, run_rows, table, key_start, key_stop, is_open,
-            tile_class, per_tile, pieces, length, before,
-        ) = np.array(of_runs).repeat(count, axis=1)  # fmt: skip
-        tile, piece = np.divmod(np.arange(len(before)) - before, pieces)
-        row = run_row + tile * per_tile
-        num_rows = np.minimum(per_tile, run_rows - tile * per_tile)
-        start = key_start + piece * length
-        stop = np.minimum(start + length, key_stop)
-
-        # A row's only item writes the output itself; the others write partial results, numbered through.
-        size = self.num_rows + 1
-        borders = np.bincount(row, minlength=size) - np.bincount(row + num_rows, minlength=size)
-        direct = np.cumsum(borders)[row] == 1
-        written = np.where(direct, 0, num_rows)
-        ends = np.cumsum(written)
-        first = ends - written
-        num_partials = int(ends[-1])
-        row_of_partial = np.repeat(row - first, written) + np.arange(num_partials)
-        partials = np.argsort(row_of_partial, kind="stable").astype(np.int32)
-        starts = np.zeros(size, dtype=np.int32)
-        np.cumsum(np.bincount(row_of_partial, minlength=self.num_rows), out=starts[1:])
-
-        # By tile class, and longest first, so that no long item begins when the others are done.
-        order = np.argsort((tile_class << 32) + start - stop, kind="stable")
-        end = np.where(is_open.astype(bool) & (piece == pieces - 1), OPEN_END, stop)
-        items = np.array([row, num_rows, table, start, end, np.where(direct, NO_PARTIAL, first)], dtype=np.int32).T[
-            order
-        ]
-        sizes = np.bincount(rows, weights=count, minlength=max(TILE_ROWS) + 1)[list(TILE_ROWS)].astype(np.int64)
-        classes = np.split(items, np.cumsum(sizes)[:-1])
-        *parts, starts_there, partials_there = upload([*classes, starts, partials], self.positions.device)
-        by_tile = {tile: part for tile, part in zip(TILE_ROWS, parts, strict=True) if len(part)}
-        return DeviceItems(by_tile, starts_there, partials_there, num_partials)
 
 
 class DevicePlanner:
@@ -216,6 +131,9 @@ class DevicePlanner:
         self._steps_left = 0
         # Of the last batch: the next one must continue it for the plan to be kept.
         self._columns: BatchColumns | None = None
+        # Nodes stay as they are while neighbours have as much in common as before.
+        self._common: list[int] = []
+        self._nodes = _shared_nodes(self._common, shape.group, block_size, element_bytes)
 
     def plan(self, chunks: Sequence[QueryChunk]) -> DevicePlan:
         """The batch's plan; the same object as before, moved on, where the sequences only take one token more each.
@@ -255,66 +173,81 @@ class DevicePlanner:
 
     def _make(self, columns: BatchColumns) -> DevicePlan:
         size = self._block_size
-        table = np.array(self._tables.tables)
+        table = np.array(self._tables.tables, dtype=np.int64)
         order = self._tables.chunk_of(table)
         context = columns.context[order]
         num_new = columns.num_new[order]
-        row_start = np.concatenate(([0], np.cumsum(num_new)))
-        sequence = np.repeat(np.arange(len(order)), num_new)
-        positions = context[sequence] + np.arange(row_start[-1]) - row_start[sequence]
-        slots = self._tables.host[table[sequence], positions // size].astype(np.int64) * size + positions % size
+        sequences = np.arange(len(order))
+        row_starts = np.zeros(len(order) + 1, dtype=np.int64)
+        num_new.cumsum(out=row_starts[1:])
+        of_row = sequences.repeat(num_new)
+        positions = np.arange(len(of_row)) + (context - row_starts[:-1])[of_row]
+        row_tables = table[of_row]
+        blocks, offsets = divmod(positions, size)
+        slots = self._tables.host[row_tables, blocks].astype(np.int64) * size + offsets
 
-        nodes, private_from = _shared_nodes(self._tables.common, self._shape.group, size, self._element_bytes)
-        decodes = bool((num_new == 1).all())
-        first, last, key_start, key_stop = nodes
-        saved = int(((last - first - 1) * (key_stop - key_start)).sum())
+        if self._tables.common != self._common:
+            self._common = self._tables.common.copy()
+            self._nodes = _shared_nodes(self._common, self._shape.group, size, self._element_bytes)
+        nodes, private_from, saved = self._nodes.ranges, self._nodes.private_from, self._nodes.saved_tokens
+        decodes = len(of_row) == len(order)
         flat = decodes and flat_is_better(saved, self._bytes_per_token)
         if flat:
-            first, last, key_start, key_stop = nodes[:, :0]
-            private_from = np.zeros(len(order), dtype=np.int64)
-        runs = _Runs(
-            row_start=np.concatenate((row_start[first], row_start[:-1])),
-            num_rows=np.concatenate((row_start[last] - row_start[first], num_new)),
-            table=np.concatenate((table[first], table)),
-            key_start=np.concatenate((key_start, private_from)),
-            key_stop=np.concatenate((key_stop, context + num_new)),
-            is_open=np.arange(len(first) + len(order)) >= len(first),
+            nodes, private_from, saved = nodes[:, :0], np.zeros_like(context), 0
+        rests = np.array((sequences, sequences + 1, private_from, context + num_new))
+        first, last, key_start, key_stop = np.concatenate((nodes, rests), axis=1)
+        runs = Runs(row_starts[first], row_starts[last], table[first], key_start, key_stop, num_nodes=nodes.shape[1])
+        positions_there, row_tables_there, slots_there = upload(
+            (positions.astype(np.int32), row_tables.astype(np.int32), slots.view(np.int32)), self._device
         )
-        int_buffers = upload([positions.astype(np.int32), table[sequence].astype(np.int32)], self._device)
         return DevicePlan(
             order=order.tolist(),
-            row_starts=row_start.tolist(),
-            positions=int_buffers[0],
-            slots=to_device(torch.from_numpy(slots), self._device),
+            row_starts=row_starts.tolist(),
+            positions=positions_there,
+            slots=slots_there.view(torch.int64),
             tables=self._tables.device,
-            row_tables=int_buffers[1],
+            row_tables=row_tables_there,
             num_splits={} if flat else None,
-            saved_tokens=0 if flat else saved,
+            saved_tokens=saved,
             runs=runs,
             dtype=self._dtype,
             multiprocessors=self._multiprocessors,
         )
 
 
-def _shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> tuple[Ints, Ints]:
-    """The nodes worth sharing, parents first.
+@dataclass(slots=True)
+class _SharedNodes:
+    """The nodes of the tree that are worth sharing.
+
+    Attributes:
+        ranges: ``[4, nodes]``: first sequence, one past the last, first key, one past the last; parents first.
+        private_from: for each sequence the first key that no node covers.
+        saved_tokens: keys that need not be read again, a layer.
+    """
+
+    ranges: Ints
+    private_from: Ints
+    saved_tokens: int
+
+
+def _shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> _SharedNodes:
+    """Weigh each node of the tree against what its items would cost.
 
     Args:
         common: how many leading blocks neighbours have in common.
-
-    Returns:
-        ``[4, nodes]``: first sequence, one past the last, first key, one past the last; and for each sequence the first key
-        that no node covers.
     """
     nodes: list[int] = []
     private_from = [0] * (len(common) + 1)
+    saved_tokens = 0
     for start, stop, shared_blocks in reversed(_common_intervals(common)):
         # Who is an ancestor of this one has been here before it.
         depth, shared = private_from[start], shared_blocks * block_size
         if sharing_pays(stop - start, shared - depth, group, element_bytes):
             nodes += (start, stop, depth, shared)
             private_from[start:stop] = [shared] * (stop - start)
-    return np.array(nodes, dtype=np.int64).reshape(-1, 4).T, np.array(private_from, dtype=np.int64)
+            saved_tokens += (stop - start - 1) * (shared - depth)
+    ranges = np.array(nodes, dtype=np.int64).reshape(-1, 4).T
+    return _SharedNodes(ranges, np.array(private_from, dtype=np.int64), saved_tokens)
 
 
 def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -337,14 +270,3 @@ def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
             else:
                 start, depth = below.pop()
     return found
-
-
-def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on the device, in one copy; each begins on 16 bytes: for any that does not, kernels are compiled again."""
-    stops = np.cumsum([-(-array.size // 4) * 4 for array in arrays]).tolist()
-    starts = [0, *stops[:-1]]
-    packed = np.zeros(stops[-1], dtype=np.int32)
-    for start, array in zip(starts, arrays, strict=True):
-        packed[start : start + array.size] = array.reshape(-1)
-    there = to_device(torch.from_numpy(packed), device)
-    return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=True)]

@@ -17,6 +17,8 @@ from radixkv_kernels import TILE_ROWS
 # 215, so that four narrow ones would fit. Where three fit, counting on four would leave a second wave, mostly empty.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
+_TILE_ROWS = np.array(TILE_ROWS)
+
 # A piece writes partial results of a kilobyte or so a head and has its keys' latency to wait for before the first is done.
 MIN_PIECE_KEYS = 256
 
@@ -47,20 +49,20 @@ def flat_is_better(saved_tokens: int, bytes_per_token: int) -> bool:
     return saved_tokens * bytes_per_token < MIN_SAVED_BYTES
 
 
-def tile_rows(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
-    """The tile class for so many query rows with ``group`` heads each: the narrowest that holds them, or the widest.
+def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
+    """Indices into `TILE_ROWS` for so many query rows with ``group`` heads each: the narrowest that holds them, or the last.
 
     float32 is multiplied without tensor cores, from registers; wider tiles than a group needs would only spill.
     """
     most = np.full(len(num_rows), group) if dtype == torch.float32 else num_rows * group
-    return np.asarray(TILE_ROWS)[np.minimum(np.searchsorted(TILE_ROWS, most), len(TILE_ROWS) - 1)]
+    return _TILE_ROWS[:-1].searchsorted(most)
 
 
 def num_pieces(
     num_keys: NDArray[np.int64],
     num_tiles: NDArray[np.int64],
     num_kv_heads: int,
-    rows: NDArray[np.int64],
+    tile_class: NDArray[np.int64],
     multiprocessors: int,
 ) -> NDArray[np.int64]:
     """Into how many pieces each run of keys is split, so that one launch of a tile class fills the GPU once, evenly.
@@ -68,10 +70,9 @@ def num_pieces(
     Args:
         num_keys: of each run.
         num_tiles: row tiles over each run; each tile and head is a program a piece.
-        rows: each run's tile class.
+        tile_class: of each run, see `tile_classes`.
     """
-    tile_class = np.searchsorted(TILE_ROWS, rows)
-    at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[tile] for tile in TILE_ROWS])
+    at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[rows] for rows in TILE_ROWS])
     work = np.bincount(tile_class, weights=num_keys * num_tiles, minlength=len(TILE_ROWS)) * num_kv_heads
     piece = np.maximum(MIN_PIECE_KEYS, work / at_once)
     pieces: NDArray[np.float64] = np.maximum(1, np.rint(num_keys / piece[tile_class]))

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from radixkv.attention.device_plan import DeviceItems, DevicePlan, HeadShape
-from radixkv.attention.gpu_cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_rows
+from radixkv.attention.device_plan import DevicePlan
+from radixkv.attention.gpu_cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_classes
+from radixkv.attention.lowering import DeviceItems, HeadShape
 from radixkv.attention.triton_backend import PartialResults, attend_layer
 from radixkv.memory import KVPool
-from radixkv_kernels import ITEM_FIELDS
+from radixkv_kernels import ITEM_FIELDS, TILE_ROWS
 
 # Shared nodes lie above one another; so many levels of them fit, as long as each is full of rows.
 _LEVELS = 4
@@ -128,7 +129,7 @@ class PaddedDecode:
         assert plan is not None, "load comes first"
         device = self.token_ids.device
         most = np.ones(1, dtype=np.int64) if self.flat else np.arange(1, rows + 1)
-        classes = np.unique(tile_rows(most, shape.group, plan.dtype)).tolist()
+        classes = [TILE_ROWS[i] for i in np.unique(tile_classes(most, shape.group, plan.dtype))]
         first = plan.items(shape)
         counts, num_partials, narrower = {}, 8 * rows, 0
         for tile in classes:

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from radixkv.attention.cost_model import sharing_pays
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: hundreds are made a step, which would take four times as long.
+@dataclass(slots=True)
 class QueryChunk:
     """The new tokens of one sequence in a batch.
 

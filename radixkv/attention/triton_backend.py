@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from radixkv.attention.device_plan import DeviceItems, DevicePlan, DevicePlanner, HeadShape
+from radixkv.attention.device_plan import DevicePlan, DevicePlanner
+from radixkv.attention.lowering import DeviceItems, HeadShape
 from radixkv.attention.plan import QueryChunk
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool

@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.attention.device_plan import DevicePlanner, HeadShape
+from radixkv.attention.device_plan import DevicePlanner
+from radixkv.attention.lowering import HeadShape
 from radixkv.attention.plan import QueryChunk
 from radixkv.bench.machine import describe_machine
 from radixkv.bench.timing import Timing, frozen_garbage

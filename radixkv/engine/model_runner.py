@@ -50,7 +50,8 @@ class LogitRows(Enum):
     ALL = 2
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: hundreds are made a step, which would take four times as long.
+@dataclass(slots=True)
 class ModelChunk:
     """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks.
 

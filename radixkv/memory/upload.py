@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -12,3 +17,14 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     wait, for all that was launched before, until it can copy. On a CPU it is the tensor itself.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on the device, in one copy; each begins on 16 bytes: for any that does not, kernels are compiled again."""
+    *starts, total = itertools.accumulate((-(-array.size // 4) * 4 for array in arrays), initial=0)
+    packed = np.zeros(total, dtype=np.int32)
+    for start, array in zip(starts, arrays, strict=True):
+        packed[start : start + array.size] = array.reshape(-1)
+    there = to_device(torch.from_numpy(packed), device)
+    parts = [there[start : start + array.size] for start, array in zip(starts, arrays, strict=True)]
+    return [part if array.ndim == 1 else part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

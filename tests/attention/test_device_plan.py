@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.attention.batch_tables import BatchColumns, BatchTables
-from radixkv.attention.device_plan import DevicePlan, DevicePlanner, HeadShape, _shared_nodes, upload
+from radixkv.attention.device_plan import DevicePlan, DevicePlanner, _shared_nodes
 from radixkv.attention.gpu_cost_model import sharing_pays
+from radixkv.attention.lowering import HeadShape
 from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.plan import QueryChunk, common_blocks
 from radixkv.attention.triton_backend import PartialResults
 from radixkv.memory import KVPool, LayerShape
+from radixkv.memory.upload import upload
 
 
 def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int) -> list[tuple[int, int, int, int]]:
@@ -33,28 +35,49 @@ def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int)
 
 @given(common=st.lists(st.integers(0, 5), max_size=30), group=st.integers(1, 20))
 def test_shared_nodes_are_those_of_the_tree(common: list[int], group: int) -> None:
-    found, private_from = _shared_nodes(common, group, 16, 2)
-    nodes = [tuple(node) for node in found.T.tolist()]
+    found = _shared_nodes(common, group, 16, 2)
+    nodes = [tuple(node) for node in found.ranges.T.tolist()]
     assert sorted(nodes) == sorted(nodes_anew(common, group, 0, len(common) + 1, 0))
     reach = [0] * (len(common) + 1)
     for start, stop, key_start, key_stop in nodes:  # parents first: each goes on where the one above it ended
         assert reach[start:stop] == [key_start] * (stop - start)
         reach[start:stop] = [key_stop] * (stop - start)
-    assert private_from.tolist() == reach
+    assert found.private_from.tolist() == reach
+    assert found.saved_tokens == sum(
+        (stop - start - 1) * (key_stop - key_start) for start, stop, key_start, key_stop in nodes
+    )
 
 
 class Sequences:
     """Block tables that share as a cache's do: forks of one another, and every last block its sequence's own."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, list[int]] = {}
-        self.versions: dict[int, int] = {}
         self.numbers = itertools.count()
+        self.owners = itertools.count()
+        first = next(self.owners)
+        self.blocks: dict[int, list[int]] = {first: [self.fresh()]}
+        self.versions: dict[int, int] = {first: 0}
 
     def fresh(self) -> int:
         # Small and large numbers by turns, so that order by value and order in time differ.
         number = next(self.numbers)
         return number if number % 2 else 5000 - number
+
+    def change(self, kind: str, which: int, length: int) -> None:
+        owner = list(self.blocks)[which % len(self.blocks)]
+        blocks = self.blocks[owner]
+        if kind == "join":
+            new = next(self.owners)
+            # No more than whole blocks: the last one belongs to its sequence alone.
+            self.blocks[new] = [*blocks[: length % len(blocks)], self.fresh()]
+            self.versions[new] = 0
+        elif kind == "grow":
+            blocks.extend(self.fresh() for _ in range(length % 4))
+        elif kind == "replace":
+            blocks[-1] = self.fresh()
+            self.versions[owner] += 1
+        elif len(self.blocks) > 1:
+            del self.blocks[owner]
 
     def chunks(self, reverse: bool) -> list[QueryChunk]:
         return [
@@ -79,24 +102,9 @@ def test_tables_follow_any_change_of_the_batch(
 ) -> None:
     tables = BatchTables(100, 80, torch.device("cpu"))
     sequences = Sequences()
-    sequences.blocks[0], sequences.versions[0] = [sequences.fresh()], 0
-    owners = itertools.count(1)
     for changes, reverse in batches:
-        for kind, which, length in changes:
-            owner = list(sequences.blocks)[which % len(sequences.blocks)]
-            blocks = sequences.blocks[owner]
-            if kind == "join":
-                new = next(owners)
-                # No more than whole blocks: the last one belongs to its sequence alone.
-                sequences.blocks[new] = [*blocks[: length % len(blocks)], sequences.fresh()]
-                sequences.versions[new] = 0
-            elif kind == "grow":
-                blocks.extend(sequences.fresh() for _ in range(length % 4))
-            elif kind == "replace":
-                blocks[-1] = sequences.fresh()
-                sequences.versions[owner] += 1
-            elif len(sequences.blocks) > 1:
-                del sequences.blocks[owner]
+        for change in changes:
+            sequences.change(*change)
         chunks = sequences.chunks(reverse)
         tables.update(chunks, BatchColumns(chunks))
         assert sorted(tables.order) == sorted(sequences.blocks)  # type: ignore[type-var]
@@ -111,13 +119,43 @@ def test_tables_follow_any_change_of_the_batch(
         assert sum(tables.common) == sequences.best_sharing()
 
 
-def make_planner() -> DevicePlanner:
+@settings(max_examples=100)
+@given(batches=st.lists(st.tuples(steps, st.booleans()), min_size=1, max_size=8))
+def test_a_plan_after_many_others_is_the_one_of_a_new_planner(
+    batches: list[tuple[list[tuple[str, int, int]], bool]],
+) -> None:
+    def new_planner() -> DevicePlanner:
+        return make_planner(max_sequences=100, max_blocks=80, bytes_per_token=2**20)
+
+    planner, sequences = new_planner(), Sequences()
+    for changes, reverse in batches:
+        for change in changes:
+            sequences.change(*change)
+        chunks = sequences.chunks(reverse)
+        kept, anew = planner.plan(chunks), new_planner().plan(chunks)
+        assert kept.order == anew.order
+        assert kept.row_starts == anew.row_starts
+        assert (kept.is_flat, kept.saved_tokens) == (anew.is_flat, anew.saved_tokens)
+        assert torch.equal(kept.positions, anew.positions)
+        assert torch.equal(kept.slots, anew.slots)
+        ours, theirs = kept.items(HeadShape(1, 1)), anew.items(HeadShape(1, 1))
+        assert torch.equal(ours.starts, theirs.starts)
+        assert torch.equal(ours.partials, theirs.partials)
+        assert ours.by_tile.keys() == theirs.by_tile.keys()
+        for rows, items in ours.by_tile.items():
+            # Which table a sequence has depends on who had it before.
+            assert torch.equal(items[:, [0, 1, 3, 4, 5]], theirs.by_tile[rows][:, [0, 1, 3, 4, 5]])
+            readers = kept.row_tables[items[:, 0].long()]
+            assert torch.equal(items[:, 2], readers)
+
+
+def make_planner(max_sequences: int = 4, max_blocks: int = 10, bytes_per_token: int = 4) -> DevicePlanner:
     return DevicePlanner(
-        max_sequences=4,
-        max_blocks=10,
+        max_sequences=max_sequences,
+        max_blocks=max_blocks,
         block_size=16,
         shape=HeadShape(1, 1),
-        bytes_per_token=4,
+        bytes_per_token=bytes_per_token,
         element_bytes=2,
         dtype=torch.float32,
         device=torch.device("cpu"),

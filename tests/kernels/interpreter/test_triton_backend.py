@@ -184,7 +184,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
 
 def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
-    batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 40)
+    batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     padded = PaddedDecode(2, batch.pool, True, PartialResults(torch.device("cpu")))

@@ -1,0 +1,160 @@
+"""From runs of keys to work items: how a batch's attention is cut for layers of one shape of heads.
+
+::
+
+    run                                       work items: tiles of rows x pieces of keys
+    node, rows 0 .. 40, keys 0 .. 3500        rows 0 .. 32 and 32 .. 40, keys 0 .. 1760 and 1760 .. 3500
+    rest, row 2, keys 3500 .. and further     row 2, keys 3500 ..
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.attention.gpu_cost_model import num_pieces, tile_classes
+from radixkv.memory.upload import upload
+from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
+
+Ints = NDArray[np.int64]
+
+_TILE_ROWS = np.array(TILE_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What of a layer's heads decides how its work is cut: layers of one shape share their items."""
+
+    num_kv_heads: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceItems:
+    """All work items of a batch for one `HeadShape`.
+
+    Attributes:
+        by_tile: int32 ``[items, ITEM_FIELDS]`` by tile rows, longest first.
+        starts, partials: which partial results each row merges, see `radixkv_kernels.merge_partials`.
+        num_partials: rows of partial results that the items write.
+    """
+
+    by_tile: dict[int, torch.Tensor]
+    starts: torch.Tensor
+    partials: torch.Tensor
+    num_partials: int
+
+
+@dataclass(slots=True)
+class Runs:
+    """Ranges of keys with the rows that read them: shared nodes first, then every sequence's rest. Arrays, one a field.
+
+    Attributes:
+        key_stop: of the longest row.
+        num_nodes: how many of them are shared.
+    """
+
+    row_start: Ints
+    row_stop: Ints
+    table: Ints
+    key_start: Ints
+    key_stop: Ints
+    num_nodes: int
+
+
+@dataclass(slots=True)
+class _Cuts:
+    """How each run is cut. Arrays, one a field.
+
+    Attributes:
+        tile_class: index into `TILE_ROWS`.
+        tile_rows: query rows of a tile, all heads of a group in one.
+        piece_keys: whole 16, so that blocks are read whole.
+    """
+
+    tile_class: Ints
+    tile_rows: Ints
+    num_tiles: Ints
+    num_pieces: Ints
+    piece_keys: Ints
+
+
+def lower(runs: Runs, shape: HeadShape, dtype: torch.dtype, multiprocessors: int, device: torch.device) -> DeviceItems:
+    """The work items for layers of this shape.
+
+    Args:
+        dtype: of queries.
+        multiprocessors: of the device.
+        device: where the items go.
+    """
+    cuts = _cut(runs, shape, dtype, multiprocessors)
+    # What is known of a run, taken by ``of``, holds for each of its tiles x pieces.
+    count = cuts.num_tiles * cuts.num_pieces
+    of = np.arange(len(count)).repeat(count)
+    tile, piece = divmod(np.arange(len(of)) - (count.cumsum() - count)[of], cuts.num_pieces[of])
+    tile_rows, piece_keys, key_stop = cuts.tile_rows[of], cuts.piece_keys[of], runs.key_stop[of]
+
+    row = runs.row_start[of] + tile * tile_rows
+    num_rows = np.minimum(tile_rows, runs.row_stop[of] - row)
+    start = runs.key_start[of] + piece * piece_keys
+    stop = np.minimum(start + piece_keys, key_stop)
+    reach = runs.key_stop.copy()
+    reach[runs.num_nodes :] = OPEN_END
+
+    # A rest in one piece below no node is all that its rows read. The other items write partial results.
+    alone = (runs.key_start == 0) & (cuts.num_pieces == 1)
+    alone[: runs.num_nodes] = False
+    alone = alone[of]
+    written = np.where(alone, 0, num_rows)
+    first_partial: Ints = written.cumsum() - written
+    starts, partials = _partials_of_rows(runs.row_stop[-1], row, first_partial, written)
+
+    items = np.empty((len(of), ITEM_FIELDS), dtype=np.int32)
+    items[:, 0] = row
+    items[:, 1] = num_rows
+    items[:, 2] = runs.table[of]
+    items[:, 3] = start
+    items[:, 4] = np.where(stop == key_stop, reach[of], stop)
+    items[:, 5] = np.where(alone, NO_PARTIAL, first_partial)
+    # By tile class, and longest first, so that no long item begins when the others are done.
+    tile_class = cuts.tile_class[of]
+    items = items.take(((tile_class << 32) + start - stop).argsort(kind="stable"), axis=0)
+    sizes = np.bincount(tile_class, minlength=len(TILE_ROWS)).tolist()
+    by_tile = {
+        rows: items[end - size : end]
+        for rows, size, end in zip(TILE_ROWS, sizes, itertools.accumulate(sizes), strict=True)
+        if size
+    }
+    *items_there, starts_there, partials_there = upload([*by_tile.values(), starts, partials], device)
+    return DeviceItems(dict(zip(by_tile, items_there, strict=True)), starts_there, partials_there, len(partials))
+
+
+def _cut(runs: Runs, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
+    rows = runs.row_stop - runs.row_start
+    keys = runs.key_stop - runs.key_start
+    tile_class = tile_classes(rows, shape.group, dtype)
+    tile_rows = (_TILE_ROWS // shape.group)[tile_class]
+    tiles = -(-rows // tile_rows)
+    pieces = num_pieces(keys, tiles, shape.num_kv_heads, tile_class, multiprocessors)
+    # In lengths of whole 16 keys fewer pieces may do. One that begins behind the last key must not be: the open end would
+    # be its own, and new keys in between nobody's.
+    piece_keys = -(-keys // (16 * pieces)) * 16
+    return _Cuts(tile_class, tile_rows, tiles, -(-keys // piece_keys), piece_keys)
+
+
+def _partials_of_rows(
+    num_rows: int, row: Ints, first_partial: Ints, written: Ints
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Which partial results each row merges, as `DeviceItems` says it.
+
+    Args:
+        row, first_partial, written: of each item the first row, its partial result, and for how many rows it writes one.
+    """
+    row_of_partial = (row - first_partial).repeat(written) + np.arange(written.sum())
+    starts = np.zeros(num_rows + 1, dtype=np.int32)
+    starts[1:] = np.bincount(row_of_partial, minlength=num_rows).cumsum()
+    return starts, row_of_partial.argsort(kind="stable").astype(np.int32)
