@@ -42,7 +42,7 @@ def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
 def kaplan_meier(waits: Waits, group: int) -> list[float]:
     """The chance of ending in each bin to which anybody came, from the definition."""
     lasting, returns = 1.0, []
-    for place in range(len(AGE_BORDERS) + 1):
+    for place in range(len(AGE_BORDERS)):
         ended = at_risk = 0.0
         for own, num_blocks, start, length in waits:
             seen = min(length, END_OF_DAY - start)
@@ -128,7 +128,7 @@ def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypa
 
 
 def test_the_density_is_the_best_ratio_of_hits_to_space_that_any_stop_gives() -> None:
-    returns = np.zeros((1, len(AGE_BORDERS) + 1))
+    returns = np.zeros((1, len(AGE_BORDERS)))
     place = bisect_left(AGE_BORDERS, 60.0)
     returns[0, place] = 0.4
     densities = hit_densities(returns)[0]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 
-# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds. The last has none.
-AGE_BORDERS: list[float] = (2.0 ** np.arange(-3, 19, 0.5)).tolist()
-_NUM_BINS = len(AGE_BORDERS) + 1
-_WIDTHS = np.diff([0.0, *AGE_BORDERS, 2 * AGE_BORDERS[-1]])
+# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds.
+AGE_BORDERS: list[float] = [*(2.0 ** np.arange(-3, 19, 0.5)).tolist(), np.inf]
+_NUM_BINS = len(AGE_BORDERS)
+_WIDTHS = np.diff([0.0, *AGE_BORDERS[:-1], 2 * AGE_BORDERS[-2]])
 _COARSER_COUNTS_AS = 50.0  # waits: so much a coarser estimate weighs in a finer one
 _MAX_RETURN = 0.98  # nothing is certain to return
 _HALF_LIFE = 50_000  # what was observed counts half after so many waits
