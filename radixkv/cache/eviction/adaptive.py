@@ -35,11 +35,11 @@ from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
 
-_USES = 6  # 1, 2, 4, 8, 16, 32 and more
+_USES = 8  # 1, 2, 4, 8, 16, 32, 64, 128 and more
 _PARENT_USES = 3  # 1, 2, 4 and more
 _DEPTHS = 7  # in blocks: 0, 1, 4, 16, 64, 256, 1,024 and more
 _NUM_GROUPS = _USES * _PARENT_USES * _DEPTHS
-_MEAN_USES = np.array([1.0, 2.8, 5.7, 11.3, 22.6, 45.3])
+_MEAN_USES = np.array([1.0, 2.8, 5.7, 11.3, 22.6, 45.3, 90.5, 181.0])
 # New densities after a quarter more waits than before, within these limits: they take milliseconds.
 _FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 32, 1024
 # A group's leaf that would go first, its density, and until when it has that.

@@ -88,8 +88,9 @@ class ReuseTimes:
         times = chances * _lasting(chances)
         times /= times.sum()
         chances = self._prior * times / (1.0 - self._prior * (times.cumsum(axis=-1) - times))
-        for axes in ((1, 2), (2,), ()):
+        for axes in ((1, 2), (2,)):
             chances = _towards(chances, weight, ended, at_risk, axes)
+        chances = _steadily_towards(chances, weight, ended, at_risk)
         return (chances * _lasting(chances)).reshape(self._num_groups, _NUM_BINS)
 
     def _end_epoch(self) -> None:
@@ -131,6 +132,23 @@ def _towards(chances: Table, weight: float, ended: Table, at_risk: Table, axes: 
     ended, at_risk = ended.sum(axis=axes, keepdims=True), at_risk.sum(axis=axes, keepdims=True)
     drawn: Table = np.minimum(1.0, (ended + counts_as * chances) / (at_risk + counts_as))
     return drawn
+
+
+def _steadily_towards(chances: Table, weight: float, ended: Table, at_risk: Table) -> Table:
+    """`_towards`, for each group; and no chance is taken to be below that of the bin before until this was seen.
+
+    Few waits come to great ages. What is used often is not lost because a coarser group's waits of that age were.
+    """
+    counts_as = weight * _lasting(chances)
+    # By bins, then groups: each bin needs the one before.
+    seen = (ended / (at_risk + counts_as)).reshape(-1, _NUM_BINS).T.copy()
+    unseen = (counts_as / (at_risk + counts_as)).reshape(-1, _NUM_BINS).T.copy()
+    drawn = np.broadcast_to(chances, ended.shape).reshape(-1, _NUM_BINS).T.copy()
+    before: Table = np.zeros(drawn.shape[1])
+    for age_bin in range(_NUM_BINS):
+        before = np.minimum(1.0, seen[age_bin] + unseen[age_bin] * np.maximum(drawn[age_bin], before))
+        drawn[age_bin] = before
+    return drawn.T.reshape(ended.shape)
 
 
 def _lasting(chances: Table) -> Table:
