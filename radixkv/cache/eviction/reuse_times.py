@@ -37,16 +37,14 @@ class ReuseTimes:
 
     Args:
         shape: groups by coordinate; a group's number is that of its place in an array of this shape.
-        prior: ``[shape[0]]``: the chance that a wait ever ends, by the first coordinate, as long as nothing was observed.
 
     Attributes:
         num_waits: waits that had begun by the last `returns`; older ones count less.
         num_new_waits: those that have begun since.
     """
 
-    def __init__(self, shape: tuple[int, int, int], prior: Table) -> None:
+    def __init__(self, shape: tuple[int, int, int]) -> None:
         self._shape = (*shape, _NUM_BINS)
-        self._prior = prior.reshape(-1, 1, 1, 1)
         self._num_groups = shape[0] * shape[1] * shape[2]
         self._ended = np.zeros((self._num_groups, _NUM_BINS))
         # By epoch: when it began, what its waits count, and the blocks that still wait, by group and so weighted.
@@ -83,12 +81,8 @@ class ReuseTimes:
         at_risk = self._at_risk(now).reshape(self._shape)
         mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self.num_waits))
         weight = _COARSER_COUNTS_AS * mean_blocks
-        # The prior says how many return; after what times, all waits together.
-        chances = _towards(np.full(_NUM_BINS, 1.0 / _NUM_BINS), weight, ended, at_risk, (0, 1, 2))
-        times = chances * _lasting(chances)
-        times /= times.sum()
-        chances = self._prior * times / (1.0 - self._prior * (times.cumsum(axis=-1) - times))
-        for axes in ((1, 2), (2,)):
+        chances = np.full(_NUM_BINS, 1.0 / _NUM_BINS)
+        for axes in ((0, 1, 2), (1, 2), (2,)):
             chances = _towards(chances, weight, ended, at_risk, axes)
         chances = _steadily_towards(chances, weight, ended, at_risk)
         return (chances * _lasting(chances)).reshape(self._num_groups, _NUM_BINS)
