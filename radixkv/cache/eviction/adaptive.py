@@ -2,14 +2,14 @@
 
 The idea is that of LHD (least hit density: Beckmann, Chen and Cidon, NSDI 2018): what is worth keeping is what brings the
 most hits for the time that it takes up space. What is new is what stands for a prefix's prospects. In a radix tree these
-are three numbers that are there anyway::
+are four numbers that are there anyway::
 
     uses of a node            how often its prefix was asked for
     uses of its parent        how often what comes before it was asked for
-    depth                     how long what comes before it is
+    its length, its depth     how much was new when it was asked for first, and how much was not
 
 1 below 5,000: the first question after a system prompt. 1 below 3: the newest question about a document, or the newest turn
-of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by the three logarithms.
+of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by logarithms.
 
 Of each group it is learned after how long its nodes are used again (`ReuseTimes`). Evicted prefixes count too, for as long
 as the cache remembers them: without these ghosts a small cache would never learn that what it evicts returns. From that
@@ -26,6 +26,7 @@ What else was tried, and what each attempt gave: ``radixkv/bench/results/policie
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Collection
 
@@ -37,8 +38,10 @@ from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_dens
 
 _USES = 8  # 1, 2, 4, 8, 16, 32, 64, 128 and more
 _PARENT_USES = 3  # 1, 2, 4 and more
-_DEPTHS = 7  # in blocks: 0, 1, 4, 16, 64, 256, 1,024 and more
-_NUM_GROUPS = _USES * _PARENT_USES * _DEPTHS
+_LENGTHS = 4  # in blocks: 1, 3, 9, 33 and more
+_DEPTHS = 2  # in blocks: 0, 4 and more
+_SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
+_NUM_GROUPS = math.prod(_SHAPE)
 # New densities after a quarter more waits than before, within these limits: they take milliseconds.
 _FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 32, 1024
 # A group's leaf that would go first, its density, and until when it has that.
@@ -56,21 +59,23 @@ class Adaptive:
         self._queues = [LRU() for _ in range(_NUM_GROUPS)]
         self._candidates: dict[int, _Candidate] = {}  # of the queues that are not empty
         self._now = 0.0
-        self._reuse_times = ReuseTimes((_USES, _PARENT_USES, _DEPTHS))
+        self._reuse_times = ReuseTimes(_SHAPE)
         self._refit_at = _FEWEST_NEW_WAITS
         self._densities = hit_densities(self._reuse_times.returns(0.0)).tolist()
 
     # -- learning ------------------------------------------------------------------------------------------------
 
     def wait_begins(self, node: EvictableLeaf) -> None:
-        uses, parent_uses, depth = node.uses.bit_length(), node.parent_uses.bit_length(), node.depth.bit_length()
+        uses, parent_uses, num_blocks = node.uses.bit_length(), node.parent_uses.bit_length(), node.num_blocks
+        length = (num_blocks - 1).bit_length() // 2
         # Written out: a sequence's end asks this of every node on its path.
         uses = uses if uses < _USES else _USES
         parent_uses = parent_uses if parent_uses < _PARENT_USES else _PARENT_USES
-        depth = (depth + 1) // 2 if depth < 2 * _DEPTHS - 2 else _DEPTHS - 1
-        group = node.group = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _DEPTHS + depth
+        length = length if length < _LENGTHS else _LENGTHS - 1
+        place = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _LENGTHS + length
+        group = node.group = place * _DEPTHS + (node.depth >= 4)
         self._now = node.last_use
-        self._reuse_times.begin(group, node.num_blocks, node.last_use)
+        self._reuse_times.begin(group, num_blocks, node.last_use)
         if self._reuse_times.num_new_waits >= self._refit_at:
             self._refit()
 
