@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from sortedcontainers import SortedDict
 
 from radixkv.cache.block_hash import namespace_hash, next_hashes
 from radixkv.cache.block_pool import BlockIds
+from radixkv.cache.children import Children
 from radixkv.cache.tokens import TOKEN_BYTES
 
 
@@ -55,7 +55,7 @@ class Node:
         self.hashes: array[int] | None = None
         self.tokens = tokens
         self.blocks: array[int] = blocks
-        self.children: SortedDict[bytes, Node] | None = None  # made for the first child: most nodes are leaves
+        self.children: Children[Node] | None = None  # made for the first child: most nodes are leaves
         self.lock_count = 0
         self.last_use = last_use
 

@@ -19,10 +19,10 @@ from array import array
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from sortedcontainers import SortedDict
 
 from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.block_pool import BlockIds, BlockPool
+from radixkv.cache.children import Children
 from radixkv.cache.events import BlocksRemoved, BlocksStored, EventLog
 from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
@@ -87,7 +87,7 @@ class RadixTree:
             return None
         size, offset = self._block_bytes, 0
         while node.children:
-            child = node.children.get(prompt[offset : offset + size])
+            child = node.children.find(prompt[offset : offset + size])
             if child is None:
                 return self._match_in_first_block(node, prompt, offset)
             if not prompt.startswith(child.tokens, offset):
@@ -101,16 +101,15 @@ class RadixTree:
         """No child begins with the prompt's next block: the nearest of them in order shares the most of it."""
         assert node.children is not None
         key = prompt[offset : offset + self._block_bytes]
-        place = node.children.bisect_left(key)
-        best, longest = None, 0
-        for neighbour in node.children.islice(max(0, place - 1), place + 1):
-            common = common_tokens(key, 0, neighbour)
-            if common > longest:
-                best, longest = node.children[neighbour], common
+        best, longest = b"", 0
+        for neighbour in (node.children.before(key), node.children.at_or_after(key)):
+            if neighbour is not None and (common := common_tokens(key, 0, neighbour)) > longest:
+                best, longest = neighbour, common
         known = offset // TOKEN_BYTES
-        if best is None:
+        if not longest:
             return Match(known, node, node.num_blocks)
-        return Match(known + longest, best, 0, longest, best.blocks[0])
+        nearest = node.children[best]
+        return Match(known + longest, nearest, 0, longest, nearest.blocks[0])
 
     def _match_inside(self, node: Node, prompt: bytes, offset: int) -> Match:
         common = common_tokens(prompt, offset, node.tokens)
@@ -237,7 +236,7 @@ class RadixTree:
         while place < len(blocks):
             offset = place * size
             key = bytes(tokens[offset : offset + size])
-            child = node.children.get(key) if node.children else None
+            child = node.children.find(key) if node.children else None
             if child is None:
                 self._drop_partial_prefix(node, key)
                 extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses)
@@ -260,8 +259,8 @@ class RadixTree:
         the tree holds these tokens already.
         """
         if node.children:
-            place = node.children.bisect_left(tokens)
-            if place < len(node.children) and node.children.peekitem(place)[0].startswith(tokens):
+            following = node.children.at_or_after(tokens)
+            if following is not None and following.startswith(tokens):
                 return False
             self._drop_partial_prefix(node, tokens)
         self.version += 1
@@ -301,7 +300,7 @@ class RadixTree:
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
         if node.children is None:
-            node.children = SortedDict()
+            node.children = Children()
         node.children[bytes(tokens[: self._block_bytes])] = child
         self.num_blocks += len(blocks)
         if self.events is not None:
@@ -312,9 +311,9 @@ class RadixTree:
         """Let go of the partly filled leaf whose tokens ``key`` continues: the fuller block takes its place."""
         if not node.children:
             return
-        place = node.children.bisect_left(key)
-        if place and key.startswith(node.children.peekitem(place - 1)[0]):
-            leaf = node.children.peekitem(place - 1)[1]
+        before = node.children.before(key)
+        if before is not None and key.startswith(before):
+            leaf = node.children[before]
             self._remove_leaf(leaf)
             self._pool.release(leaf.block_ids())
 
@@ -330,7 +329,8 @@ class RadixTree:
         node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
         del node.tokens[:size]
         del node.blocks[:num_blocks]
-        upper.children = SortedDict({bytes(node.tokens[: self._block_bytes]): node})
+        upper.children = Children()
+        upper.children[bytes(node.tokens[: self._block_bytes])] = node
         node.parent = upper
         node.depth += num_blocks
         return upper

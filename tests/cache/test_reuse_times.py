@@ -13,7 +13,6 @@ from radixkv.cache.eviction import reuse_times
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
 
 SHAPE = (2, 1, 1)
-PRIOR = np.array([0.5, 0.5])
 
 # Group, blocks, beginning, and length, if it is over by the end of the day.
 Waits = list[tuple[int, int, int, int]]
@@ -23,7 +22,7 @@ END_OF_DAY = 60
 
 def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
     """Tell of the waits in order of time, and ask for the table at times in between, which ends epochs."""
-    table = ReuseTimes(SHAPE, PRIOR)
+    table = ReuseTimes(SHAPE)
     happenings = [(wait[2], 1, wait) for wait in waits]
     happenings += [(wait[2] + wait[3], 0, wait) for wait in waits]
     happenings += [(time, 2, (0, 0, 0, 0)) for time in ask_at]
@@ -42,7 +41,7 @@ def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
 def kaplan_meier(waits: Waits, group: int) -> list[float]:
     """The chance of ending in each bin to which anybody came, from the definition."""
     lasting, returns = 1.0, []
-    for place in range(len(AGE_BORDERS) + 1):
+    for place in range(len(AGE_BORDERS)):
         ended = at_risk = 0.0
         for own, num_blocks, start, length in waits:
             seen = min(length, END_OF_DAY - start)
@@ -61,7 +60,7 @@ def kaplan_meier(waits: Waits, group: int) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def _no_prior_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_borrowing_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 1e-9)
     monkeypatch.setattr(reuse_times, "_HALF_LIFE", 1e300)
 
@@ -92,7 +91,7 @@ def test_every_block_waits_or_has_ended_however_epochs_are_joined(
 
 
 def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
-    table = ReuseTimes(SHAPE, PRIOR)
+    table = ReuseTimes(SHAPE)
     table.begin(0, 1, 5.0)
     table.returns(5.0)
     table.begin(0, 1, 5.0)
@@ -104,7 +103,7 @@ def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
 
 def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
     waits = [(0, 1, start, 60 if start % 2 else 1000) for start in range(0, 90)]
-    table = ReuseTimes(SHAPE, PRIOR)
+    table = ReuseTimes(SHAPE)
     for second in range(100):
         for group, blocks, start, length in waits:
             if start + length == second:
@@ -119,7 +118,7 @@ def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
 
 def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 50.0)
-    table = ReuseTimes((1, 1, 2), np.array([0.5]))
+    table = ReuseTimes((1, 1, 2))
     for _ in range(1000):
         table.begin(0, 1, 0.0)
         table.end(0, 1, 0.0, 1.0)
@@ -127,8 +126,25 @@ def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypa
     assert table.returns(1000.0)[1].sum() > 0.9
 
 
+def test_where_few_came_to_a_group_is_not_judged_by_the_others_that_never_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 50.0)
+    table = ReuseTimes((1, 1, 2))
+    for _ in range(10_000):
+        table.begin(0, 1, 0.0)
+    table.returns(0.0)
+    for _ in range(100):
+        table.begin(1, 1, 10_000.0)
+    for _ in range(50):  # the others have not come to the next bin yet
+        table.end(1, 1, 10_000.0, 10_060.0)
+    returns = table.returns(10_061.0)
+    place = bisect_left(AGE_BORDERS, 60.0)
+    assert returns[1, place : place + 2].tolist() == pytest.approx([0.4, 0.22], abs=0.05)
+
+
 def test_the_density_is_the_best_ratio_of_hits_to_space_that_any_stop_gives() -> None:
-    returns = np.zeros((1, len(AGE_BORDERS) + 1))
+    returns = np.zeros((1, len(AGE_BORDERS)))
     place = bisect_left(AGE_BORDERS, 60.0)
     returns[0, place] = 0.4
     densities = hit_densities(returns)[0]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 
-# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds. The last has none.
-AGE_BORDERS: list[float] = (2.0 ** np.arange(-3, 19, 0.5)).tolist()
-_NUM_BINS = len(AGE_BORDERS) + 1
-_WIDTHS = np.diff([0.0, *AGE_BORDERS, 2 * AGE_BORDERS[-1]])
+# Bins of ages, two an octave, from an eighth of a second to six days; by their upper borders, in seconds.
+AGE_BORDERS: list[float] = [*(2.0 ** np.arange(-3, 19, 0.5)).tolist(), np.inf]
+_NUM_BINS = len(AGE_BORDERS)
+_WIDTHS = np.diff([0.0, *AGE_BORDERS[:-1], 2 * AGE_BORDERS[-2]])
 _COARSER_COUNTS_AS = 50.0  # waits: so much a coarser estimate weighs in a finer one
 _MAX_RETURN = 0.98  # nothing is certain to return
 _HALF_LIFE = 50_000  # what was observed counts half after so many waits
@@ -37,16 +37,14 @@ class ReuseTimes:
 
     Args:
         shape: groups by coordinate; a group's number is that of its place in an array of this shape.
-        prior: ``[shape[0]]``: the chance that a wait ever ends, by the first coordinate, as long as nothing was observed.
 
     Attributes:
         num_waits: waits that had begun by the last `returns`; older ones count less.
         num_new_waits: those that have begun since.
     """
 
-    def __init__(self, shape: tuple[int, int, int], prior: Table) -> None:
+    def __init__(self, shape: tuple[int, int, int]) -> None:
         self._shape = (*shape, _NUM_BINS)
-        self._prior = prior.reshape(-1, 1, 1, 1)
         self._num_groups = shape[0] * shape[1] * shape[2]
         self._ended = np.zeros((self._num_groups, _NUM_BINS))
         # By epoch: when it began, what its waits count, and the blocks that still wait, by group and so weighted.
@@ -83,13 +81,10 @@ class ReuseTimes:
         at_risk = self._at_risk(now).reshape(self._shape)
         mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self.num_waits))
         weight = _COARSER_COUNTS_AS * mean_blocks
-        # The prior says how many return; after what times, all waits together.
-        chances = _towards(np.full(_NUM_BINS, 1.0 / _NUM_BINS), weight, ended, at_risk, (0, 1, 2))
-        times = chances * _lasting(chances)
-        times /= times.sum()
-        chances = self._prior * times / (1.0 - self._prior * (times.cumsum(axis=-1) - times))
-        for axes in ((1, 2), (2,), ()):
+        chances = np.full(_NUM_BINS, 1.0 / _NUM_BINS)
+        for axes in ((0, 1, 2), (1, 2), (2,)):
             chances = _towards(chances, weight, ended, at_risk, axes)
+        chances = _steadily_towards(chances, weight, ended, at_risk)
         return (chances * _lasting(chances)).reshape(self._num_groups, _NUM_BINS)
 
     def _end_epoch(self) -> None:
@@ -131,6 +126,23 @@ def _towards(chances: Table, weight: float, ended: Table, at_risk: Table, axes: 
     ended, at_risk = ended.sum(axis=axes, keepdims=True), at_risk.sum(axis=axes, keepdims=True)
     drawn: Table = np.minimum(1.0, (ended + counts_as * chances) / (at_risk + counts_as))
     return drawn
+
+
+def _steadily_towards(chances: Table, weight: float, ended: Table, at_risk: Table) -> Table:
+    """`_towards`, for each group; and no chance is taken to be below that of the bin before until this was seen.
+
+    Few waits come to great ages. What is used often is not lost because a coarser group's waits of that age were.
+    """
+    counts_as = weight * _lasting(chances)
+    # By bins, then groups: each bin needs the one before.
+    seen = (ended / (at_risk + counts_as)).reshape(-1, _NUM_BINS).T.copy()
+    unseen = (counts_as / (at_risk + counts_as)).reshape(-1, _NUM_BINS).T.copy()
+    drawn = np.broadcast_to(chances, ended.shape).reshape(-1, _NUM_BINS).T.copy()
+    before: Table = np.zeros(drawn.shape[1])
+    for age_bin in range(_NUM_BINS):
+        before = np.minimum(1.0, seen[age_bin] + unseen[age_bin] * np.maximum(drawn[age_bin], before))
+        drawn[age_bin] = before
+    return drawn.T.reshape(ended.shape)
 
 
 def _lasting(chances: Table) -> Table:
