@@ -42,4 +42,4 @@ def _growth(group: SequenceGroup, num_tokens: int, block_size: int) -> int:
         assert sequence.table is not None
         return max(0, needed - sequence.table.num_blocks)
     # Forks share the whole blocks they have in common; each writes its own copy of the last one.
-    return group.num_slots * (needed - num_tokens_now // block_size)
+    return group.num_slots * (needed - (group.num_together or num_tokens_now) // block_size)

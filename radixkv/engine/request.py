@@ -161,12 +161,15 @@ class SequenceGroup:
     Attributes:
         prompt: what its first sequence must have computed before it can go on, as of when the group last began to wait.
         started: it was admitted before.
+        num_together: not 0: its sequences have so many tokens in common, which the first, the only one with a table yet,
+            computes for all.
     """
 
     request: Request
     sequences: list[Sequence]
     prompt: NDArray[np.int32]
     started: bool = False
+    num_together: int = 0
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -184,3 +187,13 @@ class SequenceGroup:
         if len(self.sequences) == 1:  # all but beams; asked of every running group in every step
             return self.sequences[0].num_pending
         return max(sequence.num_pending for sequence in self.sequences)
+
+    @property
+    def num_common_tokens(self) -> int:
+        """How many tokens all sequences begin with; 0 where there is only one."""
+        if len(self.sequences) == 1:
+            return 0
+        # Whatever lies between the smallest and the largest begins as both do.
+        token_ids = [sequence.token_ids for sequence in self.sequences]
+        pairs = zip(min(token_ids), max(token_ids), strict=True)
+        return next(i for i, (a, b) in enumerate(pairs) if a != b)

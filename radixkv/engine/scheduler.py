@@ -107,6 +107,8 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledChunk]:
         """The next step's chunks, with writable blocks reserved for each. Empty only when nothing can run."""
+        for group in [group for group in self.running if group.num_together]:
+            self._part(group)
         chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
@@ -191,6 +193,10 @@ class Scheduler:
             (sequence,) = group.sequences
             count = min(sequence.num_pending, budget)
             return [ScheduledChunk(group, sequence, count)] if count else []
+        if group.num_together:
+            first = group.sequences[0]
+            count = min(group.num_together - first.num_computed, budget)
+            return [ScheduledChunk(group, first, count)] if count else []
         if group.num_pending == 1:
             if len(group.sequences) > budget:
                 return []
@@ -234,10 +240,28 @@ class Scheduler:
             return False
         return True
 
+    def _part(self, group: SequenceGroup) -> None:
+        """Let each sequence of a group go on by itself, once what they have in common is computed.
+
+        If there is no room for them the group itself gives way: others' tokens may be unknown, and they must not.
+        """
+        first, *others = group.sequences
+        if first.num_computed < group.num_together:
+            return
+        self.record(first)
+        assert first.table is not None
+        for sequence, table in zip(others, self._cache.fork(first.table, len(others)), strict=True):
+            sequence.table, sequence.num_computed = table, first.num_computed
+        group.num_together = 0
+        if not all(self._reserve(sequence, sequence.num_pending) for sequence in group.sequences):
+            self._preempt(group)
+
     def _preempt(self, group: SequenceGroup) -> None:
         for sequence in group.sequences:
-            self.release(sequence)
+            if sequence.table is not None:
+                self.release(sequence)
             sequence.num_computed = 0
+        group.num_together = 0
         group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)
         del self.running[group]
         self.waiting.add(group)
@@ -328,18 +352,25 @@ class Scheduler:
         read = request.read_cache and not (wants_prompt_logprobs and request.metrics.first_token_time is None)
         available = cache.num_available_blocks
         opened: list[Sequence] = []
+        num_common = group.num_common_tokens
         try:
             for sequence in group.sequences:
                 tokens = group.prompt if not opened else np.array(sequence.token_ids, dtype=np.int32)
                 sequence.table = cache.open(tokens, request.namespace, read=read, write=request.write_cache)
                 sequence.num_computed = sequence.table.num_tokens
                 opened.append(sequence)
+                if sequence.num_computed < num_common:
+                    # Not cached any more. Each by itself would compute it, and might not find the blocks.
+                    group.num_together = num_common
+                    cache.reserve(sequence.table, num_common)
+                    break
                 cache.reserve(sequence.table, len(sequence.token_ids))
             self._require_headroom(group)
         except OutOfBlocks as error:
             for sequence in opened:
                 self.drop(sequence)
                 sequence.num_computed = 0
+            group.num_together = 0
             missing = error.needed - error.free - error.evictable
             self._refusal = _Refusal(group, available + missing, self._occupancy)
             return False

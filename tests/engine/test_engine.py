@@ -90,6 +90,31 @@ def test_preemption_changes_no_token(expected: Callable[[int, int], list[list[in
     assert_empty(llm)
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cached(caching: bool) -> None:
+    """Each by itself, the three would need 39 of 30 blocks; so what they have in common is computed once."""
+    engine = tiny(num_blocks=30, enable_prefix_caching=caching).engine
+    params = BeamSearchParams(3, 20, ignore_eos=True)
+    (prompt,) = family(8, 1, longest=40)
+    alone = tiny(num_blocks=30).engine
+    answers = []
+    for llm_engine in (alone, engine):
+        if llm_engine is engine:
+            older = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+            engine.add(engine.make_request("older", list(range(3, 43)), older))
+            engine.step()
+        request = llm_engine.make_request("beams", prompt["prompt_token_ids"], params)
+        llm_engine.add(request)
+        while llm_engine.has_unfinished_requests:
+            llm_engine.step()
+            llm_engine.cache.check()
+        assert request.failure is None
+        assert request.beams is not None
+        answers.append([beam.token_ids for beam in request.beams.results()])
+    assert engine.scheduler.num_preemptions > 0
+    assert answers[0] == answers[1]
+
+
 def test_a_cold_burst_of_equal_prefixes_computes_them_once() -> None:
     llm = tiny(max_num_batched_tokens=32)
     stem = [random.Random(5).randrange(3, VOCAB_SIZE) for _ in range(160)]
