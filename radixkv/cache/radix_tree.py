@@ -189,11 +189,14 @@ class RadixTree:
         assert self.evicted is not None
         if match.num_partial_tokens or match.num_node_blocks < match.node.num_blocks or not len(self.evicted):
             return []
-        past, place, now = [], match.num_tokens // self._block_size, self._now()
+        past: list[tuple[int, int]] = []
+        place, now = match.num_tokens // self._block_size, self._now()
         for record, num_tokens in self.evicted.take(
             self.hashes(match.node)[-1], prompt, match.num_tokens * TOKEN_BYTES
         ):
             place += num_tokens // self._block_size
+            if past and past[-1][1] == record.uses:
+                past.pop()
             past.append((place, record.uses))
             if self._learner is not None:
                 self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), record.last_use, now)

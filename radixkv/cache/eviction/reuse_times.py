@@ -59,11 +59,12 @@ class ReuseTimes:
     def begin(self, group: int, num_blocks: int, now: float) -> None:
         """So many blocks of a group wait from now on."""
         # Waits of one moment are of one epoch: by that moment it is found again.
-        if self._epoch_is_over and now > self._latest:
-            self._epoch_is_over = False
-            self._begun_at.append(now)
-            self._weights.append(1.0)
-        self._latest = max(self._latest, now)
+        if now > self._latest:
+            self._latest = now
+            if self._epoch_is_over:
+                self._epoch_is_over = False
+                self._begun_at.append(now)
+                self._weights.append(1.0)
         self.num_new_waits += 1
         self._waiting[len(self._begun_at) - 1, group] += num_blocks
 
