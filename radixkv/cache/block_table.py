@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,7 +63,9 @@ class BlockTable:
         self._num_tokens = 0
         self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else owns
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
-        self._past: list[tuple[int, int]] = []  # blocks before this one had been used so often before they were evicted
+        self._past: Sequence[
+            tuple[int, int]
+        ] = ()  # blocks before this one had been used so often before they were evicted
         self._write = write
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 

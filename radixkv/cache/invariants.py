@@ -51,6 +51,8 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
             raise InvariantViolation(f"a node of {node.num_tokens} tokens has {node.num_blocks} blocks")
         if node.num_tokens % block_size and (node.children or node.lock_count):
             raise InvariantViolation("a node with a partly filled block is locked or has children")
+        if node.children is not None and not node.children:
+            raise InvariantViolation("a leaf keeps a place for children")
         keys = list(node.children) if node.children else []
         for key, following in itertools.pairwise(keys):
             if following.startswith(key):

@@ -55,7 +55,7 @@ class Node:
         self.hashes: array[int] | None = None
         self.tokens = tokens
         self.blocks: array[int] = blocks
-        self.children: Children[Node] | None = None  # made for the first child: most nodes are leaves
+        self.children: Children[Node] | None = None  # None: a leaf, as most nodes are
         self.lock_count = 0
         self.last_use = last_use
 

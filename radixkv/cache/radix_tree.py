@@ -76,7 +76,7 @@ class RadixTree:
         while pending:
             node = pending.pop()
             yield node
-            pending.extend(node.children.values() if node.children else ())
+            pending.extend(node.children.values() if node.children is not None else ())
 
     # -- looking up ----------------------------------------------------------------------------------------------
 
@@ -86,8 +86,8 @@ class RadixTree:
         if node is None:
             return None
         size, offset = self._block_bytes, 0
-        while node.children:
-            child = node.children.find(prompt[offset : offset + size])
+        while node.children is not None:
+            child = node.children.by_key.get(prompt[offset : offset + size])
             if child is None:
                 return self._match_in_first_block(node, prompt, offset)
             if not prompt.startswith(child.tokens, offset):
@@ -174,7 +174,7 @@ class RadixTree:
         if node.lock_count == 0:
             self.num_evictable_blocks -= len(node.blocks)
             if node.parent is not None:
-                if not node.children:
+                if node.children is None:
                     self.policy.remove(node)
                 if self._learner is not None:
                     self._learner.wait_ends(node.group, len(node.blocks), node.last_use, now)
@@ -204,7 +204,7 @@ class RadixTree:
 
     def _let_go_if_leaf(self, node: Node) -> None:
         """A node without locks and children may be evicted; a root like that is of no use."""
-        if node.lock_count or node.children:
+        if node.lock_count or node.children is not None:
             return
         if isinstance(node, Root):
             del self.roots[node.namespace]
@@ -239,7 +239,7 @@ class RadixTree:
         while place < len(blocks):
             offset = place * size
             key = bytes(tokens[offset : offset + size])
-            child = node.children.find(key) if node.children else None
+            child = node.children.by_key.get(key) if node.children is not None else None
             if child is None:
                 self._drop_partial_prefix(node, key)
                 extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses)
@@ -261,7 +261,7 @@ class RadixTree:
         The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and takes nothing, where
         the tree holds these tokens already.
         """
-        if node.children:
+        if node.children is not None:
             following = node.children.at_or_after(tokens)
             if following is not None and following.startswith(tokens):
                 return False
@@ -295,7 +295,7 @@ class RadixTree:
         return node
 
     def _grows_in_place(self, node: Node, past_uses: int = 0) -> bool:
-        if node.children or node.lock_count != 1 or node.parent is None:
+        if node.children is not None or node.lock_count != 1 or node.parent is None:
             return False
         # A policy that learns is told apart what was used again and what only follows it: these differ in their prospects.
         return self._learner is None or node.uses == 1 + past_uses
@@ -312,7 +312,7 @@ class RadixTree:
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
         """Let go of the partly filled leaf whose tokens ``key`` continues: the fuller block takes its place."""
-        if not node.children:
+        if node.children is None:
             return
         before = node.children.before(key)
         if before is not None and key.startswith(before):
@@ -402,6 +402,8 @@ class RadixTree:
         self.num_blocks -= len(leaf.blocks)
         self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
+        if not parent.children:
+            parent.children = None
         self._let_go_if_leaf(parent)
 
     def remove_namespace(self, namespace: str, tell: bool) -> None:
@@ -410,7 +412,7 @@ class RadixTree:
         pending: list[Node] = [self.roots.pop(namespace)]
         while pending:
             node = pending.pop()
-            if node.children:
+            if node.children is not None:
                 pending.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
                 self.policy.remove(node)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from radixkv.cache import BlockTable, InvariantViolation, Pin, PrefixCache
+from radixkv.cache.children import Children
 from radixkv.cache.node import Node
 
 
@@ -94,6 +95,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ),
     ("is locked or has children", lambda s: setattr(s.partial, "lock_count", 1)),
     ("is locked or has children", lambda s: setattr(s.partial, "children", {b"": s.leaf})),
+    ("keeps a place for children", lambda s: setattr(s.leaf, "children", Children())),
     ("continue those of its sibling", add_sibling),
     ("filed under a key", lambda s: set_item(s.root.children, b"other", s.node)),
     ("or has another parent", lambda s: setattr(s.leaf, "parent", s.root)),
