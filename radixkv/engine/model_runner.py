@@ -226,7 +226,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:
-        """Run a step of ``num_tokens`` without attention on a GPU, and draw from all its logits.
+        """Run a step of ``num_tokens`` on a GPU and draw from all its logits. Instead of attention, have its room.
 
         Returns:
             The bytes that it took beyond the weights.
@@ -235,9 +235,13 @@ class ModelRunner:
         before = torch.cuda.memory_allocated(self._device)
         positions = torch.arange(num_tokens, device=self._device)
         rows = positions[:num_logit_rows]
+        # Held for the whole step: of each row a partial result for what it shares, and one for the rest.
+        width = self._num_query_heads * max(shape.value_dim for shape in self.layer_shapes)
+        partials = torch.empty(2, num_tokens, width, dtype=torch.float32, device=self._device)
         logits = self._forward(torch.zeros_like(positions), positions, rows, _attend_nothing).float()
         # Random numbers for a whole vocabulary take several times the memory of its logits.
         draw(logits, [Racer(SamplingParams(), seed=0, sample_index=0, token_number=0)] * len(rows))
+        del partials
         return torch.cuda.max_memory_allocated(self._device) - before
 
     @torch.inference_mode()
