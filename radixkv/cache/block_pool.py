@@ -157,8 +157,7 @@ class BlockPool:
         return len(freed)
 
     def check(self) -> None:
-        """Raise InvariantViolation unless the free runs are exactly the blocks without owners, and maximal."""
-        self._file_loose()
+        """Raise InvariantViolation unless what is free are exactly the blocks without owners, and free runs are maximal."""
         free = np.zeros(self.num_blocks, dtype=bool)
         for start, stop in self._stop_of.items():
             if self._start_of.get(stop) != start or stop not in self._classes[(stop - start).bit_length()]:
@@ -166,6 +165,10 @@ class BlockPool:
             if stop in self._stop_of:
                 raise InvariantViolation(f"free runs at {start} and {stop} touch and are not one")
             free[start:stop] = True
+        for freed in self._loose:
+            if free[freed].any():
+                raise InvariantViolation(f"blocks {freed[free[freed]].tolist()} are free twice")
+            free[freed] = True
         if any(self._classes[self._top_class + 1 :]):
             raise InvariantViolation(f"there are free runs above size class {self._top_class}")
         if not len(self._stop_of) == len(self._start_of) == sum(map(len, self._classes)):

@@ -34,6 +34,28 @@ def test_random_use_keeps_the_free_runs_right(num_blocks: int, steps: list[tuple
         assert pool.num_free == num_blocks - sum(map(len, held))
 
 
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [(3, [4, 5, 0, 1]), (2, [0, 1, 4, 5]), (None, [0, 1, 4, 5]), (7, [0, 1, 4, 5])],
+)
+@pytest.mark.parametrize("filed", [False, True])
+def test_all_that_is_free_is_taken_in_order_but_first_what_follows(
+    after: int | None, expected: list[int], filed: bool
+) -> None:
+    pool = BlockPool(8)
+    blocks = pool.allocate(8)
+    pool.release(blocks[[4, 0]])
+    if filed:
+        pool.release(np.array([pool.allocate_one()], dtype=np.int32))
+    pool.release(blocks[[1, 5]])
+    pool.check()
+    taken = pool.allocate(4, after)
+    assert taken.tolist() == expected
+    assert taken.dtype == np.int32
+    pool.check()
+    assert pool.num_free == 0
+
+
 def test_a_sequence_grows_where_it_stands() -> None:
     pool = BlockPool(64)
     tails = [int(pool.allocate(1)[0]) for _ in range(4)]

@@ -74,6 +74,7 @@ def keep_a_dead_pin(state: State) -> None:
 
 
 BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
+    ("free twice", lambda s: s.pool._loose.append(np.array([s.run[0]]))),
     ("the indexes disagree", lambda s: set_item(s.pool._start_of, s.run[1], s.run[0] + 1)),
     ("the indexes disagree", lambda s: s.pool._classes[(s.run[1] - s.run[0]).bit_length()].pop(s.run[1])),
     ("touch and are not one", lambda s: s.pool._split_run(s.run[0], s.run[0] + 1)),

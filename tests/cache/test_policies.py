@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 
+import numpy as np
 import pytest
 from cache_driver import compute, leave
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radixkv.cache import (
     LFU,
@@ -19,6 +23,7 @@ from radixkv.cache import (
     PriorityTTL,
     SegmentedLRU,
 )
+from radixkv.cache.eviction.reuse_times import AGE_BORDERS
 from radixkv.testing import FakeLeaf
 
 
@@ -114,6 +119,42 @@ def test_adaptive_costs_a_bounded_number_of_refits() -> None:
     for _ in range(5000):
         policy.wait_begins(FakeLeaf(1, 1))
     assert 10 < len(calls) < 60
+
+
+@given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60))
+def test_adaptive_finds_the_lowest_density_among_all_oldest_and_newest(
+    seed: int, steps: list[tuple[int, bool]]
+) -> None:
+    random = np.random.default_rng(seed)
+    policy = Adaptive()
+    policy._refit_at = 10**9
+    policy._densities = random.random((len(policy._queues), len(AGE_BORDERS))).tolist()
+    leaves: dict[int, list[FakeLeaf]] = {}  # by group, oldest first
+    now = 0.0
+    for pause, comes in steps:
+        now += pause / 8
+        if comes:
+            leaf = FakeLeaf(now, int(random.integers(1, 9)), uses=int(random.integers(1, 4)))
+            policy.wait_begins(leaf)
+            policy.add(leaf)
+            leaves.setdefault(leaf.group, []).append(leaf)
+        policy._now = now
+
+        def density(leaf: FakeLeaf, now: float = now) -> float:
+            return policy._densities[leaf.group][bisect_left(AGE_BORDERS, now - leaf.last_use)]
+
+        ends = [leaf for group in leaves.values() for leaf in (group[0], group[-1])]
+        if not ends:
+            continue
+        found = policy.next_leaf()
+        assert isinstance(found, FakeLeaf)
+        assert found in ends
+        assert density(found) == min(map(density, ends))
+        if not comes:
+            policy.remove(found)
+            leaves[found.group].remove(found)
+            if not leaves[found.group]:
+                del leaves[found.group]
 
 
 def test_what_is_computed_anew_keeps_its_uses_and_what_is_new_does_not() -> None:

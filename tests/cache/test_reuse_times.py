@@ -101,6 +101,20 @@ def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
     assert table._waiting[:2, 0].tolist() == [2.0, 0.0]
 
 
+def test_neighbours_among_old_epochs_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_times, "_MAX_EPOCHS", 8)
+    monkeypatch.setattr(reuse_times, "_HALF_LIFE", 1.0)
+    table = ReuseTimes(SHAPE)
+    for epoch in range(8):
+        table.begin(0, epoch + 1, float(epoch))
+        table.returns(float(epoch))
+    weights = [0.5**age for age in range(8, 0, -1)]
+    counts = [(epoch + 1) * weight for epoch, weight in enumerate(weights)]
+    assert table._begun_at == [0.0, 2.0, 4.0, 5.0, 6.0, 7.0]
+    assert table._weights == pytest.approx([sum(weights[0:2]) / 2, sum(weights[2:4]) / 2, *weights[4:]])
+    assert table._waiting[:, 0] == pytest.approx([sum(counts[0:2]), sum(counts[2:4]), *counts[4:], 0, 0])
+
+
 def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
     waits = [(0, 1, start, 60 if start % 2 else 1000) for start in range(0, 90)]
     table = ReuseTimes(SHAPE)
