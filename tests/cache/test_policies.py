@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 import pytest
@@ -109,6 +109,22 @@ def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:
 def test_adaptive_learns_what_returns_at_any_pace(seconds_between: float) -> None:
     assert num_hits(LRU(), seconds_between) == 0
     assert num_hits(Adaptive(), seconds_between) > 450
+
+
+@given(uses=st.integers(1, 300), parent_uses=st.integers(1, 9), num_blocks=st.integers(1, 80), depth=st.integers(0, 80))
+def test_adaptive_groups_by_logarithms(uses: int, parent_uses: int, num_blocks: int, depth: int) -> None:
+    leaf = FakeLeaf(1, num_blocks, uses=uses, parent_uses=parent_uses, depth=depth)
+    Adaptive().wait_begins(leaf)
+    group = 0
+    levels = (
+        ([1, 2, 4, 8, 16, 32, 64, 128], uses),
+        ([1, 2, 4], parent_uses),
+        ([1, 3, 9, 33], num_blocks),
+        ([0, 4], depth),
+    )
+    for least, value in levels:
+        group = group * len(least) + bisect_right(least, value) - 1
+    assert leaf.group == group
 
 
 def test_adaptive_costs_a_bounded_number_of_refits() -> None:
