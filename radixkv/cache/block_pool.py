@@ -76,35 +76,6 @@ class BlockPool:
         self.num_free -= count
         return blocks
 
-    def _take_all(self, after: int | None) -> BlockIds:
-        """Every free block, in ascending order but for the run that follows ``after``, which comes first."""
-        for start, stop in list(self._stop_of.items()):
-            self._remove_run(start, stop)
-            self._loose.append(np.arange(start, stop, dtype=np.int32))
-        blocks = np.sort(np.concatenate([np.empty(0, dtype=np.int32), *self._loose]))
-        self._loose.clear()
-        if after is not None:
-            place = int(np.searchsorted(blocks, after + 1))
-            if place < len(blocks) and blocks[place] == after + 1:
-                blocks = np.concatenate([blocks[place:], blocks[:place]])
-        return blocks
-
-    def _choose(self, count: int, after: int | None) -> BlockIds:
-        """Some of the free blocks: first those that follow ``after``, then from the largest runs."""
-        self._file_loose()
-        parts: list[BlockIds] = []
-        missing = count
-        if missing and after is not None and after + 1 in self._stop_of:
-            taken = min(missing, self._stop_of[after + 1] - after - 1)
-            parts.append(self._take(after + 1, 0, taken))
-            missing -= taken
-        while missing:
-            start, size = self._large_run()
-            taken = min(missing, size)
-            parts.append(self._take(start, self._offset(size, taken), taken))
-            missing -= taken
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
-
     def allocate_one(self, after: int | None = None) -> int:
         """`allocate` of one block, without an array: what decoding does most.
 
@@ -178,6 +149,35 @@ class BlockPool:
             raise InvariantViolation(f"blocks {wrong.tolist()}: free with owners, or held without")
         if self.num_free != int(free.sum()):
             raise InvariantViolation(f"num_free is {self.num_free}, {int(free.sum())} blocks are free")
+
+    def _take_all(self, after: int | None) -> BlockIds:
+        """Every free block, in ascending order but for the run that follows ``after``, which comes first."""
+        for start, stop in list(self._stop_of.items()):
+            self._remove_run(start, stop)
+            self._loose.append(np.arange(start, stop, dtype=np.int32))
+        blocks = np.sort(np.concatenate([np.empty(0, dtype=np.int32), *self._loose]))
+        self._loose.clear()
+        if after is not None:
+            place = int(np.searchsorted(blocks, after + 1))
+            if place < len(blocks) and blocks[place] == after + 1:
+                blocks = np.concatenate([blocks[place:], blocks[:place]])
+        return blocks
+
+    def _choose(self, count: int, after: int | None) -> BlockIds:
+        """Some of the free blocks: first those that follow ``after``, then from the largest runs."""
+        self._file_loose()
+        parts: list[BlockIds] = []
+        missing = count
+        if missing and after is not None and after + 1 in self._stop_of:
+            taken = min(missing, self._stop_of[after + 1] - after - 1)
+            parts.append(self._take(after + 1, 0, taken))
+            missing -= taken
+        while missing:
+            start, size = self._large_run()
+            taken = min(missing, size)
+            parts.append(self._take(start, self._offset(size, taken), taken))
+            missing -= taken
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
 
     def _require_held(self, blocks: BlockIds) -> BlockIds:
         """The blocks in ascending order, once it is sure that each is held and named once."""
