@@ -18,7 +18,7 @@ def namespace_hash(namespace: str) -> int:
     return xxhash.xxh3_64_intdigest(namespace.encode())
 
 
-def next_hash(before: int, block: bytes | bytearray | memoryview) -> int:
+def next_hash(before: int, block: bytes) -> int:
     """The hash of a block, whole or partly filled, from its encoded tokens and the hash of the block before."""
     return xxhash.xxh3_64_intdigest(block, seed=before)
 

@@ -28,6 +28,7 @@ class Publisher:
     def publish(self, table: BlockTable) -> None:
         """Make known all whole blocks of a table that are not yet."""
         start, stop = table._num_published, table._num_tokens // self._block_size
+        # What was known once is apart from what is new, and by how often it was used: they have different prospects.
         for past_stop, past_uses in table._past:
             if start < past_stop and start < stop:
                 self._publish_blocks(table, start, min(stop, past_stop), past_uses)
