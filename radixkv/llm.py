@@ -309,14 +309,18 @@ class LLM:
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
         try:
             self.engine.add(request)
-            while not request.finished:
-                with deferred_interrupt() as interrupt:
-                    self.engine.step()
-                    interrupt.raise_if_requested()
+            finished = False
+            while not finished:
+                # Whoever steps the engine advances all requests: this one may have ended since the last piece.
+                if not request.finished:
+                    with deferred_interrupt() as interrupt:
+                        self.engine.step()
+                        interrupt.raise_if_requested()
                 if request.failure is not None:
                     raise request.failure
                 output = delta_output(request)
-                if output.finished or any(part.token_ids for part in output.outputs):
+                finished = output.finished
+                if finished or any(part.token_ids for part in output.outputs):
                     yield output
         finally:
             self._abort_unfinished([request])

@@ -261,6 +261,20 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     assert [piece.finished for piece in pieces] == [False] * 19 + [True]
 
 
+def test_streams_that_advance_one_another_are_each_complete() -> None:
+    llm = tiny()
+    prompts = family(8, 2)
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    pieces = [[next(stream)] for stream in streams]
+    assert len(llm.generate(family(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)) == 1
+    for place, stream in enumerate(streams):
+        pieces[place] += stream
+    streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]
+    assert [of_one[-1].finished for of_one in pieces] == [True, True]
+    assert streamed == tokens_of(llm, prompts)
+    assert_empty(llm)
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
