@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -272,6 +273,23 @@ def test_streams_that_advance_one_another_are_each_complete() -> None:
     streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]
     assert [of_one[-1].finished for of_one in pieces] == [True, True]
     assert streamed == tokens_of(llm, prompts)
+    assert_empty(llm)
+
+
+def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]]]) -> None:
+    llm = tiny()
+    wanted = [expected(number, 3) for number in range(8)]
+
+    def answers(number: int) -> list[list[int]]:
+        prompts = family(number, 3)
+        pieces = list(llm.stream(prompts[0], GREEDY))
+        streamed = [token for piece in pieces for token in piece.outputs[0].token_ids]
+        rest = llm.generate(prompts[1:], GREEDY, use_tqdm=False)
+        llm.unpin(llm.pin(prompts[0]))
+        return [streamed, *(output.outputs[0].token_ids for output in rest)]
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        assert list(threads.map(answers, range(8))) == wanted
     assert_empty(llm)
 
 
