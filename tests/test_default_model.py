@@ -163,7 +163,29 @@ def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exce
         llm.generate(prompts, use_tqdm=False)
 
 
-@pytest.mark.parametrize("conversation", [[], [[]], [{"role": "user"}], "hello", [["hello"]]])
+def test_messages_may_come_in_parts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Who are you?"}]
+    whole = llm.chat([{"role": "user", "content": "Be brief.\nWho are you?"}], params, use_tqdm=False)
+    in_parts = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    assert in_parts[0].prompt == whole[0].prompt
+    assert in_parts[0].outputs[0].text == whole[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        [],
+        [[]],
+        [{"role": "user"}],
+        "hello",
+        [["hello"]],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": ["hello"]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
 def test_impossible_messages_are_refused(llm: LLM, conversation: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="messages"):
         llm.chat(conversation, use_tqdm=False)
