@@ -49,9 +49,20 @@ def test_generate_prints_json() -> None:
     assert len(json.loads(result.stdout)["token_ids"]) == 5
 
 
+def test_no_line_of_an_answer_is_broken() -> None:
+    prompt = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen,"
+    plain = radixkv("generate", prompt, "--max-tokens", "5")
+    assert plain.stdout.startswith(prompt)
+    beams = radixkv("generate", prompt, "--max-tokens", "5", "--beam-width", "2", "--json")
+    assert [json.loads(line)["text"].startswith(prompt) for line in beams.stdout.splitlines()] == [True, True]
+
+
 def test_what_a_user_can_mend_is_one_line() -> None:
     for arguments in (["generate", "x", "--model", "/no/such/model"], ["generate", "x", "--top-p", "2"]):
         result = radixkv(*arguments)
         assert result.returncode == 1
         assert result.stderr.startswith("radixkv: ")
         assert result.stderr.count("\n") == 1
+    blocks_of_nothing = radixkv("explain", "x", "--after", "y", "--block-size", "0")
+    assert blocks_of_nothing.returncode == 2
+    assert "--block-size" in blocks_of_nothing.stderr
