@@ -89,8 +89,25 @@ def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generat
 
 
 def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
-    """Token ids of a text in which the chat template has already written every special token."""
-    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    """Token ids of a text in which the chat template has already written every special token.
+
+    Raises:
+        ValueError: the text is not Unicode.
+    """
+    return encode("messages", text, loaded, add_special_tokens=False)
+
+
+def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of the text of an argument.
+
+    Raises:
+        ValueError: it holds half of a surrogate pair, which JSON and the arguments of a process can, and UTF-8 cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, not Unicode text") from error
+    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
 
@@ -160,7 +177,7 @@ def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
-    ids = loaded.require_tokenizer()(text)["input_ids"]
+    ids = encode("prompts", text, loaded)
     if not ids:
         raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
     return Prompt(ids, text, **options)

@@ -156,6 +156,7 @@ def test_an_abandoned_turn_leaves_the_chat_as_it_was(llm: LLM) -> None:
         ({"text": "x"}, ValueError, "'prompt'"),
         ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),
         ({"prompt": "x", "cache_salt": 3}, TypeError, "cache_salt"),
+        ("x\ud83d", ValueError, "prompts: character 1 is half of a surrogate pair"),
     ],
 )
 def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exception], message: str) -> None:
@@ -183,6 +184,7 @@ def test_messages_may_come_in_parts(llm: LLM) -> None:
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": ["hello"]}],
+        [{"role": "user", "content": "\ud83d"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
     ],
 )
