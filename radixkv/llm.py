@@ -275,6 +275,8 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if not isinstance(sampling_params, Sequence):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
             raise ValueError(
                 f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"

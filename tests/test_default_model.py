@@ -164,6 +164,11 @@ def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exce
         llm.generate(prompts, use_tqdm=False)
 
 
+def test_parameters_of_another_type_are_named(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, got dict"):
+        llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
+
+
 def test_messages_may_come_in_parts(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4)
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Who are you?"}]
