@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -371,6 +372,10 @@ def http_cost(
 
 def main() -> None:
     """Run a command; what a user can mend is one line on standard error, not a traceback."""
+    # Models write any character; a terminal that cannot show one shows its number.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, TypeError, OSError, MemoryError) as error:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 
-def radixkv(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def radixkv(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from radixkv.cli import main; main()", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
 
 
 def test_help_does_not_load_torch() -> None:
@@ -55,6 +58,12 @@ def test_no_line_of_an_answer_is_broken() -> None:
     assert plain.stdout.startswith(prompt)
     beams = radixkv("generate", prompt, "--max-tokens", "5", "--beam-width", "2", "--json")
     assert [json.loads(line)["text"].startswith(prompt) for line in beams.stdout.splitlines()] == [True, True]
+
+
+def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
+    result = radixkv("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "\\xe9" in result.stdout
 
 
 def test_what_a_user_can_mend_is_one_line() -> None:
