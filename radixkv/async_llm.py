@@ -66,6 +66,7 @@ class AsyncLLM:
         self._mean_seconds = 1.0
         self._ids = itertools.count()
         self._draining = False
+        self._stopped = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: EngineDeadError | None = None
@@ -206,7 +207,14 @@ class AsyncLLM:
         return result
 
     async def run_tokenizer(self, function: Callable[[LoadedModel], _T]) -> _T:
-        """Run a function that tokenizes, in the thread that does nothing else."""
+        """Run a function that tokenizes, in the thread that does nothing else.
+
+        Raises:
+            DrainingError, EngineDeadError: the thread was stopped.
+            Exception: what the function raises.
+        """
+        if self._stopped:
+            self._refuse_if_full(1)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, self.loaded)
 
     # -- life and death ------------------------------------------------------------------------------------------
@@ -248,6 +256,7 @@ class AsyncLLM:
         finished = not self._streams
         if self._loop is not None:
             await self._loop.run_in_executor(None, self._engine_thread.stop)
+        self._stopped = True
         self._tokenizer_thread.shutdown(wait=False)
         self._grammar_thread.shutdown(wait=False)
         return finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -61,7 +62,6 @@ def generate(
     """Complete prompts and print the completions."""
     from radixkv import LLM, BeamSearchParams, SamplingParams
 
-    console = Console(highlight=False)
     # Before loading, which takes seconds: a mistyped option should not wait for it.
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
@@ -71,14 +71,14 @@ def generate(
         for search in llm.beam_search(prompts, beam_params):
             for beam in search.sequences:
                 line = json.dumps({"text": beam.text, "cum_logprob": beam.cum_logprob})
-                console.print(line if as_json else f"[{beam.cum_logprob:.2f}] {beam.text}", markup=False)
+                print(line if as_json else f"[{beam.cum_logprob:.2f}] {beam.text}")
         return
     for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
         for sample in output.outputs:
             if as_json:
                 print(json.dumps({**asdict(sample), "prompt": output.prompt, "cached": output.num_cached_tokens}))
             else:
-                console.print(f"{output.prompt}{sample.text}", markup=False)
+                print(f"{output.prompt}{sample.text}")
 
 
 @app.command()
@@ -233,7 +233,7 @@ def explain(
     prompt: Annotated[str, typer.Argument(help="the prompt that should have hit")],
     after: Annotated[list[str], typer.Option(help="a prompt that was answered before it; may be repeated")],
     model: Model = None,
-    block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, help="tokens a block")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Say how much of a prompt others before it would have left in the cache, and where it parts from them.
@@ -372,6 +372,10 @@ def http_cost(
 
 def main() -> None:
     """Run a command; what a user can mend is one line on standard error, not a traceback."""
+    # Models write any character; a terminal that cannot show one shows its number.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (ValueError, TypeError, OSError, MemoryError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 class LLM:
     """A language model whose prompts share the keys and values of their common prefixes.
+
+    Several threads may use one: a `generate` of one waits for that of another, and streams take turns step by step. (For many
+    users at once, see `AsyncLLM`.)
 
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default model, SmolLM2-135M-Instruct.
@@ -111,6 +115,8 @@ class LLM:
             record_trace=None if record_trace is None else Path(record_trace),
         )
         self._ids = itertools.count()
+        # Whose turn it is with the engine, which is single-threaded. A stream's finalizer may run within another call.
+        self._turn = threading.RLock()
 
     def generate(
         self,
@@ -191,7 +197,8 @@ class LLM:
         """
         single = self._single("explain", prompt, cache_salt, cache)
         read = single.read_cache and self.engine.enable_prefix_caching
-        explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
+        with self._turn:
+            explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
         return in_words(explanation, single.token_ids, self.get_tokenizer().decode)
 
     def pin(
@@ -209,22 +216,26 @@ class LLM:
         single = self._single("pin", prompt, cache_salt, None)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
-        if cache.match(single.token_ids, single.namespace) < whole:
-            self._run([self._make(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
-        return cache.pin(single.token_ids, single.namespace, ttl)
+        with self._turn:
+            if cache.match(single.token_ids, single.namespace) < whole:
+                self._run([self._make(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
+            return cache.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
-        return self.engine.cache.pins()
+        with self._turn:
+            return self.engine.cache.pins()
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prompt be evicted again."""
-        self.engine.cache.release(pin)
+        with self._turn:
+            self.engine.cache.release(pin)
 
     def inspect(self) -> CacheSnapshot:
         """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.inspect`)."""
         pool = self.engine.pool
-        return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
+        with self._turn:
+            return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -232,8 +243,9 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; True when nothing at all is cached any more (no request was running)."""
-        self.engine.reset_prefix_cache()
-        return self.engine.cache.num_held_blocks == 0
+        with self._turn:
+            self.engine.reset_prefix_cache()
+            return self.engine.cache.num_held_blocks == 0
 
     def _single(
         self,
@@ -263,6 +275,8 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if not isinstance(sampling_params, Sequence):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
             raise ValueError(
                 f"sampling_params: expected one for each of {len(prompts)} prompts, got {len(sampling_params)}"
@@ -290,36 +304,44 @@ class LLM:
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:
         """Run requests to their end. However this is left, none of them stays in the engine."""
-        try:
-            for request in requests:
-                self.engine.add(request)
-            with (
-                deferred_interrupt() as interrupt,
-                tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar,
-            ):
-                while not all(request.finished for request in requests):
-                    interrupt.raise_if_requested()
-                    bar.update(sum(request.finished for request in self.engine.step()))
-        finally:
-            self._abort_unfinished(requests)
+        with self._turn:
+            try:
+                for request in requests:
+                    self.engine.add(request)
+                with (
+                    deferred_interrupt() as interrupt,
+                    tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar,
+                ):
+                    while not all(request.finished for request in requests):
+                        interrupt.raise_if_requested()
+                        bar.update(sum(request.finished for request in self.engine.step()))
+            finally:
+                self._abort_unfinished(requests)
         for request in requests:
             if request.failure is not None:
                 raise request.failure
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
         try:
-            self.engine.add(request)
-            while not request.finished:
-                with deferred_interrupt() as interrupt:
-                    self.engine.step()
-                    interrupt.raise_if_requested()
-                if request.failure is not None:
-                    raise request.failure
-                output = delta_output(request)
-                if output.finished or any(part.token_ids for part in output.outputs):
+            with self._turn:
+                self.engine.add(request)
+            finished = False
+            while not finished:
+                with self._turn:
+                    # Whoever steps the engine advances all requests: this one may have ended since the last piece.
+                    if not request.finished:
+                        with deferred_interrupt() as interrupt:
+                            self.engine.step()
+                            interrupt.raise_if_requested()
+                    if request.failure is not None:
+                        raise request.failure
+                    output = delta_output(request)
+                finished = output.finished
+                if finished or any(part.token_ids for part in output.outputs):
                     yield output
         finally:
-            self._abort_unfinished([request])
+            with self._turn:
+                self._abort_unfinished([request])
 
     def _abort_unfinished(self, requests: list[Request]) -> None:
         for request in requests:

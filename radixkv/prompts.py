@@ -4,6 +4,9 @@ A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, a
 
 - ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to leave what is computed.
+
+A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
+are joined by line ends.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from jinja2 import TemplateError
 from radixkv.engine.model_loader import LoadedModel
 
 PromptInput = str | Mapping[str, Any]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache"}
 
@@ -50,7 +53,8 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
     """One conversation or a list of them.
 
     Raises:
-        TypeError, ValueError: a message is not a dictionary with ``role`` and ``content``, or a conversation is empty.
+        TypeError, ValueError: a message is not a dictionary with ``role`` and ``content``, a part of a content is no text,
+            or a conversation is empty.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         raise TypeError(f"messages: expected a list of messages or of conversations, got {type(messages).__name__}")
@@ -63,7 +67,7 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         for message in conversation:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
-    return [list(conversation) for conversation in conversations]
+    return [[_with_plain_content(message) for message in conversation] for conversation in conversations]
 
 
 def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generation_prompt: bool = True) -> str:
@@ -85,8 +89,25 @@ def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generat
 
 
 def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
-    """Token ids of a text in which the chat template has already written every special token."""
-    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    """Token ids of a text in which the chat template has already written every special token.
+
+    Raises:
+        ValueError: the text is not Unicode.
+    """
+    return encode("messages", text, loaded, add_special_tokens=False)
+
+
+def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of the text of an argument.
+
+    Raises:
+        ValueError: it holds half of a surrogate pair, which JSON and the arguments of a process can, and UTF-8 cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, not Unicode text") from error
+    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
 
@@ -124,6 +145,19 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
     }
 
 
+def _with_plain_content(message: Message) -> Message:
+    parts = message["content"]
+    if isinstance(parts, str | None):  # None: for templates that know of tool calls
+        return message
+    if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
+        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
+    return {**message, "content": "\n".join(part["text"] for part in parts)}
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
 def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
@@ -143,7 +177,7 @@ def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
-    ids = loaded.require_tokenizer()(text)["input_ids"]
+    ids = encode("prompts", text, loaded)
     if not ids:
         raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
     return Prompt(ids, text, **options)

@@ -309,6 +309,8 @@ def test_an_engine_that_cannot_go_on_says_so_to_everybody(monkeypatch: pytest.Mo
         with pytest.raises(EngineDeadError):
             await llm.call(lambda engine: None)
         await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="planted"):
+            await tokens_of(llm, prompts(1)[0])
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -332,6 +334,8 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         assert not await llm.shutdown()
         reasons = [output.outputs[0].finish_reason async for output in stream]
         assert reasons[-1] == "abort"
+        with pytest.raises(DrainingError):
+            await tokens_of(llm, prompts(1)[0])
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 
-def radixkv(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def radixkv(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from radixkv.cli import main; main()", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
 
 
 def test_help_does_not_load_torch() -> None:
@@ -49,9 +52,26 @@ def test_generate_prints_json() -> None:
     assert len(json.loads(result.stdout)["token_ids"]) == 5
 
 
+def test_no_line_of_an_answer_is_broken() -> None:
+    prompt = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen,"
+    plain = radixkv("generate", prompt, "--max-tokens", "5")
+    assert plain.stdout.startswith(prompt)
+    beams = radixkv("generate", prompt, "--max-tokens", "5", "--beam-width", "2", "--json")
+    assert [json.loads(line)["text"].startswith(prompt) for line in beams.stdout.splitlines()] == [True, True]
+
+
+def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
+    result = radixkv("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "\\xe9" in result.stdout
+
+
 def test_what_a_user_can_mend_is_one_line() -> None:
     for arguments in (["generate", "x", "--model", "/no/such/model"], ["generate", "x", "--top-p", "2"]):
         result = radixkv(*arguments)
         assert result.returncode == 1
         assert result.stderr.startswith("radixkv: ")
         assert result.stderr.count("\n") == 1
+    blocks_of_nothing = radixkv("explain", "x", "--after", "y", "--block-size", "0")
+    assert blocks_of_nothing.returncode == 2
+    assert "--block-size" in blocks_of_nothing.stderr

@@ -156,6 +156,7 @@ def test_an_abandoned_turn_leaves_the_chat_as_it_was(llm: LLM) -> None:
         ({"text": "x"}, ValueError, "'prompt'"),
         ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),
         ({"prompt": "x", "cache_salt": 3}, TypeError, "cache_salt"),
+        ("x\ud83d", ValueError, "prompts: character 1 is half of a surrogate pair"),
     ],
 )
 def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exception], message: str) -> None:
@@ -163,7 +164,35 @@ def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exce
         llm.generate(prompts, use_tqdm=False)
 
 
-@pytest.mark.parametrize("conversation", [[], [[]], [{"role": "user"}], "hello", [["hello"]]])
+def test_parameters_of_another_type_are_named(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, got dict"):
+        llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_messages_may_come_in_parts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Who are you?"}]
+    whole = llm.chat([{"role": "user", "content": "Be brief.\nWho are you?"}], params, use_tqdm=False)
+    in_parts = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    assert in_parts[0].prompt == whole[0].prompt
+    assert in_parts[0].outputs[0].text == whole[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        [],
+        [[]],
+        [{"role": "user"}],
+        "hello",
+        [["hello"]],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": ["hello"]}],
+        [{"role": "user", "content": "\ud83d"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
 def test_impossible_messages_are_refused(llm: LLM, conversation: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="messages"):
         llm.chat(conversation, use_tqdm=False)

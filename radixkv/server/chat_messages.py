@@ -21,6 +21,13 @@ class ChatMessage(Strict):
     content: str | list[TextPart]
     name: str | None = None
 
+    # OpenAI's clients have these in every answer, and send it back with them; there is nothing in them here.
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
 
 def as_template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
     """Parts are joined by line ends; a developer is to templates what OpenAI called the system before."""

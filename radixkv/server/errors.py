@@ -120,7 +120,15 @@ def _invalid_request(errors: Any) -> ApiError:
     complaints, param = [], None
     for error in errors[:3]:
         place = ".".join(str(part) for part in error["loc"][1:])
-        unknown = error["type"] == "extra_forbidden"
-        complaints.append(f"{place or 'body'}: {'unknown or not supported' if unknown else error['msg']}")
+        match error["type"]:
+            case "extra_forbidden":
+                complaint = f"{place}: unknown or not supported"
+            case "json_invalid":
+                complaint = f"body: no JSON from character {place} on: {error['ctx']['error']}"
+            case "model_attributes_type" if not place:
+                complaint = "body: expected a JSON object, sent with content-type: application/json"
+            case _:
+                complaint = f"{place or 'body'}: {error['msg']}"
+        complaints.append(complaint)
         param = param or next((part for part in error["loc"][1:] if isinstance(part, str)), None)
     return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(complaints), param=param)

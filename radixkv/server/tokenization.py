@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from radixkv.engine.model_loader import LoadedModel
-from radixkv.prompts import as_conversations, encode_rendered, render_chat
+from radixkv.prompts import as_conversations, encode, encode_rendered, render_chat
 from radixkv.server.chat_messages import ChatMessage, as_template_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
@@ -83,12 +83,11 @@ def tokenization_routes(service: Service) -> APIRouter:
 def _tokens(body: TokenizeRequest, loaded: LoadedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either it or messages")
-    if body.messages is not None:
-        (conversation,) = as_conversations(as_template_messages(body.messages))
-        text = render_chat(conversation, loaded, add_generation_prompt=body.add_generation_prompt)
-        return encode_rendered(text, loaded)
-    ids: list[int] = loaded.require_tokenizer()(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
-    return ids
+    if body.prompt is not None:
+        return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens)
+    (conversation,) = as_conversations(as_template_messages(body.messages or []))
+    text = render_chat(conversation, loaded, add_generation_prompt=body.add_generation_prompt)
+    return encode_rendered(text, loaded)
 
 
 def _text(body: DetokenizeRequest, loaded: LoadedModel) -> str:

@@ -50,7 +50,7 @@ def load(name: str) -> Trace:
 
 
 def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
-    """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``.
+    """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``; a share is a block at least.
 
     Raises:
         ValueError: a part is neither.
@@ -58,9 +58,9 @@ def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
     sizes = []
     for part in text.split(","):
         try:
-            share = part.strip().endswith("%")
-            size = round(float(part.strip().rstrip("%")) / 100 * num_distinct_blocks) if share else int(part)
-        except ValueError:
+            share = float(part.strip().rstrip("%")) / 100 if part.strip().endswith("%") else None
+            size = int(part) if share is None else max(int(share > 0), round(share * num_distinct_blocks))
+        except (ValueError, OverflowError):
             size = 0
         if size < 1:
             raise ValueError(f"--blocks: expected numbers of blocks, or shares such as 5%, above 0, got {part!r}")
@@ -188,9 +188,15 @@ def run_simulation(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Read, replay, and show."""
+    """Read, replay, and show.
+
+    Raises:
+        OSError, ValueError: an argument is not possible, or the trace has no blocks.
+    """
     policies = parse_policies(policy)
     trace = load(name)
+    if not trace.num_distinct_blocks:
+        raise ValueError(f"{name}: no request in it has a whole block, so there is nothing to reuse")
     report = simulate(name, trace, parse_sizes(blocks, trace.num_distinct_blocks), policies, console)
     report.advice = advise(report, bytes_per_token)
     console.print(draw_table(report))

@@ -67,7 +67,8 @@ def read_trace(path: Path) -> Trace:
     block_size = MOONCAKE_BLOCK_SIZE
     rows: list[tuple[float, list[int], list[int]]] = []
     numbers: dict[int, int] = {}
-    with path.open(encoding="utf-8") as lines:
+    # Bytes that are no text are found by their line, where it is parsed.
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

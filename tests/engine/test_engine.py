@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -259,6 +260,37 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     pieces = list(llm.stream(prompt, GREEDY))
     assert [t for piece in pieces for t in piece.outputs[0].token_ids] == tokens_of(llm, [prompt])[0]
     assert [piece.finished for piece in pieces] == [False] * 19 + [True]
+
+
+def test_streams_that_advance_one_another_are_each_complete() -> None:
+    llm = tiny()
+    prompts = family(8, 2)
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    pieces = [[next(stream)] for stream in streams]
+    assert len(llm.generate(family(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)) == 1
+    for place, stream in enumerate(streams):
+        pieces[place] += stream
+    streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]
+    assert [of_one[-1].finished for of_one in pieces] == [True, True]
+    assert streamed == tokens_of(llm, prompts)
+    assert_empty(llm)
+
+
+def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]]]) -> None:
+    llm = tiny()
+    wanted = [expected(number, 3) for number in range(8)]
+
+    def answers(number: int) -> list[list[int]]:
+        prompts = family(number, 3)
+        pieces = list(llm.stream(prompts[0], GREEDY))
+        streamed = [token for piece in pieces for token in piece.outputs[0].token_ids]
+        rest = llm.generate(prompts[1:], GREEDY, use_tqdm=False)
+        llm.unpin(llm.pin(prompts[0]))
+        return [streamed, *(output.outputs[0].token_ids for output in rest)]
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        assert list(threads.map(answers, range(8))) == wanted
+    assert_empty(llm)
 
 
 @pytest.mark.parametrize(

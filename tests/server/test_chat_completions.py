@@ -44,6 +44,17 @@ def test_a_conversation_reuses_what_came_before(client: openai.OpenAI) -> None:
     assert last.usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
 
 
+def test_an_answer_may_be_sent_back_as_the_client_dumps_it(client: openai.OpenAI) -> None:
+    answer = chat(client).choices[0].message
+    texts = {
+        chat(client, [*QUESTION, as_sent, *QUESTION]).choices[0].message.content
+        for as_sent in (answer, answer.model_dump(), {"role": "assistant", "content": answer.content})
+    }
+    assert len(texts) == 1
+    with pytest.raises(openai.BadRequestError, match="tool_calls"):
+        chat(client, [*QUESTION, {**answer.model_dump(), "tool_calls": [{"id": "1"}]}, *QUESTION])
+
+
 def test_messages_may_come_in_parts_and_from_developers(client: openai.OpenAI) -> None:
     plain = [{"role": "system", "content": "Be brief.\nBe kind."}, *QUESTION]
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]

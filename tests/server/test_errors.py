@@ -116,7 +116,10 @@ def test_malformed_bodies_are_refused(http: httpx.Client, content: bytes) -> Non
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         response = http.post(path, content=content, headers={"content-type": "application/json"})
         assert_error(response, 400)
-    assert_error(http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 400)
+    as_text = http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    assert_error(as_text, 400, message="body: expected a JSON object, sent with content-type: application/json")
+    cut = http.post("/v1/completions", content=b'{"prompt": ', headers={"content-type": "application/json"})
+    assert_error(cut, 400, message="body: no JSON from character 11 on: Expecting value", param=None)
 
 
 def test_unknown_models_paths_and_methods(http: httpx.Client, client: openai.OpenAI) -> None:

@@ -81,6 +81,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     [
         "",
         "text",
+        "\udcff\udcfe",
         "[1]",
         '{"timestamp": 1}',
         '{"timestamp": "soon", "hash_ids": [1]}',
@@ -91,8 +92,8 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
 )
 def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"line 1|no request"):
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)"):
         read_trace(path)
 
 
@@ -120,9 +121,10 @@ def test_a_recorded_trace_shares_what_the_prompts_share_and_tells_nothing_else(t
 
 def test_sizes_and_policies_are_parsed() -> None:
     assert parse_sizes("2000,1000, 5%", 30_000) == [1000, 1500, 2000]
+    assert parse_sizes("2%,40%", 10) == [1, 4]
     assert parse_policies("all") == list(POLICIES)
     assert parse_policies("lru, adaptive") == ["lru", "adaptive"]
-    for wrong in ("", "0", "-5", "many", "0%"):
+    for wrong in ("", "0", "-5", "many", "0%", "nan%", "inf%"):
         with pytest.raises(ValueError, match="--blocks"):
             parse_sizes(wrong, 1000)
     with pytest.raises(ValueError, match=r"--policy: expected all or some of lru.*got 'best'"):
@@ -162,4 +164,6 @@ def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     assert list(written["rates"]) == ["lru", "adaptive", "LRU by blocks", "Belady's bound"]
     assert written["advice"].split()[0] in result.output
     assert plot.stat().st_size > 1000
+    path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
+    assert "no request in it has a whole block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
     assert set(SYNTHETIC) == {"chats", "agents", "documents", "scans"}
