@@ -5,6 +5,7 @@ CUDA graphs repeat their launches with the same addresses, so that they read fro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ Ints = NDArray[np.int64]
 _PADDING = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceRows:
     """A batch's rows on the device.
 
@@ -39,7 +40,7 @@ class DeviceRows:
         return DeviceRows(self.positions[:count], self.slots[:count], self.row_tables[:count])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostRows:
     """The same on the host, all int64."""
 
@@ -80,7 +81,7 @@ class BatchBuffers:
     def add(self, new_blocks: NewBlocks) -> None:
         """Bring the tables up to date."""
         if len(new_blocks.places):
-            self._scatter(new_blocks.places, new_blocks.blocks)
+            self._scatter((new_blocks.places,), (new_blocks.blocks,))
 
     def load(self, new_blocks: NewBlocks, rows: HostRows) -> DeviceRows:
         """Bring the tables up to date, and the rows here; more than there is room for get memory of their own."""
@@ -94,12 +95,12 @@ class BatchBuffers:
         values[:count] = rows.positions
         values[room : room + 2 * count] = rows.slots.view(np.int32)
         values[3 * room : 3 * room + count] = rows.row_tables
-        self._scatter(
-            np.concatenate((new_blocks.places, self._row_places)), np.concatenate((new_blocks.blocks, values))
-        )
+        self._scatter((new_blocks.places, self._row_places), (new_blocks.blocks, values))
         return self.rows.first(count)
 
-    def _scatter(self, places: Ints, values: NDArray[np.int32]) -> None:
-        packed = np.concatenate((places.view(np.int32), values))
+    def _scatter(self, places: Iterable[Ints], values: Iterable[NDArray[np.int32]]) -> None:
+        packed = np.concatenate((*(part.view(np.int32) for part in places), *values))
         there = to_device(torch.from_numpy(packed), self._buffer.device)
-        self._buffer.scatter_(0, there[: 2 * len(places)].view(torch.int64), there[2 * len(places) :])
+        # Of three int32, two are a place and one a value.
+        places_there, values_there = there.split((len(packed) // 3 * 2, len(packed) // 3))
+        self._buffer.scatter_(0, places_there.view(torch.int64), values_there)

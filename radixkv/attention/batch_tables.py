@@ -7,6 +7,7 @@ table that grows only the new blocks are looked at.
 from __future__ import annotations
 
 import itertools
+from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class BatchColumns:
         return self.owners == other.owners and self.versions == other.versions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewBlocks:
     """What a step adds to the tables.
 
@@ -67,7 +68,8 @@ class BatchTables:
     def __init__(self, num_tables: int, max_blocks: int) -> None:
         self.host: NDArray[np.int32] = np.zeros((num_tables, max_blocks), dtype=np.int32)
         self.order: list[Hashable] = []
-        self.tables: list[int] = []
+        # An array, which numpy takes over at once.
+        self.tables = array("q")
         self.common: list[int] = []
         self._table_of: dict[Hashable, int] = {}
         # Of each table: whose it is, as of which version, and how many blocks are in there.
@@ -158,12 +160,14 @@ class BatchTables:
 
     def _insert(self, owner: Hashable) -> None:
         # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none begins
-        # another: they differ somewhere within both, and stay in order however they grow.
-        place = bisect_left(self.order, self._bytes(owner), key=self._bytes)
+        # another: they differ somewhere within both, and stay in order however they grow. What lies behind is not reached.
+        table = self._table_of[owner]
+        place = bisect_left(self.tables, self._bytes(table), key=self._bytes)
         self.order.insert(place, owner)
-        self.tables.insert(place, self._table_of[owner])
-        rows = [self._row(neighbour) for neighbour in self.order[max(place - 1, 0) : place + 2]]
-        self.common[max(place - 1, 0) : place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
+        self.tables.insert(place, table)
+        start = max(place - 1, 0)
+        rows = [self._row(neighbour) for neighbour in self.tables[start : place + 2]]
+        self.common[start:place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
 
     def _remove(self, owner: Hashable) -> None:
         place = self.order.index(owner)
@@ -178,9 +182,9 @@ class BatchTables:
         self._taken[table] = False
         self._free.append(table)
 
-    def _bytes(self, owner: Hashable) -> bytes:
-        return self._row(owner).tobytes()
+    def _bytes(self, table: int) -> bytes:
+        content: bytes = self.host[table].tobytes()
+        return content
 
-    def _row(self, owner: Hashable) -> NDArray[np.int32]:
-        table = self._table_of[owner]
+    def _row(self, table: int) -> NDArray[np.int32]:
         return self.host[table, : self._lengths[table]]

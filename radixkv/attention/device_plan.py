@@ -20,7 +20,7 @@ import torch
 
 from radixkv.attention.batch_buffers import BatchBuffers, DeviceRows, HostRows
 from radixkv.attention.batch_tables import BatchColumns, BatchTables, NewBlocks
-from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, tile_classes
+from radixkv.attention.gpu_cost_model import fewest_shared_tokens, flat_is_better, num_pieces, tile_classes
 from radixkv.attention.lowering import DeviceItems, HeadShape, HostItems, Runs, lower
 from radixkv.attention.plan import QueryChunk, check_chunks
 from radixkv.attention.shared_nodes import shared_nodes
@@ -123,9 +123,11 @@ class DevicePlanner:
         self._tables = BatchTables(max_sequences, max_blocks)
         self._buffers = BatchBuffers(max_sequences, max_blocks, device)
         self._block_size = block_size
-        self._shape = shape
         self._bytes_per_token = bytes_per_token
-        self._element_bytes = element_bytes
+        # By the number of sequences: it is asked for every node of every tree.
+        alone = 0, 0
+        shared = (fewest_shared_tokens(count, shape.group, element_bytes) for count in range(2, max_sequences + 1))
+        self._fewest_tokens = [*alone, *shared]
         self._dtype = dtype
         self._multiprocessors = multiprocessors
         self._plan: DevicePlan | None = None
@@ -134,7 +136,7 @@ class DevicePlanner:
         self._columns: BatchColumns | None = None
         # Nodes stay as they are while neighbours have as much in common as before.
         self._common: list[int] = []
-        self._nodes = shared_nodes(self._common, shape.group, block_size, element_bytes)
+        self._nodes = shared_nodes(self._common, block_size, self._fewest_tokens)
 
     def plan(self, chunks: Sequence[QueryChunk]) -> DevicePlan:
         """The batch's plan; the same object as before, moved on, where the sequences only take one token more each.
@@ -188,7 +190,7 @@ class DevicePlanner:
 
         if self._tables.common != self._common:
             self._common = self._tables.common.copy()
-            self._nodes = shared_nodes(self._common, self._shape.group, size, self._element_bytes)
+            self._nodes = shared_nodes(self._common, size, self._fewest_tokens)
         nodes, private_from, saved = self._nodes.ranges, self._nodes.private_from, self._nodes.saved_tokens
         decodes = len(of_row) == len(order)
         flat = decodes and flat_is_better(saved, self._bytes_per_token)

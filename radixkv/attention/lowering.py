@@ -49,7 +49,7 @@ class DeviceItems:
     num_partials: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostItems:
     """The same on the host."""
 
@@ -172,8 +172,8 @@ def _partials_of_rows(
     """
     row_of_partial = (row - first_partial).repeat(written)
     row_of_partial += np.arange(len(row_of_partial))
-    starts = np.zeros(num_rows + 1, dtype=np.int32)
+    starts = np.zeros(num_rows + 1, dtype=np.int64)
     np.bincount(row_of_partial, minlength=num_rows).cumsum(out=starts[1:])
     # Numbers of 16 bits are sorted by counting them, which takes half the time.
     narrow = row_of_partial.astype(np.min_scalar_type(num_rows))
-    return starts, narrow.argsort(kind="stable").astype(np.int32)
+    return starts.astype(np.int32), narrow.argsort(kind="stable").astype(np.int32)

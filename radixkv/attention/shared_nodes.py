@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.gpu_cost_model import sharing_pays
-
 Ints = NDArray[np.int64]
 
 
@@ -33,11 +31,13 @@ class SharedNodes:
     saved_tokens: int
 
 
-def shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> SharedNodes:
-    """Weigh each node of the tree against what its items would cost.
+def shared_nodes(common: Sequence[int], block_size: int, fewest_tokens: Sequence[int]) -> SharedNodes:
+    """The nodes of a tree that are long enough; the others' keys are left to the nodes below them.
 
     Args:
         common: how many leading blocks neighbours have in common.
+        block_size: tokens a block.
+        fewest_tokens: from how many tokens on a node is worth sharing, by the number of sequences that share it.
     """
     nodes: list[int] = []
     private_from = [0] * (len(common) + 1)
@@ -45,10 +45,11 @@ def shared_nodes(common: Sequence[int], group: int, block_size: int, element_byt
     for start, stop, shared_blocks in reversed(_common_intervals(common)):
         # Who is an ancestor of this one has been here before it.
         depth, shared = private_from[start], shared_blocks * block_size
-        if sharing_pays(stop - start, shared - depth, group, element_bytes):
+        num_sequences = stop - start
+        if shared - depth >= fewest_tokens[num_sequences]:
             nodes += (start, stop, depth, shared)
-            private_from[start:stop] = [shared] * (stop - start)
-            saved_tokens += (stop - start - 1) * (shared - depth)
+            private_from[start:stop] = [shared] * num_sequences
+            saved_tokens += (num_sequences - 1) * (shared - depth)
     ranges = np.array(nodes, dtype=np.int64).reshape(-1, 4).T
     return SharedNodes(ranges, np.array(private_from, dtype=np.int64), saved_tokens)
 
