@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from radixkv_kernels import BlockCopier, attend_items, attend_split, merge_partials, merge_splits, write_cache
+from radixkv_kernels import (
+    BlockCopier,
+    attend_items,
+    attend_split,
+    draw_tokens,
+    merge_partials,
+    merge_splits,
+    write_cache,
+)
 
 ROW_TABLES = torch.zeros(3, dtype=torch.int32)
 
@@ -127,3 +135,13 @@ def test_copying_refuses_and_copies_nothing() -> None:
         BlockCopier([cache.transpose(2, 3)[..., :1]])
     with pytest.raises(ValueError, match=r"caches\[0\]: expected tokens of whole 4 bytes"):
         BlockCopier([torch.zeros(4, 16, 1, 3, dtype=torch.float16)])
+
+
+def test_drawing_refuses() -> None:
+    temperatures, starts = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="logits: expected float32, got float16"):
+        draw_tokens(torch.zeros(2, 9, dtype=torch.float16), temperatures, starts)
+    with pytest.raises(ValueError, match=r"logits: expected at least one token, got \[2, 0\]"):
+        draw_tokens(torch.zeros(2, 0), temperatures, starts)
+    with pytest.raises(ValueError, match=r"starts: expected shape \[2\], got \[1\]"):
+        draw_tokens(torch.zeros(2, 9), temperatures, starts[:1])
