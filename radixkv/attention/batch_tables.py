@@ -1,22 +1,23 @@
-"""The block tables of the sequences that run side by side, kept on the device and in an order in which sharers are
-neighbours.
+"""The block tables of the sequences that run side by side, in an order in which sharers are neighbours.
 
-Both are kept from step to step: a sequence that joins is compared with a few others, one that leaves with none, and a table
-that grows uploads its new blocks alone.
+Both are kept from step to step: a sequence that joins is compared with a few others, one that leaves with none, and of a
+table that grows only the new blocks are looked at.
 """
 
 from __future__ import annotations
 
 import itertools
+from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.plan import QueryChunk, common_blocks
-from radixkv.memory.upload import to_device
+
+_NO_TABLE = -1
 
 
 class BatchColumns:
@@ -34,38 +35,55 @@ class BatchColumns:
         return self.owners == other.owners and self.versions == other.versions
 
 
+@dataclass(slots=True)
+class NewBlocks:
+    """What a step adds to the tables.
+
+    Attributes:
+        places: where in `BatchTables.host`, flattened; none twice.
+        blocks: the ids.
+    """
+
+    places: NDArray[np.int64]
+    blocks: NDArray[np.int32]
+
+
+_NOTHING_NEW = NewBlocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
+
+
 class BatchTables:
-    """Block tables by row, on host and device.
+    """Block tables by row.
 
     Args:
         num_tables: sequences side by side at most.
         max_blocks: blocks of a sequence at most.
-        device: where attention runs.
 
     Attributes:
         host: int32 ``[num_tables, max_blocks]``.
-        device: the same on the device.
         order: the sequences, so that those with a common prefix are neighbours.
         tables: which row of ``host`` each of them has.
         common: how many leading blocks ``order[i]`` and ``order[i + 1]`` have in common.
     """
 
-    def __init__(self, num_tables: int, max_blocks: int, device: torch.device) -> None:
+    def __init__(self, num_tables: int, max_blocks: int) -> None:
         self.host: NDArray[np.int32] = np.zeros((num_tables, max_blocks), dtype=np.int32)
-        self.device = torch.zeros(num_tables, max_blocks, dtype=torch.int32, device=device)
         self.order: list[Hashable] = []
-        self.tables: list[int] = []
+        # An array, which numpy takes over at once.
+        self.tables = array("q")
         self.common: list[int] = []
-        self._lengths = np.zeros(num_tables, dtype=np.int64)  # how many blocks of each table are in there
-        self._versions: dict[Hashable, int] = {}
         self._table_of: dict[Hashable, int] = {}
+        # Of each table: whose it is, as of which version, and how many blocks are in there.
+        self._owners: list[Hashable] = [None] * num_tables
+        self._taken = np.zeros(num_tables, dtype=np.bool_)
+        self._versions = np.zeros(num_tables, dtype=np.int64)
+        self._lengths = np.zeros(num_tables, dtype=np.int64)
+        self._free = list(range(num_tables))[::-1]
         # The batch that was last taken in, and the table of each of its sequences.
         self._columns: BatchColumns | None = None
         self._own_tables = np.zeros(0, dtype=np.int64)
-        self._free = list(range(num_tables))[::-1]
 
-    def update(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> None:
-        """Let exactly the chunks' sequences be members, with their blocks as they are now.
+    def update(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> NewBlocks:
+        """Let exactly the chunks' sequences be members, with their blocks as they are now; returns what is new in ``host``.
 
         Args:
             columns: the chunks' own.
@@ -84,9 +102,10 @@ class BatchTables:
         if self._columns is None or not columns.has_members_of(self._columns):
             joining = self._change_members(columns)
         self._columns = columns
-        self._write(chunks, columns)
+        new_blocks = self._write(chunks, columns)
         for owner in joining:
             self._insert(owner)
+        return new_blocks
 
     def chunk_of(self, tables: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which chunk of the last batch each of these rows of ``host`` belongs to."""
@@ -96,26 +115,38 @@ class BatchTables:
 
     def _change_members(self, columns: BatchColumns) -> list[Hashable]:
         """Give tables to those who join, and take them from those who leave; returns who must still get a place."""
-        now = dict(zip(columns.owners, columns.versions, strict=True))
-        if len(now) < len(columns.owners):
+        owners = columns.owners
+        if len(set(owners)) < len(owners):
             raise ValueError("chunks: expected an owner for each, all different")
-        for owner in [owner for owner, version in self._versions.items() if now.get(owner) != version]:
-            self._remove(owner)
-        joining = [owner for owner in columns.owners if owner not in self._table_of]
-        for owner in joining:
-            table = self._table_of[owner] = self._free.pop()
-            self._lengths[table] = 0
-        self._versions = now
-        self._own_tables = np.fromiter(map(self._table_of.__getitem__, columns.owners), np.int64, len(now))
-        return joining
+        found = map(self._table_of.get, owners, itertools.repeat(_NO_TABLE))
+        tables = np.fromiter(found, np.int64, len(owners))
+        versions = np.array(columns.versions, dtype=np.int64)
+        stays = (tables != _NO_TABLE) & (self._versions[tables] == versions)
+        leaves = self._taken.copy()
+        leaves[tables[stays]] = False
+        for table in leaves.nonzero()[0].tolist():
+            self._remove(self._owners[table])
+        joining = (~stays).nonzero()[0].tolist()
+        for i in joining:
+            tables[i] = self._take_table(owners[i])
+        self._versions[tables] = versions
+        self._own_tables = tables
+        return [owners[i] for i in joining]
 
-    def _write(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> None:
+    def _take_table(self, owner: Hashable) -> int:
+        table = self._table_of[owner] = self._free.pop()
+        self._owners[table] = owner
+        self._taken[table] = True
+        self._lengths[table] = 0
+        return table
+
+    def _write(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> NewBlocks:
         """Add the blocks that are not in the tables yet."""
         tables = self._own_tables
         known = self._lengths[tables]
         (grown,) = (known < columns.num_blocks).nonzero()
         if not len(grown):
-            return
+            return _NOTHING_NEW
         starts = known[grown]
         counts = columns.num_blocks[grown] - starts
         blocks = np.concatenate(
@@ -125,18 +156,18 @@ class BatchTables:
         places = (first - counts.cumsum() + counts).repeat(counts) + np.arange(len(blocks))
         self.host.reshape(-1)[places] = blocks
         self._lengths[tables] = columns.num_blocks
-        device = self.device.device
-        places_there = to_device(torch.from_numpy(places), device)
-        self.device.view(-1)[places_there] = to_device(torch.from_numpy(blocks), device)
+        return NewBlocks(places, blocks)
 
     def _insert(self, owner: Hashable) -> None:
         # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none begins
-        # another: they differ somewhere within both, and stay in order however they grow.
-        place = bisect_left(self.order, self._bytes(owner), key=self._bytes)
+        # another: they differ somewhere within both, and stay in order however they grow. What lies behind is not reached.
+        table = self._table_of[owner]
+        place = bisect_left(self.tables, self._bytes(table), key=self._bytes)
         self.order.insert(place, owner)
-        self.tables.insert(place, self._table_of[owner])
-        rows = [self._row(neighbour) for neighbour in self.order[max(place - 1, 0) : place + 2]]
-        self.common[max(place - 1, 0) : place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
+        self.tables.insert(place, table)
+        start = max(place - 1, 0)
+        rows = [self._row(neighbour) for neighbour in self.tables[start : place + 2]]
+        self.common[start:place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
 
     def _remove(self, owner: Hashable) -> None:
         place = self.order.index(owner)
@@ -146,11 +177,14 @@ class BatchTables:
             self.common[place - 1 : place + 1] = [min(self.common[place - 1 : place + 1])]
         elif self.common:
             del self.common[0 if place == 0 else -1]
-        self._free.append(self._table_of.pop(owner))
+        table = self._table_of.pop(owner)
+        self._owners[table] = None
+        self._taken[table] = False
+        self._free.append(table)
 
-    def _bytes(self, owner: Hashable) -> bytes:
-        return self._row(owner).tobytes()
+    def _bytes(self, table: int) -> bytes:
+        content: bytes = self.host[table].tobytes()
+        return content
 
-    def _row(self, owner: Hashable) -> NDArray[np.int32]:
-        table = self._table_of[owner]
+    def _row(self, table: int) -> NDArray[np.int32]:
         return self.host[table, : self._lengths[table]]

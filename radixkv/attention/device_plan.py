@@ -2,31 +2,29 @@
 
 ::
 
-    chunks ── BatchTables: who shares what with whom ── runs of keys ── tiles x pieces ── work items ── device
-                 kept from step to step                  (nodes, rests)                     one upload
+    chunks ── BatchTables: who shares what with whom ── runs of keys ── tiles x pieces ── work items
+                 kept from step to step                  (nodes, rests)
 
-While the same sequences take one token each, nothing is planned at all: their positions move on by a kernel, and tables
-get the blocks that were added. Private rests are open at the end, so that items stay true however far they grow.
+A step in which sequences come or go takes two uploads: tables and rows to the `BatchBuffers`, and the items. While the same
+sequences take one token each, nothing is planned at all: their positions move on by a kernel, and tables get the blocks that
+were added. Private rests are open at the end, so that items stay true however far they grow.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from radixkv.attention.batch_tables import BatchColumns, BatchTables
-from radixkv.attention.gpu_cost_model import flat_is_better, num_pieces, sharing_pays, tile_classes
-from radixkv.attention.lowering import DeviceItems, HeadShape, Runs, lower
+from radixkv.attention.batch_buffers import BatchBuffers, DeviceRows, HostRows
+from radixkv.attention.batch_tables import BatchColumns, BatchTables, NewBlocks
+from radixkv.attention.gpu_cost_model import fewest_shared_tokens, flat_is_better, num_pieces, tile_classes
+from radixkv.attention.lowering import DeviceItems, HeadShape, HostItems, Runs, lower
 from radixkv.attention.plan import QueryChunk, check_chunks
-from radixkv.memory.upload import upload
+from radixkv.attention.shared_nodes import shared_nodes
 from radixkv_kernels import advance_rows
-
-Ints = NDArray[np.int64]
 
 # Rests grow while the plan is kept, and with them the longest piece. After so many tokens it is made anew.
 _STEPS_A_PLAN = 512
@@ -34,30 +32,27 @@ _STEPS_A_PLAN = 512
 
 @dataclass(slots=True)
 class DevicePlan:
-    """One batch's work.
+    """One batch's work. It holds until its planner is asked for the next plan, whose rows may take the same memory.
 
     Attributes:
         order: chunk indices in the order in which their rows stand in the packed batch.
         row_starts: ``[chunks + 1]``: the rows of the chunk ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
-        positions: int32 ``[rows]`` on the device.
-        slots: int64 ``[rows]`` on the device: where each row's key and value go.
-        tables: int32 ``[tables, blocks]`` on the device.
-        row_tables: int32 ``[rows]`` on the device.
+        rows: on the device.
+        buffers: the tables, and the rows of a batch that decodes, padding included.
         num_splits: not None: the batch decodes and shares too little to matter; each row's keys in so many parts.
         saved_tokens: keys that sharing saves reading, a layer.
     """
 
     order: list[int]
     row_starts: list[int]
-    positions: torch.Tensor
-    slots: torch.Tensor
-    tables: torch.Tensor
-    row_tables: torch.Tensor
+    rows: DeviceRows
+    buffers: BatchBuffers
     num_splits: dict[HeadShape, int] | None
     saved_tokens: int
     runs: Runs
     dtype: torch.dtype
     multiprocessors: int
+    _host_items: dict[HeadShape, HostItems] = field(default_factory=dict)
     _items: dict[HeadShape, DeviceItems] = field(default_factory=dict)
 
     @property
@@ -69,12 +64,18 @@ class DevicePlan:
         """Whether every row reads all its keys alone."""
         return self.num_splits is not None
 
-    def items(self, shape: HeadShape) -> DeviceItems:
+    def host_items(self, shape: HeadShape) -> HostItems:
         """The work items for layers of this shape, lowered when first asked for."""
+        items = self._host_items.get(shape)
+        if items is None:
+            items = self._host_items[shape] = lower(self.runs, shape, self.dtype, self.multiprocessors)
+        return items
+
+    def items(self, shape: HeadShape) -> DeviceItems:
+        """The same on the device, uploaded when first asked for."""
         items = self._items.get(shape)
         if items is None:
-            items = lower(self.runs, shape, self.dtype, self.multiprocessors, self.positions.device)
-            self._items[shape] = items
+            items = self._items[shape] = self.host_items(shape).upload(self.rows.positions.device)
         return items
 
     def splits(self, shape: HeadShape) -> int | None:
@@ -119,13 +120,15 @@ class DevicePlanner:
         device: torch.device,
         multiprocessors: int,
     ) -> None:
-        self._tables = BatchTables(max_sequences, max_blocks, device)
+        self._tables = BatchTables(max_sequences, max_blocks)
+        self._buffers = BatchBuffers(max_sequences, max_blocks, device)
         self._block_size = block_size
-        self._shape = shape
         self._bytes_per_token = bytes_per_token
-        self._element_bytes = element_bytes
+        # By the number of sequences: it is asked for every node of every tree.
+        alone = 0, 0
+        shared = (fewest_shared_tokens(count, shape.group, element_bytes) for count in range(2, max_sequences + 1))
+        self._fewest_tokens = [*alone, *shared]
         self._dtype = dtype
-        self._device = device
         self._multiprocessors = multiprocessors
         self._plan: DevicePlan | None = None
         self._steps_left = 0
@@ -133,7 +136,7 @@ class DevicePlanner:
         self._columns: BatchColumns | None = None
         # Nodes stay as they are while neighbours have as much in common as before.
         self._common: list[int] = []
-        self._nodes = _shared_nodes(self._common, shape.group, block_size, element_bytes)
+        self._nodes = shared_nodes(self._common, block_size, self._fewest_tokens)
 
     def plan(self, chunks: Sequence[QueryChunk]) -> DevicePlan:
         """The batch's plan; the same object as before, moved on, where the sequences only take one token more each.
@@ -144,18 +147,17 @@ class DevicePlanner:
         """
         columns = BatchColumns(chunks)
         if self._plan is not None and self._is_next_step(columns):
-            self._tables.update(chunks, columns)
-            plan = self._plan
-            advance_rows(plan.positions, plan.slots, plan.tables, plan.row_tables, block_size=self._block_size)
+            self._buffers.add(self._tables.update(chunks, columns))
+            rows = self._plan.rows
+            advance_rows(rows.positions, rows.slots, self._buffers.tables, rows.row_tables, block_size=self._block_size)
             self._columns = columns
             self._steps_left -= 1
-            return plan
+            return self._plan
         room = columns.num_blocks * self._block_size - columns.context - columns.num_new
         if not chunks or not ((room >= 0) & (columns.num_new > 0) & (columns.context >= 0)).all():
             check_chunks(chunks, self._block_size)
         self._plan = None
-        self._tables.update(chunks, columns)
-        self._plan = self._make(columns)
+        self._plan = self._make(columns, self._tables.update(chunks, columns))
         self._steps_left = _STEPS_A_PLAN
         self._columns = columns
         return self._plan
@@ -171,7 +173,7 @@ class DevicePlanner:
             and np.array_equal(columns.context, last.context + 1)
         )
 
-    def _make(self, columns: BatchColumns) -> DevicePlan:
+    def _make(self, columns: BatchColumns, new_blocks: NewBlocks) -> DevicePlan:
         size = self._block_size
         table = np.array(self._tables.tables, dtype=np.int64)
         order = self._tables.chunk_of(table)
@@ -188,7 +190,7 @@ class DevicePlanner:
 
         if self._tables.common != self._common:
             self._common = self._tables.common.copy()
-            self._nodes = _shared_nodes(self._common, self._shape.group, size, self._element_bytes)
+            self._nodes = shared_nodes(self._common, size, self._fewest_tokens)
         nodes, private_from, saved = self._nodes.ranges, self._nodes.private_from, self._nodes.saved_tokens
         decodes = len(of_row) == len(order)
         flat = decodes and flat_is_better(saved, self._bytes_per_token)
@@ -197,76 +199,14 @@ class DevicePlanner:
         rests = np.array((sequences, sequences + 1, private_from, context + num_new))
         first, last, key_start, key_stop = np.concatenate((nodes, rests), axis=1)
         runs = Runs(row_starts[first], row_starts[last], table[first], key_start, key_stop, num_nodes=nodes.shape[1])
-        positions_there, row_tables_there, slots_there = upload(
-            (positions.astype(np.int32), row_tables.astype(np.int32), slots.view(np.int32)), self._device
-        )
         return DevicePlan(
             order=order.tolist(),
             row_starts=row_starts.tolist(),
-            positions=positions_there,
-            slots=slots_there.view(torch.int64),
-            tables=self._tables.device,
-            row_tables=row_tables_there,
+            rows=self._buffers.load(new_blocks, HostRows(positions, slots, row_tables)),
+            buffers=self._buffers,
             num_splits={} if flat else None,
             saved_tokens=saved,
             runs=runs,
             dtype=self._dtype,
             multiprocessors=self._multiprocessors,
         )
-
-
-@dataclass(slots=True)
-class _SharedNodes:
-    """The nodes of the tree that are worth sharing.
-
-    Attributes:
-        ranges: ``[4, nodes]``: first sequence, one past the last, first key, one past the last; parents first.
-        private_from: for each sequence the first key that no node covers.
-        saved_tokens: keys that need not be read again, a layer.
-    """
-
-    ranges: Ints
-    private_from: Ints
-    saved_tokens: int
-
-
-def _shared_nodes(common: Sequence[int], group: int, block_size: int, element_bytes: int) -> _SharedNodes:
-    """Weigh each node of the tree against what its items would cost.
-
-    Args:
-        common: how many leading blocks neighbours have in common.
-    """
-    nodes: list[int] = []
-    private_from = [0] * (len(common) + 1)
-    saved_tokens = 0
-    for start, stop, shared_blocks in reversed(_common_intervals(common)):
-        # Who is an ancestor of this one has been here before it.
-        depth, shared = private_from[start], shared_blocks * block_size
-        if sharing_pays(stop - start, shared - depth, group, element_bytes):
-            nodes += (start, stop, depth, shared)
-            private_from[start:stop] = [shared] * (stop - start)
-            saved_tokens += (stop - start - 1) * (shared - depth)
-    ranges = np.array(nodes, dtype=np.int64).reshape(-1, 4).T
-    return _SharedNodes(ranges, np.array(private_from, dtype=np.int64), saved_tokens)
-
-
-def _common_intervals(common: Sequence[int]) -> list[tuple[int, int, int]]:
-    """All largest groups of neighbours ``(first, one past the last, leading blocks in common)``, children before parents.
-
-    In one pass with a stack of the groups that are still open (Abouelhoda, Kurtz and Ohlebusch 2004: the intervals of an
-    array of longest common prefixes).
-    """
-    found: list[tuple[int, int, int]] = []
-    below: list[tuple[int, int]] = []
-    start, depth = 0, 0
-    for place, blocks in enumerate(itertools.chain(common, (0,))):
-        if blocks > depth:
-            below.append((start, depth))
-            start, depth = place, blocks
-        while blocks < depth:
-            found.append((start, place + 1, depth))
-            if below[-1][1] < blocks:
-                depth = blocks  # begins where the one that ends here does
-            else:
-                start, depth = below.pop()
-    return found

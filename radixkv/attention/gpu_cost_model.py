@@ -27,16 +27,16 @@ MIN_PIECE_KEYS = 256
 MIN_SAVED_BYTES = 32 * 2**20
 
 
-def sharing_pays(num_sequences: int, num_tokens: int, group: int, element_bytes: int) -> bool:
-    """Whether a node of ``num_tokens`` that ``num_sequences`` share should get work items of its own.
+def fewest_shared_tokens(num_sequences: int, group: int, element_bytes: int) -> int:
+    """From how many tokens on a node that ``num_sequences``, 2 or more, share should get work items of its own.
 
     It saves reading k - 1 of k times, ``(k - 1) * tokens * kv heads * 2 dim`` elements, and costs writing and reading back
-    float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes.
+    float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes. It must save more than it costs.
 
     Args:
         element_bytes: of a stored key or value's elements.
     """
-    return (num_sequences - 1) * num_tokens * element_bytes > 4 * group * num_sequences
+    return 4 * group * num_sequences // ((num_sequences - 1) * element_bytes) + 1
 
 
 def flat_is_better(saved_tokens: int, bytes_per_token: int) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 
+from radixkv.attention.batch_buffers import DeviceRows
 from radixkv.attention.device_plan import DevicePlan, DevicePlanner
 from radixkv.attention.lowering import DeviceItems, HeadShape
 from radixkv.attention.plan import QueryChunk
@@ -80,12 +80,12 @@ class TritonAttention:
         self.order = plan.order
         self.row_starts = plan.row_starts
         self._pool = pool
-        self._partials = PartialResults(plan.positions.device)
+        self._partials = PartialResults(plan.rows.positions.device)
 
     @property
     def positions(self) -> torch.Tensor:
         """int64 ``[rows]`` on the device."""
-        return self.plan.positions.long()
+        return self.plan.rows.positions.long()
 
     def attend(
         self,
@@ -100,19 +100,19 @@ class TritonAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        plan = self.plan
+        plan, rows, tables = self.plan, self.plan.rows, self.plan.buffers.tables
         shape = HeadShape(key.shape[1], query.shape[1] // key.shape[1])
         splits = plan.splits(shape)
         if splits is None:
             return attend_layer(
-                self._pool, layer, query, key, value, plan, plan.items(shape), self._partials,
+                self._pool, layer, query, key, value, rows, tables, plan.items(shape), self._partials,
                 scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks,
             )  # fmt: skip
-        keys, values, rows, output = _store(self._pool, layer, query, key, value, plan.slots)
+        keys, values, query_rows, output = _store(self._pool, layer, query, key, value, rows.slots)
         key_scales, value_scales = self._pool.scales(layer)
-        partials = self._partials.of(len(rows) * splits if splits > 1 else 0, output)
+        partials = self._partials.of(len(query_rows) * splits if splits > 1 else 0, output)
         attend_split(
-            rows, keys, values, plan.tables, plan.row_tables, plan.positions, output, *partials,
+            query_rows, keys, values, tables, rows.row_tables, rows.positions, output, *partials,
             num_splits=splits, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
             key_scales=key_scales, value_scales=value_scales,
         )  # fmt: skip
@@ -140,21 +140,14 @@ class PartialResults:
         return buffers
 
 
-class RowBuffers(Protocol):
-    """Where a batch's rows stand, on the device; a `DevicePlan` is one."""
-
-    positions: torch.Tensor
-    slots: torch.Tensor
-    tables: torch.Tensor
-
-
 def attend_layer(
     pool: KVPool,
     layer: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    rows: RowBuffers,
+    rows: DeviceRows,
+    tables: torch.Tensor,
     items: DeviceItems,
     partial_results: PartialResults,
     *,
@@ -169,7 +162,7 @@ def attend_layer(
     partials = partial_results.of(items.num_partials, output)
     for tile, own in items.by_tile.items():
         attend_items(
-            query_rows, keys, values, rows.tables, rows.positions, own, output, *partials,
+            query_rows, keys, values, tables, rows.positions, own, output, *partials,
             tile_rows=tile, scale=scale, softcap=softcap, window=sliding_window, sinks=sinks,
             key_scales=key_scales, value_scales=value_scales,
         )  # fmt: skip

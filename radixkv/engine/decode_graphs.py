@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from radixkv.attention import AttentionBatch
+from radixkv.attention.batch_buffers import padded_size
 from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.triton_backend import PartialResults, TritonAttention
 from radixkv.memory import KVPool
@@ -22,11 +23,6 @@ _log = logging.getLogger(__name__)
 
 # The model's logits ``[rows, vocabulary]`` for every row of a padded batch.
 Forward = Callable[[PaddedDecode], torch.Tensor]
-
-
-def padded_size(num_rows: int) -> int:
-    """The graph's size for so many rows: powers of two up to 8, then multiples of 8."""
-    return 1 << (num_rows - 1).bit_length() if num_rows <= 8 else -(-num_rows // 8) * 8
 
 
 class DecodeGraphs:
@@ -62,10 +58,11 @@ class DecodeGraphs:
         assert isinstance(batch, TritonAttention)
         if self._failed:
             return None
-        size, flat = padded_size(len(token_ids)), batch.plan.is_flat
+        plan = batch.plan
+        size, flat = padded_size(len(token_ids)), plan.is_flat
         captured = self._captured.get((size, flat))
-        padded = PaddedDecode(size, self._pool, flat, self._partials) if captured is None else captured[0]
-        if not padded.load(batch.plan):
+        padded = captured[0] if captured else PaddedDecode(size, self._pool, plan.buffers, flat, self._partials)
+        if not padded.load(plan):
             return None
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         if captured is None:

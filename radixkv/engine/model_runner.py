@@ -222,7 +222,7 @@ class ModelRunner:
     def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
         """The logits of all rows of a padded decoding batch, padding included."""
         rows = torch.arange(padded.num_rows, device=self._device)
-        return self._forward(padded.token_ids, padded.positions.clamp_min(0).long(), rows, padded.attend)
+        return self._forward(padded.token_ids, padded.rows.positions.clamp_min(0).long(), rows, padded.attend)
 
     @torch.inference_mode()
     def measure_activations(self, num_tokens: int, num_logit_rows: int) -> int:

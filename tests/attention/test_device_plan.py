@@ -10,42 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixkv.attention.batch_buffers import BatchBuffers
 from radixkv.attention.batch_tables import BatchColumns, BatchTables
-from radixkv.attention.device_plan import DevicePlan, DevicePlanner, _shared_nodes
-from radixkv.attention.gpu_cost_model import sharing_pays
+from radixkv.attention.device_plan import DevicePlanner
 from radixkv.attention.lowering import HeadShape
-from radixkv.attention.padded_decode import PaddedDecode
 from radixkv.attention.plan import QueryChunk, common_blocks
-from radixkv.attention.triton_backend import PartialResults
-from radixkv.memory import KVPool, LayerShape
-from radixkv.memory.upload import upload
-
-
-def nodes_anew(common: list[int], group: int, start: int, stop: int, depth: int) -> list[tuple[int, int, int, int]]:
-    """The nodes over the sequences ``start .. stop``, written down as they are defined; blocks of 16."""
-    if stop - start < 2:
-        return []
-    between = common[start : stop - 1]
-    shared, nodes = min(between) * 16, []
-    if sharing_pays(stop - start, shared - depth, group, 2):
-        nodes, depth = [(start, stop, depth, shared)], shared
-    borders = [start, *(start + i + 1 for i, blocks in enumerate(between) if blocks * 16 == shared), stop]
-    return nodes + [node for a, b in itertools.pairwise(borders) for node in nodes_anew(common, group, a, b, depth)]
-
-
-@given(common=st.lists(st.integers(0, 5), max_size=30), group=st.integers(1, 20))
-def test_shared_nodes_are_those_of_the_tree(common: list[int], group: int) -> None:
-    found = _shared_nodes(common, group, 16, 2)
-    nodes = [tuple(node) for node in found.ranges.T.tolist()]
-    assert sorted(nodes) == sorted(nodes_anew(common, group, 0, len(common) + 1, 0))
-    reach = [0] * (len(common) + 1)
-    for start, stop, key_start, key_stop in nodes:  # parents first: each goes on where the one above it ended
-        assert reach[start:stop] == [key_start] * (stop - start)
-        reach[start:stop] = [key_stop] * (stop - start)
-    assert found.private_from.tolist() == reach
-    assert found.saved_tokens == sum(
-        (stop - start - 1) * (key_stop - key_start) for start, stop, key_start, key_stop in nodes
-    )
 
 
 class Sequences:
@@ -100,16 +69,16 @@ steps = st.lists(
 def test_tables_follow_any_change_of_the_batch(
     batches: list[tuple[list[tuple[str, int, int]], bool]],
 ) -> None:
-    tables = BatchTables(100, 80, torch.device("cpu"))
+    tables, buffers = BatchTables(100, 80), BatchBuffers(100, 80, torch.device("cpu"))
     sequences = Sequences()
     for changes, reverse in batches:
         for change in changes:
             sequences.change(*change)
         chunks = sequences.chunks(reverse)
-        tables.update(chunks, BatchColumns(chunks))
+        buffers.add(tables.update(chunks, BatchColumns(chunks)))
         assert sorted(tables.order) == sorted(sequences.blocks)  # type: ignore[type-var]
         assert [chunks[i].owner for i in tables.chunk_of(np.array(tables.tables))] == tables.order
-        assert torch.equal(tables.device, torch.from_numpy(tables.host))
+        assert torch.equal(buffers.tables, torch.from_numpy(tables.host))
         rows = []
         for owner, table in zip(tables.order, tables.tables, strict=True):
             blocks = sequences.blocks[owner]  # type: ignore[index]
@@ -136,8 +105,8 @@ def test_a_plan_after_many_others_is_the_one_of_a_new_planner(
         assert kept.order == anew.order
         assert kept.row_starts == anew.row_starts
         assert (kept.is_flat, kept.saved_tokens) == (anew.is_flat, anew.saved_tokens)
-        assert torch.equal(kept.positions, anew.positions)
-        assert torch.equal(kept.slots, anew.slots)
+        assert torch.equal(kept.rows.positions, anew.rows.positions)
+        assert torch.equal(kept.rows.slots, anew.rows.slots)
         ours, theirs = kept.items(HeadShape(1, 1)), anew.items(HeadShape(1, 1))
         assert torch.equal(ours.starts, theirs.starts)
         assert torch.equal(ours.partials, theirs.partials)
@@ -145,7 +114,7 @@ def test_a_plan_after_many_others_is_the_one_of_a_new_planner(
         for rows, items in ours.by_tile.items():
             # Which table a sequence has depends on who had it before.
             assert torch.equal(items[:, [0, 1, 3, 4, 5]], theirs.by_tile[rows][:, [0, 1, 3, 4, 5]])
-            readers = kept.row_tables[items[:, 0].long()]
+            readers = kept.rows.row_tables[items[:, 0].long()]
             assert torch.equal(items[:, 2], readers)
 
 
@@ -181,59 +150,10 @@ def test_bad_batches_are_refused_and_change_nothing(chunks: list[QueryChunk], me
         QueryChunk(np.arange(5, 7, dtype=np.int32), 20, 1, "b"),
     ]
     before = planner.plan(good)
+    slots = before.rows.slots.clone()
     with pytest.raises(ValueError, match=message):
         planner.plan(chunks)
     assert planner._tables.order == ["a", "b"]
     after = planner.plan(good)
-    assert torch.equal(after.slots, before.slots)
+    assert torch.equal(after.rows.slots, slots)
     assert after.order == before.order
-
-
-def test_uploaded_arrays_begin_on_16_bytes() -> None:
-    arrays = [
-        np.arange(n, dtype=np.int32).reshape(shape) for n, shape in ((5, (5,)), (12, (2, 6)), (0, (0,)), (3, (3,)))
-    ]
-    there = upload(arrays, torch.device("cpu"))
-    assert [tensor.tolist() for tensor in there] == [array.tolist() for array in arrays]
-    assert all(tensor.data_ptr() % 16 == there[0].data_ptr() % 16 for tensor in there)
-
-
-def shared_plan(num_rows: int, levels: list[tuple[int, int]], dtype: torch.dtype) -> DevicePlan:
-    """Decoding under nodes of ``(how many, blocks each)`` a level, with 8 heads in groups of 4 on 132 multiprocessors."""
-    numbers = itertools.count()
-    nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
-    chunks = []
-    for row in range(num_rows):
-        path = [block for level in nodes for block in level[row * len(level) // num_rows]]
-        chunks.append(QueryChunk(np.array([*path, next(numbers)], dtype=np.int32), len(path) * 16, 1, owner=row))
-    planner = DevicePlanner(
-        max_sequences=num_rows,
-        max_blocks=len(chunks[0].block_ids),
-        block_size=16,
-        shape=HeadShape(8, 4),
-        bytes_per_token=4096,
-        element_bytes=dtype.itemsize,
-        dtype=dtype,
-        device=torch.device("cpu"),
-        multiprocessors=132,
-    )
-    return planner.plan(chunks)
-
-
-@pytest.mark.parametrize("num_rows", [8, 64, 256])
-def test_a_padded_batch_has_room_for_other_trees_than_the_first(num_rows: int) -> None:
-    """One long node cut into many pieces, or several levels: room is made when the first batch of a size is met."""
-    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
-    padded = PaddedDecode(num_rows, pool, False, PartialResults(torch.device("cpu")))
-    for number, levels in enumerate(([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)])):
-        assert padded.load(shared_plan(num_rows, levels, torch.bfloat16))
-        if number == 0:
-            padded._make_room(HeadShape(8, 4))
-
-
-def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
-    for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
-        pool = KVPool([LayerShape(8, 4, 4)], 1, 16, dtype)
-        padded = PaddedDecode(num_rows, pool, False, PartialResults(torch.device("cpu")))
-        assert padded.load(shared_plan(num_rows, [(1, 8000)], dtype))
-        assert list(padded._make_room(HeadShape(8, 4)).by_tile) == tiles

@@ -63,7 +63,7 @@ def test_each_row_reads_each_key_once_however_far_it_grows(
         for i in range(num_rows):
             reads[row_start + i].append([start, stop, partial if partial == NO_PARTIAL else partial + i])
     partials = np.split(items.partials.numpy(), items.starts.numpy()[1:-1])
-    for row, position in enumerate(plan.positions.tolist()):
+    for row, position in enumerate(plan.rows.positions.tolist()):
         written = sorted(partial for _, _, partial in reads[row])
         assert written == (sorted(partials[row].tolist()) or [NO_PARTIAL])
         grows = 512 if num_new == 1 else 0

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from radixkv.attention.plan import common_blocks
-from radixkv.bench.plan import BATCH, CHANGES, LEVELS, make_steps, run_plan
+from radixkv.attention.plan import QueryChunk, common_blocks
+from radixkv.bench.plan import BATCH, CHANGES, LEVELS, Change, make_steps, run_plan
 
 
-@pytest.mark.parametrize("changes", [1, 16])
-def test_so_many_leave_and_join_and_the_rest_grow(changes: int) -> None:
-    for before, after in itertools.pairwise(make_steps(LEVELS["nothing"], changes, 20)):
+@pytest.mark.parametrize("change", [Change(1), Change(1, elsewhere=True), Change(16)])
+def test_so_many_leave_and_join_and_the_rest_grow(change: Change) -> None:
+    for before, after in itertools.pairwise(make_steps(LEVELS["nothing"], change, 20)):
         old, new = ({chunk.owner: chunk for chunk in batch} for batch in (before, after))
         assert len(new) == len(after) == BATCH
-        assert len(new.keys() - old.keys()) == changes
+        assert len(new.keys() - old.keys()) == change.count
         for owner in new.keys() & old.keys():
             assert new[owner].num_context == old[owner].num_context + 1
             assert new[owner].block_ids[: len(old[owner].block_ids)].tolist() == old[owner].block_ids.tolist()
@@ -26,15 +26,27 @@ def test_so_many_leave_and_join_and_the_rest_grow(changes: int) -> None:
         assert len(set(blocks)) == len(blocks)
 
 
-def test_the_tree_has_its_levels() -> None:
-    batch = make_steps(LEVELS["three levels, 73 nodes"], 16, 5)[-1]
+def common_of_neighbours(batch: list[QueryChunk]) -> list[int]:
     tables = sorted((chunk.block_ids for chunk in batch), key=lambda ids: ids.tolist())
-    shared = [common_blocks(a, b) for a, b in itertools.pairwise(tables)]
+    return [common_blocks(a, b) for a, b in itertools.pairwise(tables)]
+
+
+def test_the_tree_has_its_levels() -> None:
+    first, *_, last = make_steps(LEVELS["three levels, 73 nodes"], Change(16), 5)
+    shared = common_of_neighbours(last)
     assert [shared.count(blocks) for blocks in (96, 160, 208)] == [7, 56, 192]
+    assert shared == common_of_neighbours(first)
+
+
+def test_who_joins_elsewhere_changes_the_tree() -> None:
+    steps = make_steps(LEVELS["three levels, 73 nodes"], Change(1, elsewhere=True), 20)
+    trees = [common_of_neighbours(batch) for batch in steps]
+    assert sum(a != b for a, b in itertools.pairwise(trees)) > 15
+    assert all({96, 160, 208} == set(tree) for tree in trees)
 
 
 def test_every_row_is_measured_and_written(tmp_path: Path) -> None:
     run_plan(Console(quiet=True), 2, tmp_path / "plan.json")
     rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
-    assert [(row["shared"], row["changes"]) for row in rows] == [(name, k) for name in LEVELS for k in CHANGES]
+    assert [(row["shared"], row["change"]) for row in rows] == [(name, k) for name in LEVELS for k in CHANGES]
     assert all(0 < row["min_us"] <= row["median_us"] for row in rows)

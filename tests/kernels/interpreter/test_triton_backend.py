@@ -159,7 +159,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, batch.pool, flat, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(5 + padding, batch.pool, backend._planner._buffers, flat, PartialResults(torch.device("cpu")))
     everyone = batch = grow(batch)
     for number in range(6):
         if number == 3:
@@ -187,7 +187,7 @@ def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(mo
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, batch.pool, True, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(2, batch.pool, backend._planner._buffers, True, PartialResults(torch.device("cpu")))
     batch = grow(batch)
     plain = backend.prepare(batch.chunks)
     assert padded.load(plain.plan)
