@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_tensor
+from radixkv_kernels.checks import check_device, check_tables, check_tensor
 
 _ROWS = 128
 
@@ -44,11 +44,15 @@ def advance_rows(
     Raises:
         ValueError: a shape, type or device that the kernel cannot take; nothing is written.
     """
-    num_rows, device = len(positions), positions.device
-    check_tensor("positions", positions, (num_rows,), (torch.int32,), device)
+    device = positions.device
+    check_device("positions", device)
+    check_tensor("positions", positions, (None,), (torch.int32,), device)
+    num_rows = len(positions)
     check_tensor("slots", slots, (num_rows,), (torch.int64,), device)
-    check_tensor("tables", tables, (None, None), (torch.int32,), device)
+    check_tables(tables, num_rows, device)
     check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), device)
+    if block_size < 1:
+        raise ValueError(f"block_size: expected at least 1, got {block_size}")
     if num_rows:
         _advance_rows[(triton.cdiv(num_rows, _ROWS),)](
             positions, slots, tables, row_tables, num_rows, tables.stride(0), BLOCK_SIZE=block_size, ROWS=_ROWS

@@ -11,7 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import FLOATS, check_cache, check_scales, check_tensor
+from radixkv_kernels.checks import (
+    FLOATS,
+    check_at_most,
+    check_cache,
+    check_device,
+    check_scales,
+    check_tensor,
+    check_written,
+)
 
 _TOKENS = 16
 
@@ -28,7 +36,7 @@ def _write_cache(
 ):  # fmt: skip
     """One program: ``TOKENS`` tokens of one head."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
     wanted = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
@@ -36,21 +44,23 @@ def _write_cache(
 
     dim = tl.arange(0, KEY_TILE)
     mask = wanted[:, None] & (dim < KEY_DIM)[None, :]
-    source = key + (token * key_token_stride + head * key_head_stride)[:, None] + dim[None, :]
-    target = block * key_block_stride + place * key_slot_stride + head * key_cache_head_stride
+    source = key + head * key_head_stride + (token * key_token_stride)[:, None] + dim[None, :]
+    target = key_cache + head * key_cache_head_stride
+    target += (block * key_block_stride + place * key_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(data.to(tl.float32) / tl.load(key_scales + head))
-    tl.store(key_cache + target[:, None] + dim[None, :], data.to(key_cache.dtype.element_ty), mask=mask)
+    tl.store(target, data.to(key_cache.dtype.element_ty), mask=mask)
 
     dim = tl.arange(0, VALUE_TILE)
     mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
-    source = value + (token * value_token_stride + head * value_head_stride)[:, None] + dim[None, :]
-    target = block * value_block_stride + place * value_slot_stride + head * value_cache_head_stride
+    source = value + head * value_head_stride + (token * value_token_stride)[:, None] + dim[None, :]
+    target = value_cache + head * value_cache_head_stride
+    target += (block * value_block_stride + place * value_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(data.to(tl.float32) / tl.load(value_scales + head))
-    tl.store(value_cache + target[:, None] + dim[None, :], data.to(value_cache.dtype.element_ty), mask=mask)
+    tl.store(target, data.to(value_cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -82,7 +92,10 @@ def write_cache(
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
+    check_device("key", key.device)
     check_cache(key_cache, value_cache, key.device)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_written(name, cache)
     _, block_size, num_kv_heads, key_dim = key_cache.shape
     value_dim = value_cache.shape[3]
     check_tensor("key", key, (None, num_kv_heads, key_dim), FLOATS, key.device)
@@ -93,6 +106,7 @@ def write_cache(
     check_scales("value_scales", value_scales, num_kv_heads, key_cache.dtype, key.device)
     if key_cache.dtype not in (key.dtype, torch.float8_e4m3fn):
         raise ValueError(f"key_cache: expected the key's {key.dtype} or float8_e4m3fn, got {key_cache.dtype}")
+    check_at_most("key_cache", "heads", num_kv_heads)
     if num_tokens == 0:
         return
     _write_cache[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads)](

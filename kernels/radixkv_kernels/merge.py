@@ -13,7 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import FLOATS, check_tensor
+from radixkv_kernels.checks import (
+    FLOATS,
+    MAX_HEAD_DIM,
+    check_at_most,
+    check_device,
+    check_tensor,
+    check_written,
+)
 from radixkv_kernels.online_softmax import add_sink
 
 _PARTIALS = 4
@@ -28,30 +35,30 @@ def _merge(
 ):  # fmt: skip
     """One program: one row and head. Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``."""
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, VALUE_TILE)
     target = output + row.to(tl.int64) * output_row_stride + head * output_head_stride + dim
     if LISTED:
         start = tl.load(starts + row)
-        stop = tl.load(starts + row + 1)
-        if start == stop:
+        count = tl.load(starts + row + 1) - start
+        if count == 0:
             # Written already by its only item, or padding: then 0, for what comes after must not meet a NaN.
             if tl.load(positions + row) < 0:
                 tl.store(target, tl.zeros([VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=dim < VALUE_DIM)
             return
     else:
-        start = row * num_splits
-        stop = start + num_splits
+        start = row.to(tl.int64) * num_splits
+        count = num_splits
     total = tl.zeros([VALUE_TILE], tl.float32)
     row_max = tl.full([1], float("-inf"), tl.float32)
     row_sum = tl.zeros([1], tl.float32)
-    for first in tl.range(start, stop, PARTIALS):
+    for first in tl.range(0, count, PARTIALS):
         index = first + tl.arange(0, PARTIALS)
-        exists = index < stop
+        exists = index < count
         if LISTED:
-            partial = tl.load(partials + index, mask=exists, other=0).to(tl.int64)
+            partial = tl.load(partials + start + index, mask=exists, other=0).to(tl.int64)
         else:
-            partial = index.to(tl.int64)
+            partial = start + index
         lse = tl.load(partial_lse + partial * lse_row_stride + head, mask=exists, other=float("-inf"))
         new_max = tl.maximum(row_max, tl.max(lse, 0))
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -95,8 +102,8 @@ def merge_partials(
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
-    num_rows = output.shape[0]
     _check(partial_output, partial_lse, output, sinks)
+    num_rows = output.shape[0]
     check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), output.device)
     check_tensor("partials", partials, (None,), (torch.int32,), output.device)
     check_tensor("positions", positions, (num_rows,), (torch.int32,), output.device)
@@ -128,8 +135,15 @@ def merge_splits(
 def _check(
     partial_output: torch.Tensor, partial_lse: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
 ) -> None:
+    check_device("output", output.device)
     check_tensor("output", output, (None, None, None), FLOATS, output.device)
+    check_written("output", output)
     _, num_heads, value_dim = output.shape
+    if not 1 <= value_dim <= MAX_HEAD_DIM or num_heads < 1:
+        raise ValueError(
+            f"output: expected at least one head of a size of 1 to {MAX_HEAD_DIM}, got {list(output.shape)}"
+        )
+    check_at_most("output", "heads", num_heads)
     check_tensor("partial_output", partial_output, (None, num_heads, value_dim), (torch.float32,), output.device)
     check_tensor("partial_lse", partial_lse, (partial_output.shape[0], num_heads), (torch.float32,), output.device)
     if sinks is not None:

@@ -14,13 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_attention, check_tensor
+from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import (
     add_sink,
     attend_range,
     divide,
+    kernel_window,
     load_query,
     log_sum_exp,
     score_factors,
@@ -82,12 +83,12 @@ def _attend_split(
     if num_splits == 1:
         if SINKS:
             row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
-        offset = row.to(tl.int64) * output_row_stride + query_head * output_head_stride
+        offset = row.to(tl.int64) * output_row_stride + query_head.to(tl.int64) * output_head_stride
         final = divide(result, row_sum).to(output.dtype.element_ty)
         tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
     else:
         partial = row.to(tl.int64) * num_splits + part
-        offset = partial * partial_row_stride + query_head * partial_head_stride
+        offset = partial * partial_row_stride + query_head.to(tl.int64) * partial_head_stride
         tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
         tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
 
@@ -131,13 +132,16 @@ def attend_split(
     """
     check_attention(
         query, key_cache, value_cache, tables, positions, output, partial_output, partial_lse,
-        max_group=TILE_ROWS[-1], window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
+        max_group=TILE_ROWS[-1], window=window, softcap=softcap, sinks=sinks,
+        key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape
     check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), query.device)
     if num_splits < 1:
         raise ValueError(f"num_splits: expected at least 1, got {num_splits}")
+    check_at_most("num_splits", "parts", num_splits)
+    check_at_most("query", "rows", num_rows)
     if num_splits > 1 and partial_output.shape[0] < num_rows * num_splits:
         raise ValueError(
             f"partial_output: expected {num_splits} for each of {num_rows} rows, got {list(partial_output.shape)}"
@@ -151,7 +155,7 @@ def attend_split(
     _attend_split[(num_kv_heads, num_splits, num_rows)](
         query, key_cache, value_cache, tables, row_tables, positions,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
-        kernel_scale, cap, window or 0, num_splits, tables.stride(0),
+        kernel_scale, cap, kernel_window(window), num_splits, tables.stride(0),
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
         *key_cache.stride()[:3], *value_cache.stride()[:3],

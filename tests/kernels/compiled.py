@@ -28,10 +28,12 @@ class Compiled:
     """One kernel's machine code.
 
     Attributes:
+        grid: of the launch.
         spills: loads and stores of registers that did not fit.
         operations: instruction names.
     """
 
+    grid: tuple[int, ...]
     shared: int
     registers: int
     spills: int
@@ -86,7 +88,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
 
     def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        compiled.append(_examine(kernel))
+        compiled.append(_examine(kernel, grid))
         return kernel
 
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +97,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
         yield compiled
 
 
-def _examine(kernel: Any) -> Compiled:
+def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -107,4 +109,4 @@ def _examine(kernel: Any) -> Compiled:
     registers = re.search(r"REG:(\d+)", usage)
     assert registers
     spills = sum(operation in ("LDL", "STL") for operation in operations)
-    return Compiled(kernel.metadata.shared, int(registers[1]), spills, set(operations))
+    return Compiled(grid, kernel.metadata.shared, int(registers[1]), spills, set(operations))
