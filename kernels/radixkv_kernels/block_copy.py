@@ -25,7 +25,11 @@ _MAX_BLOCK_BYTES = 2**32  # words are counted in 32 bits
 
 @triton.jit
 def _copy_blocks(copies, addresses, token_words, block_words, WORDS: tl.constexpr):
-    """One program: one copy in one tensor, as 32-bit words, which every element type fills evenly."""
+    """One program: one copy in one tensor, as 32-bit words, which every element type fills evenly; grid (copies, tensors).
+
+    ``copies`` is int32 ``[copies, 3]``: source, target, tokens. For each tensor ``addresses`` has an int64, ``token_words``
+    an int32, and ``block_words`` an int64, the stride from block to block. All of it is contiguous.
+    """
     copy = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
     source = tl.load(copies + copy * 3).to(tl.int64)
@@ -58,7 +62,6 @@ class BlockCopier:
         if not caches:
             raise ValueError("caches: expected at least one tensor, got none")
         self._device = caches[0].device
-        check_device("caches[0]", self._device)
         check_tensor("caches[0]", caches[0], (None, None, None, None), CACHE_DTYPES, self._device)
         check_at_most("caches", "tensors", len(caches))
         self._num_blocks, self._block_size = caches[0].shape[:2]
@@ -110,6 +113,7 @@ class BlockCopier:
         Raises:
             ValueError: another shape, type or device. What the copies say is not looked at.
         """
+        check_device("copies", self._device)
         check_tensor("copies", copies, (None, 3), (torch.int32,), self._device)
         if len(copies):
             _copy_blocks[(len(copies), len(self._caches))](

@@ -1,8 +1,9 @@
 """New keys and values go into their blocks.
 
-Bytes moved: each new key and value is read once and written once. 256 decoding sequences with 8 heads of 128 in bfloat16
-move 2 MB, so a launch is all it costs; a prompt of 65,536 tokens moves 537 MB, and its floor on a GPU of B bytes/s is
-537 MB / B (0.12 ms at 4.3 TB/s).
+Bytes moved: each new key and value is read once and written once, ``tokens * kv heads * (key dim + value dim)`` elements of
+the model's type and as many of the cache's, and 8 bytes of slot a token and head. The floor on a GPU of B bytes/s is their
+sum over B. 256 decoding sequences with 8 heads of 128 in bfloat16 move 2 MB, so a launch is all it costs; a prompt of 65,536
+tokens moves 537 MB (0.12 ms at 4.3 TB/s).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def _write_cache(
     TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``TOKENS`` tokens of one head."""
+    """One program: ``TOKENS`` tokens of one head, their keys and then their values; grid (tokens / ``TOKENS``, kv heads).
+
+    Shapes and types as in `write_cache`. Strides in elements; the last of each tensor, ``slots`` and scales is 1.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
@@ -82,11 +86,13 @@ def write_cache(
     """Store one layer's new keys and values.
 
     Args:
-        key: ``[tokens, kv heads, key dim]``, any strides but the last.
+        key: ``[tokens, kv heads, key dim]``, float32, float16 or bfloat16, any strides but the last.
         value: ``[tokens, kv heads, value dim]``, likewise.
-        key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the key's type or float8_e4m3fn.
+        key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the key's type or float8_e4m3fn; any strides but the
+            last that keep entries apart, and a block's within 2**31 elements.
         value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
-        slots: int64 ``[tokens]``: block id * block_size + position in the block; negative: the token is not stored.
+        slots: int64 ``[tokens]``: block id * block_size + position in the block, no two alike; negative: the token is not
+            stored.
         key_scales, value_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
 
     Raises:

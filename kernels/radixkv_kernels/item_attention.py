@@ -10,10 +10,10 @@ The heads of a group are packed into a tile's rows, query row first: tile row ``
 ``m % group``. So each key of an item is read once for every query row and head that needs it. This is what makes a
 prefix that k sequences share cost one reading rather than k (Hydragen, Juravsky et al. 2024; FlashInfer's cascades).
 
-Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, plus float32 partial results of
-``rows * query heads * value dim``. The floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than
-the GPU has operations a byte (about 200 on an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations
-over its matrix rate.
+Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, its rows' queries, ``rows * query
+heads * key dim`` elements, and their results, ``rows * query heads * value dim`` elements, partial ones in float32. The
+floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than the GPU has operations a byte (about 200 on
+an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations over its matrix rate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def _attend_items(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
     COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together."""
+    """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together.
+
+    Shapes and types as in `attend_items`. Strides in elements; the last of each tensor is 1.
+    """
     head = tl.program_id(0) % HEADS
     fields = items + (tl.program_id(0) // HEADS).to(tl.int64) * FIELDS
     num_rows = tl.load(fields + 1)
@@ -125,22 +128,25 @@ def attend_items(
 ) -> None:
     """Attend the items of one tile class.
 
+    The last dimension of every tensor is contiguous, `items` wholly; other strides are free, but no two entries of an output
+    may share memory, and a block's entries lie within 2**31 elements.
+
     Args:
-        query: ``[rows, query heads, key dim]``.
+        query: ``[rows, query heads, key dim]``, float32, float16 or bfloat16.
         key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the query's type or float8_e4m3fn.
-        value_cache: ``[num_blocks, block_size, kv heads, value dim]``.
+        value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         positions: int32 ``[rows]``: each row's position; it sees no key beyond.
         items: int32 ``[items, ITEM_FIELDS]``, see `work_items`. An item has at most ``tile_rows // group`` rows.
-        output: ``[rows, query heads, value dim]``, written by the items without a partial result.
+        output: ``[rows, query heads, value dim]``, of the query's type, written by the items without a partial result.
         partial_output: float32 ``[partials, query heads, value dim]``, written by the others.
         partial_lse: float32 ``[partials, query heads]``, log-sum-exp to base 2; minus infinity: no key was seen.
         tile_rows: one of `TILE_ROWS`, at least the group.
         scale: of the scores.
         softcap: scores become ``softcap * tanh(score / softcap)``.
         window: how many tokens a row sees, itself included; None: all.
-        sinks: ``[query heads]``, a logit a head that has no value; only for items without a partial result (`merge`
-            takes those of the others).
+        sinks: ``[query heads]``, any of a query's types, a logit a head that has no value; only for items without a partial
+            result (`merge` takes those of the others).
         key_scales, value_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
 
     Raises:

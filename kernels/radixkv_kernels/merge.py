@@ -3,8 +3,9 @@
 A row's output is ``sum(2**lse_i * output_i) / sum(2**lse_i)`` over its partial results, a sink adding to the denominator
 alone (Flash-Decoding, Dao et al. 2023; cascade merge, FlashInfer, Ye et al. 2024).
 
-Bytes moved: ``partials * query heads * value dim * 4`` read, ``rows * query heads * value dim`` elements written. With 256
-sequences in two parts each, 32 heads of 128: 8 MB and 2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
+Bytes moved: ``partials * query heads * (value dim + 1) * 4`` read, ``rows * query heads * value dim`` elements written; the
+floor on a GPU of B bytes/s is their sum over B. With 256 sequences in two parts each, 32 heads of 128 in bfloat16: 8 MB and
+2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def _merge(
     LISTED: tl.constexpr, PARTIALS: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and head. Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``."""
+    """One program: one row and head; grid (rows, heads).
+
+    Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``. Shapes and types as in `merge_partials`. Strides
+    in elements; the last of each tensor is 1.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, VALUE_TILE)
@@ -89,6 +94,9 @@ def merge_partials(
 ) -> None:
     """Merge the results of `attend_items`.
 
+    The last dimension of every tensor is contiguous, other strides are free, but no two entries of the output may share
+    memory.
+
     Args:
         partial_output: float32 ``[partials, query heads, value dim]``.
         partial_lse: float32 ``[partials, query heads]``, to base 2; minus infinity: the output counts for nothing.
@@ -96,8 +104,8 @@ def merge_partials(
             none is left as it is.
         partials: int32.
         positions: int32 ``[rows]``; a row without partial results at a negative position is padding and becomes 0.
-        output: ``[rows, query heads, value dim]``.
-        sinks: ``[query heads]``.
+        output: ``[rows, query heads, value dim]``, float32, float16 or bfloat16.
+        sinks: ``[query heads]``, any of these types.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

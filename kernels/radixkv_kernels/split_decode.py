@@ -5,7 +5,9 @@ only grows changes nothing but the positions. Each part is as long as the others
 Dao et al. 2023).
 
 Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` over all sequences; 256 sequences of 4,096 tokens
-with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s).
+with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s). Beside
+them ``rows * query heads * (key dim + value dim)`` elements of queries and outputs are little; several parts write so many
+float32 results a row in place of its output.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ def _attend_split(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """One program: one part of one sequence's keys for one key-value head."""
+    """One program: one part of one sequence's keys for one key-value head; grid (kv heads, parts, rows).
+
+    Shapes and types as in `attend_split`. Strides in elements; the last of each tensor is 1.
+    """
     head = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.program_id(2)
@@ -114,16 +119,18 @@ def attend_split(
 ) -> None:
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` puts together.
 
+    Strides as for `attend_items`.
+
     Args:
-        query: ``[rows, query heads, key dim]``.
+        query: ``[rows, query heads, key dim]``, float32, float16 or bfloat16; at most 65,535 rows.
         key_cache, value_cache: as in `attend_items`.
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         row_tables: int32 ``[rows]``: which table each row reads through.
         positions: int32 ``[rows]``: each row's position, itself included in what it sees; negative: padding, sees nothing.
-        output: ``[rows, query heads, value dim]``, written when there is one part.
+        output: ``[rows, query heads, value dim]``, of the query's type, written when there is one part.
         partial_output: float32 ``[rows * num_splits or more, query heads, value dim]``, written when there are several.
         partial_lse: float32 ``[rows * num_splits, query heads]``.
-        num_splits: parts of each sequence's keys.
+        num_splits: parts of each sequence's keys, at most 65,535.
         scale, softcap, window, key_scales, value_scales: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` takes them.
 

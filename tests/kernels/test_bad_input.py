@@ -172,6 +172,9 @@ def test_devices() -> None:
             items=torch.zeros(1, 6, dtype=torch.int32, device="meta"),
             tile_rows=16,
         )
+    copier = BlockCopier([torch.zeros(4, 16, 2, 64, device="meta")])
+    with pytest.raises(ValueError, match="copies: expected on a CUDA device, got meta"):
+        copier.launch(torch.zeros(1, 3, dtype=torch.int32, device="meta"))
     with pytest.raises(ValueError, match="positions: expected on a CUDA device, got meta"):
         advance_rows(*(tensor.to("meta") for tensor in advance_arguments().values()), block_size=16)
 
