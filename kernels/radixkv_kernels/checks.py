@@ -177,7 +177,6 @@ def check_attention(
     *,
     max_group: int,
     window: int | None,
-    softcap: float | None,
     sinks: torch.Tensor | None,
     key_scales: torch.Tensor | None,
     value_scales: torch.Tensor | None,
@@ -206,5 +205,3 @@ def check_attention(
     check_scales("value_scales", value_scales, num_kv_heads, key_cache.dtype, device)
     if window is not None and window < 1:
         raise ValueError(f"window: expected at least 1, got {window}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected more than 0, got {softcap}")

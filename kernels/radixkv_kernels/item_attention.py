@@ -156,7 +156,7 @@ def attend_items(
         raise ValueError(f"tile_rows: expected one of {TILE_ROWS}, got {tile_rows}")
     check_attention(
         query, key_cache, value_cache, tables, positions, output, partial_output, partial_lse,
-        max_group=tile_rows, window=window, softcap=softcap, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
+        max_group=tile_rows, window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
     check_tensor("items", items, (None, ITEM_FIELDS), (torch.int32,), query.device)
     if not items.is_contiguous():

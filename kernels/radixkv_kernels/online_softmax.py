@@ -30,7 +30,7 @@ def load_query(query, row, head, wanted, row_stride, head_stride,
 @triton.jit
 def attend_keys(
     query, output, row_max, row_sum, row_position,
-    key_cache, value_cache, table,
+    key_cache, value_cache, table, block,
     start, stop, end, window, scale, cap,
     key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
     MASKED: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -42,55 +42,65 @@ def attend_keys(
     Without ``MASKED`` every row sees every key of these whole tiles. With it a row sees keys up to its own position, in
     its window, below ``end``; it may see none at all.
 
-    ``key_cache`` and ``value_cache`` point at the head, ``table`` at the sequence's first block id.
+    ``key_cache`` and ``value_cache`` point at the head, ``table`` at the sequence's first block id, and ``block`` are the
+    ids for the first tile's keys. Those for the next tile are loaded a tile ahead and handed on: the compiler only lets
+    loads of keys and values run ahead of the arithmetic where no other load comes before them in the same turn.
     """
-    key_dim = tl.arange(0, KEY_TILE)
-    value_dim = tl.arange(0, VALUE_TILE)
     for first in tl.range(start, stop, KEYS):
         position = first + tl.arange(0, KEYS)
-        if MASKED:
-            exists = position < end
-            block = tl.load(table + position // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
-        else:
-            block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+        exists = position < end
         slot = position % BLOCK_SIZE
-        pointers = key_cache + (block * key_block_stride + slot * key_slot_stride)[None, :] + key_dim[:, None]
-        if MASKED or KEY_DIM < KEY_TILE:
-            mask = (key_dim < KEY_DIM)[:, None]
-            if MASKED:
-                mask = mask & exists[None, :]
-            key = tl.load(pointers, mask=mask, other=0.0)
-        else:
-            key = tl.load(pointers)
-        score = tl.dot(query, key.to(COMPUTE), input_precision="ieee") * scale
+        key = load_tile(key_cache, block, slot, key_block_stride, key_slot_stride, exists, MASKED, KEY_DIM, KEY_TILE)
+        value = load_tile(
+            value_cache, block, slot, value_block_stride, value_slot_stride, exists, MASKED, VALUE_DIM, VALUE_TILE
+        )
+        block = load_blocks(table, first + KEYS, end, KEYS, BLOCK_SIZE)
+
+        # Scaled only inside the exponent, where it costs nothing: a multiplication and an addition are one instruction.
+        score = tl.dot(query, tl.trans(key).to(COMPUTE), input_precision="ieee")
         if SOFTCAP:
-            # cap * tanh(x / cap), where `scale` holds 2 * log2(e) / cap and `cap` log2(e): tanh by one exp2.
-            score = cap * (1.0 - 2.0 / (tl.exp2(score) + 1.0))
+            score = 1.0 - 2.0 / (tl.exp2(score * scale) + 1.0)
+            factor = cap
+        else:
+            factor = scale
         if MASKED:
             visible = (position[None, :] <= row_position[:, None]) & exists[None, :]
             if WINDOW:
                 visible = visible & (position[None, :] > row_position[:, None] - window)
             score = tl.where(visible, score, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(score, 1))
+            new_max = tl.maximum(row_max, tl.max(score, 1) * factor)
             # A row that has seen nothing yet: anything finite will do in place of minus infinity.
             base = tl.where(new_max == float("-inf"), 0.0, new_max)
         else:
-            new_max = tl.maximum(row_max, tl.max(score, 1))
+            new_max = tl.maximum(row_max, tl.max(score, 1) * factor)
             base = new_max
         shrink = tl.exp2(row_max - base)
-        weight = tl.exp2(score - base[:, None])
+        weight = tl.exp2(score * factor - base[:, None])
         row_sum = row_sum * shrink + tl.sum(weight, 1)
-        pointers = value_cache + (block * value_block_stride + slot * value_slot_stride)[:, None] + value_dim[None, :]
-        if MASKED or VALUE_DIM < VALUE_TILE:
-            mask = (value_dim < VALUE_DIM)[None, :]
-            if MASKED:
-                mask = mask & exists[:, None]
-            value = tl.load(pointers, mask=mask, other=0.0)
-        else:
-            value = tl.load(pointers)
         output = tl.dot(weight.to(COMPUTE), value.to(COMPUTE), output * shrink[:, None], input_precision="ieee")
         row_max = new_max
-    return output, row_max, row_sum
+    return output, row_max, row_sum, block
+
+
+@triton.jit
+def load_tile(cache, block, slot, block_stride, slot_stride, exists,
+              MASKED: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """``[keys, TILE]``, from where they lie; with ``MASKED`` keys that do not exist are 0."""
+    dim = tl.arange(0, TILE)[None, :]
+    pointers = cache + (block.to(tl.int64) * block_stride + slot * slot_stride)[:, None] + dim
+    if MASKED:
+        return tl.load(pointers, mask=exists[:, None] & (dim < DIM), other=0.0)
+    elif DIM < TILE:
+        return tl.load(pointers, mask=dim < DIM, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def load_blocks(table, start, end, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Block ids of the ``KEYS`` keys from ``start`` on, of those below ``end``."""
+    position = start + tl.arange(0, KEYS)
+    return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
 
 
 @triton.jit
@@ -116,28 +126,30 @@ def attend_range(
     output = tl.zeros([ROWS, VALUE_TILE], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
+    block = load_blocks(table, start, end, KEYS, BLOCK_SIZE)
     clear = start
     if WINDOW:
         clear = start + tl.cdiv(tl.maximum(last_position - window + 1 - start, 0), KEYS) * KEYS
-        output, row_max, row_sum = attend_keys(
+        output, row_max, row_sum, block = attend_keys(
             query, output, row_max, row_sum, row_position,
-            key_cache, value_cache, table, start, tl.minimum(clear, end), end, window, scale, cap,
+            key_cache, value_cache, table, block, start, tl.minimum(clear, end), end, window, scale, cap,
             key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
             True, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
         )  # fmt: skip
     causal = start + tl.maximum(tl.minimum(end, first_position + 1) - start, 0) // KEYS * KEYS
-    output, row_max, row_sum = attend_keys(
+    output, row_max, row_sum, block = attend_keys(
         query, output, row_max, row_sum, row_position,
-        key_cache, value_cache, table, clear, causal, end, window, scale, cap,
+        key_cache, value_cache, table, block, clear, causal, end, window, scale, cap,
         key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
         False, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
     )  # fmt: skip
-    return attend_keys(
+    output, row_max, row_sum, _ = attend_keys(
         query, output, row_max, row_sum, row_position,
-        key_cache, value_cache, table, tl.maximum(clear, causal), end, end, window, scale, cap,
+        key_cache, value_cache, table, block, tl.maximum(clear, causal), end, end, window, scale, cap,
         key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
         True, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
     )  # fmt: skip
+    return output, row_max, row_sum
 
 
 @triton.jit
@@ -160,7 +172,17 @@ def log_sum_exp(row_max, row_sum):
 
 
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """The kernel's ``scale`` and ``cap`` for a model's."""
+    """The kernel's ``scale`` and ``cap`` for a model's: ``scale`` goes into the exponent, or with a cap into its tanh.
+
+    A capped score is ``softcap * tanh(x)`` with ``x = dot * scale / softcap``. As ``tanh(x) = 1 - 2 / (exp(2 x) + 1)``, one
+    `exp2` does it where ``scale`` holds ``2 * scale * log2(e) / softcap`` and ``cap`` holds ``softcap * log2(e)``.
+
+    Raises:
+        ValueError: one is not positive; largest scores are found before they are scaled.
+    """
+    for name, factor in (("scale", scale), ("softcap", softcap)):
+        if factor is not None and not factor > 0:
+            raise ValueError(f"{name}: expected a number above 0, got {factor}")
     log2_e = math.log2(math.e)
     return (scale * log2_e, 0.0) if softcap is None else (2 * scale * log2_e / softcap, softcap * log2_e)
 
@@ -175,25 +197,28 @@ def tile_config(
 ) -> dict[str, int]:
     """Keys a tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
-    ============================  ====  =====  ==================================================================
+    ============================  ====  =====  ===================================================================
     case                          keys  warps  why
-    ============================  ====  =====  ==================================================================
+    ============================  ====  =====  ===================================================================
     the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
     64 rows and more before sm_90 32           no wgmma, so operands live in registers, and 64 keys spill
-    64 rows, heads of 256               8      so that the output does not spill; float8 takes 32 keys for the same
+    64 rows, heads of 256               8      so that the output does not spill; 128 rows do, a little, before sm_90
+    a float8 cache                32           its keys pass through registers to be converted
     queries in float32            16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
-    ============================  ====  =====  ==================================================================
+    ============================  ====  =====  ===================================================================
 
-    Stages stay within 96 KiB: two programs share a multiprocessor's 227 KiB (sm_90) then, and one fits 163 KiB (sm_80).
+    With n stages, n - 1 tiles of keys and values are on their way while one is computed. What is on its way, over all
+    programs of a multiprocessor, hides the memory's latency: with bfloat16 and heads of 128, 2 tiles of 32 KiB for each of 3
+    programs of 16 rows. Tiles stay within 96 KiB, so that they fit beside the queries before sm_90, too (163 KiB).
     """
     keys = 64
     if query_dtype == torch.float32:
         keys = 16
-    elif tile_rows >= 64 and (architecture() < 90 or (cache_dtype.itemsize == 1 and value_tile > 128)):
+    elif cache_dtype.itemsize == 1 or (tile_rows >= 64 and architecture() < 90):
         keys = 32
     token = (key_tile + value_tile) * cache_dtype.itemsize
     budget = 96 * 1024
     while keys > 16 and 2 * keys * token > budget:
         keys //= 2
     wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
-    return {"KEYS": keys, "num_warps": 8 if wide else 4, "num_stages": max(1, min(3, budget // (keys * token)))}
+    return {"KEYS": keys, "num_warps": 8 if wide else 4, "num_stages": max(1, min(4, budget // (keys * token)))}

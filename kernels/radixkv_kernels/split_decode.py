@@ -139,8 +139,7 @@ def attend_split(
     """
     check_attention(
         query, key_cache, value_cache, tables, positions, output, partial_output, partial_lse,
-        max_group=TILE_ROWS[-1], window=window, softcap=softcap, sinks=sinks,
-        key_scales=key_scales, value_scales=value_scales,
+        max_group=TILE_ROWS[-1], window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
     num_rows, num_heads, key_dim = query.shape
     _, block_size, num_kv_heads, value_dim = value_cache.shape

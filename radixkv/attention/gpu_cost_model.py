@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from radixkv_kernels import TILE_ROWS
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
-# of 128: Triton 3.6 takes 156 registers x 128 threads, 197 x 128 and 189 x 256 of 65,536; Triton 3.9 takes 116, 242 and
-# 215, so that four narrow ones would fit. Where three fit, counting on four would leave a second wave, mostly empty.
+# of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 202 x 256 of 65,536; Triton 3.9 takes 157, 246 and
+# 217. Of shared memory they take 70, 112 and 128 KiB of 227.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
 _TILE_ROWS = np.array(TILE_ROWS)

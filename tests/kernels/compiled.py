@@ -30,6 +30,7 @@ class Compiled:
     Attributes:
         grid: of the launch.
         spills: loads and stores of registers that did not fit.
+        under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
         operations: instruction names.
     """
 
@@ -37,6 +38,7 @@ class Compiled:
     shared: int
     registers: int
     spills: int
+    under_way: list[int]
     operations: set[str]
 
 
@@ -108,5 +110,7 @@ def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
     operations = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z0-9]+)", sass, re.MULTILINE)
     registers = re.search(r"REG:(\d+)", usage)
     assert registers
+    loops = kernel.asm["ttgir"].split("scf.for")[1:]
+    under_way = [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))]
     spills = sum(operation in ("LDL", "STL") for operation in operations)
-    return Compiled(grid, kernel.metadata.shared, int(registers[1]), spills, set(operations))
+    return Compiled(grid, kernel.metadata.shared, int(registers[1]), spills, under_way, set(operations))

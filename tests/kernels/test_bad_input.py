@@ -52,8 +52,9 @@ BAD_ATTENTION = {
     "partials": ("partial_output", torch.zeros(6, 4, 32, dtype=torch.float16), "partial_output: expected float32"),
     "lse": ("partial_lse", torch.zeros(5, 4), r"partial_lse: expected shape \[6, 4\], got \[5, 4\]"),
     "sinks": ("sinks", torch.zeros(3), r"sinks: expected shape \[4\], got \[3\]"),
+    "scale": ("scale", 0.0, r"scale: expected a number above 0, got 0\.0"),
+    "softcap": ("softcap", -30.0, r"softcap: expected a number above 0, got -30\.0"),
     "window": ("window", 0, "window: expected at least 1, got 0"),
-    "softcap": ("softcap", 0.0, "softcap: expected more than 0, got 0.0"),
     "no table": (
         "tables",
         torch.zeros(3, 0, dtype=torch.int32),

@@ -78,6 +78,9 @@ def test_attention_compiles_for_what_it_was_written_for(arch: int, dtype: torch.
         assert kernel.spills == 0
     if dtype != FP32:
         assert (NARROW if tile_rows == 16 else WIDE)[arch] in kernel.operations
+    # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies.
+    assert len(kernel.under_way) == 2
+    assert min(kernel.under_way) >= 2
 
 
 @pytest.mark.parametrize(("dim", "tile_rows"), [(64, 16), (64, 128), (256, 16), (256, 64), (96, 64)])
