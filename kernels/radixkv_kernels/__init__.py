@@ -9,6 +9,7 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
     split_decode       the same for one token a sequence where nothing is shared: no items needed
     merge              partial results into the final output
     advance            between two decoding steps: positions and slots of the next token
+    race               a token a row, drawn from a whole vocabulary
     online_softmax     what the two attention kernels have in common
     reference          the same operations in plain torch, the truth in tests
 
@@ -28,6 +29,7 @@ from radixkv_kernels.cache_write import write_cache
 from radixkv_kernels.checks import BLOCK_SIZES
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
+from radixkv_kernels.race import draw_tokens
 from radixkv_kernels.split_decode import attend_split, merge_splits
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 
@@ -41,6 +43,7 @@ __all__ = [
     "advance_rows",
     "attend_items",
     "attend_split",
+    "draw_tokens",
     "merge_partials",
     "merge_splits",
     "write_cache",

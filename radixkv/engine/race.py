@@ -3,7 +3,8 @@
 Every token id of a row gets an exponential variate that is a pure function of (the request's seed, the sample, the number
 of the token, the id); the id with the largest ratio of probability to variate wins. It is equivalent to Gumbel-max
 sampling. The variates come from SplitMix64 (Steele, Lea, Flood 2014) counted by token id, from a start that the rest
-decides, all in 64-bit integers, so that every device draws the same.
+decides, all in 64-bit integers, so that every device draws the same. Where nothing is cut, a GPU does all that in one kernel,
+`radixkv_kernels.race`: torch would pass over a vocabulary of 64-bit integers for each row some twenty times.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ class Racer:
         return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def exponentials(racers: Sequence[Racer], token_ids: torch.Tensor) -> torch.Tensor:
-    """Variates of mean 1, float32, for int64 ``token_ids`` of ``[rows, tokens]`` or ``[1, tokens]``; never 0 or infinite."""
-    device = token_ids.device
+def starts(racers: Sequence[Racer], device: torch.device) -> torch.Tensor:
+    """Where each row's stream of random numbers begins, int64 ``[rows]``."""
     keys = [[racer.seed & (2**63 - 1), racer.sample_index, racer.token_number] for racer in racers]
     seed, sample, number = to_device(torch.tensor(keys, dtype=torch.int64), device).unbind(1)
-    start = _mix(_mix(_mix(seed + _GOLDEN) + (sample + 1) * _GOLDEN) + (number + 1) * _GOLDEN)
-    bits = _mix(start.unsqueeze(1) + (token_ids + 1) * _GOLDEN)
+    return _mix(_mix(_mix(seed + _GOLDEN) + (sample + 1) * _GOLDEN) + (number + 1) * _GOLDEN)
+
+
+def exponentials(racers: Sequence[Racer], token_ids: torch.Tensor) -> torch.Tensor:
+    """Variates of mean 1, float32, for int64 ``token_ids`` of ``[rows, tokens]`` or ``[1, tokens]``; never 0 or infinite."""
+    bits = _mix(starts(racers, token_ids.device).unsqueeze(1) + (token_ids + 1) * _GOLDEN)
     # Rounded only at the end: small variates decide races, and keep their relative precision so.
     uniform = _shift(bits, 11).double().mul_(2**-53).float()
     return uniform.clamp_(2**-60, 1 - 2**-24).neg_().log1p_().neg_()
@@ -68,36 +72,45 @@ def draw(logits: torch.Tensor, racers: Sequence[Racer], look: int = FIRST_LOOK) 
         ``look`` likeliest tokens to be looked at.
     """
     device = logits.device
-    temperature = to_device(torch.tensor([racer.params.temperature for racer in racers]), device)
-    scaled = logits / temperature.unsqueeze(1)
     token_ids = torch.empty(len(racers), dtype=torch.int64, device=device)
     settled = torch.ones(len(racers), dtype=torch.bool, device=device)
     cut = [i for i, racer in enumerate(racers) if racer.is_cut]
     whole = [i for i, racer in enumerate(racers) if not racer.is_cut]
     if whole:
         rows = to_device(torch.tensor(whole), device)
-        token_ids[rows] = _draw_from_all(scaled[rows] if cut else scaled, [racers[i] for i in whole])
+        token_ids[rows] = _draw_from_all(logits[rows] if cut else logits, [racers[i] for i in whole])
     if cut:
         rows = to_device(torch.tensor(cut), device)
         token_ids[rows], settled[rows] = _draw_from_likeliest(
-            scaled[rows] if whole else scaled, [racers[i] for i in cut], look
+            logits[rows] if whole else logits, [racers[i] for i in cut], look
         )
     return token_ids, settled
 
 
-def _draw_from_all(scaled: torch.Tensor, racers: Sequence[Racer]) -> torch.Tensor:
-    ids = torch.arange(scaled.shape[1], device=scaled.device).unsqueeze(0)
-    # Row by row on a CPU, whose cache holds the variates of one vocabulary and not of many.
-    size = 1 if scaled.device.type == "cpu" else len(racers)
+def _temperatures(racers: Sequence[Racer], device: torch.device) -> torch.Tensor:
+    return to_device(torch.tensor([racer.params.temperature for racer in racers]), device)
+
+
+def _draw_from_all(logits: torch.Tensor, racers: Sequence[Racer]) -> torch.Tensor:
+    device = logits.device
+    temperatures = _temperatures(racers, device)
+    if device.type == "cuda":
+        # Only here: without a GPU, Triton need not be installed.
+        from radixkv_kernels import draw_tokens
+
+        return draw_tokens(logits, temperatures, starts(racers, device))
+    ids = torch.arange(logits.shape[1]).unsqueeze(0)
+    # Row by row, for a processor's cache holds the variates of one vocabulary and not of many.
     winners = [
-        (torch.softmax(scaled[i : i + size], -1) / exponentials(racers[i : i + size], ids)).argmax(-1)
-        for i in range(0, len(racers), size)
+        (torch.softmax(logits[i] / temperatures[i], -1) / exponentials([racer], ids)).argmax(-1)
+        for i, racer in enumerate(racers)
     ]
     return torch.cat(winners)
 
 
-def _draw_from_likeliest(scaled: torch.Tensor, racers: Sequence[Racer], look: int) -> tuple[torch.Tensor, torch.Tensor]:
-    device, vocab_size = scaled.device, scaled.shape[1]
+def _draw_from_likeliest(logits: torch.Tensor, racers: Sequence[Racer], look: int) -> tuple[torch.Tensor, torch.Tensor]:
+    device, vocab_size = logits.device, logits.shape[1]
+    scaled = logits / _temperatures(racers, device).unsqueeze(1)
     limits = [racer.params.top_k if 0 < racer.params.top_k < vocab_size else vocab_size for racer in racers]
     numbers = [[limit, racer.params.top_p, racer.params.min_p] for limit, racer in zip(limits, racers, strict=True)]
     top_k, top_p, min_p = to_device(torch.tensor(numbers), device).unsqueeze(2).unbind(1)

@@ -12,6 +12,7 @@ from radixkv_kernels import (
     advance_rows,
     attend_items,
     attend_split,
+    draw_tokens,
     merge_partials,
     merge_splits,
     write_cache,
@@ -274,3 +275,13 @@ def test_copying_refuses_and_copies_nothing() -> None:
         BlockCopier([torch.zeros(4)])
     with pytest.raises(ValueError, match=r"caches\[0\]: expected blocks of at most 4294967296 bytes"):
         BlockCopier([torch.empty(1, 64, 2**16 + 1, 256)])
+
+
+def test_drawing_refuses() -> None:
+    temperatures, starts = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="logits: expected float32, got float16"):
+        draw_tokens(torch.zeros(2, 9, dtype=torch.float16), temperatures, starts)
+    with pytest.raises(ValueError, match=r"logits: expected at least one token, got \[2, 0\]"):
+        draw_tokens(torch.zeros(2, 0), temperatures, starts)
+    with pytest.raises(ValueError, match=r"starts: expected shape \[2\], got \[1\]"):
+        draw_tokens(torch.zeros(2, 9), temperatures, starts[:1])

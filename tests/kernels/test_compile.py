@@ -10,6 +10,7 @@ from radixkv_kernels import (
     advance_rows,
     attend_items,
     attend_split,
+    draw_tokens,
     merge_partials,
     merge_splits,
     write_cache,
@@ -116,7 +117,8 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
         write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
-    assert len(compiled) == 6
+        draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    assert len(compiled) == 8
     assert all(kernel.spills == 0 for kernel in compiled)
 
 

@@ -8,10 +8,13 @@ import pytest
 import torch
 from kernel_cases import Case, make_tree, relative_error
 
+from radixkv.engine.race import Racer, exponentials, starts
+from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import (
     BlockCopier,
     attend_items,
     attend_split,
+    draw_tokens,
     merge_partials,
     merge_splits,
     reference,
@@ -186,3 +189,15 @@ def test_a_captured_graph_follows_what_its_buffers_say() -> None:
         graph.replay()
         assert torch.equal(output, attend(case, scale=0.1))
         case.positions.sub_(1)
+
+
+def test_tokens_are_drawn_as_on_a_cpu() -> None:
+    logits = torch.randn(256, 128_256) * 3
+    racers = [Racer(SamplingParams(temperature=(0.5, 1.0, 2.0)[i % 3]), i, 0, i) for i in range(256)]
+    temperatures = torch.tensor([racer.params.temperature for racer in racers])
+    drawn = draw_tokens(logits.cuda(), temperatures.cuda(), starts(racers, torch.device("cuda"))).cpu()
+    ids = torch.arange(logits.shape[1]).unsqueeze(0)
+    for row, racer in enumerate(racers):
+        ratios = (logits[row] / temperatures[row]).double().softmax(-1) / exponentials([racer], ids)[0].double()
+        # Exponentials are rounded: of two as good as equal either may win.
+        assert ratios[drawn[row]] >= ratios.max() * (1 - 1e-5)

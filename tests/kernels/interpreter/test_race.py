@@ -1,0 +1,31 @@
+"""The kernel that draws from a whole vocabulary against the engine's race in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixkv.engine.race import Racer, draw, starts
+from radixkv.sampling_params import SamplingParams
+from radixkv_kernels import draw_tokens
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 4096, 4097, 49152])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
+def test_the_kernel_draws_what_torch_draws(vocab_size: int, spread: float) -> None:
+    logits = torch.randn(16, vocab_size + 3, generator=torch.Generator().manual_seed(vocab_size)) * spread
+    logits = logits[:, :vocab_size]
+    racers = [Racer(SamplingParams(temperature=(0.3, 1.0, 2.0)[i % 3]), 2**40 + i, i % 2, i) for i in range(16)]
+    temperatures = torch.tensor([racer.params.temperature for racer in racers])
+    token_ids = draw_tokens(logits, temperatures, starts(racers, CPU))
+    assert token_ids.tolist() == draw(logits, racers)[0].tolist()
+
+
+def test_barred_tokens_never_win() -> None:
+    logits = torch.full((64, 9000), float("-inf"))
+    logits[:, [5, 4100]] = 0.0
+    racers = [Racer(SamplingParams(), seed, 0, 0) for seed in range(64)]
+    token_ids = draw_tokens(logits, torch.ones(64), starts(racers, CPU))
+    assert set(token_ids.tolist()) == {5, 4100}
