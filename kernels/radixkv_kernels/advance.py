@@ -1,6 +1,7 @@
 """From one decoding step to the next without the host: every row moves on by a token.
 
-Bytes moved: a few for each row; a launch is all it costs.
+Bytes moved: a row reads its position, its table's number and a block id, 12 bytes, and writes position and slot, 12 more.
+The floor on a GPU of B bytes/s is ``24 * rows / B``, nanoseconds, so that a launch is all it costs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_tensor
+from radixkv_kernels.checks import check_device, check_tables, check_tensor
 
 _ROWS = 128
 
@@ -18,7 +19,7 @@ _ROWS = 128
 def _advance_rows(
     positions, slots, tables, row_tables, num_rows, table_stride, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """One program: ``ROWS`` rows."""
+    """One program: ``ROWS`` rows. Shapes and types as in `advance_rows`; ``table_stride`` in elements, other strides 1."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     exists = row < num_rows
     position = tl.load(positions + row, mask=exists, other=-1)
@@ -36,19 +37,24 @@ def advance_rows(
     """Add 1 to every position that is not negative, and find the slot of its key and value.
 
     Args:
-        positions: int32 ``[rows]``, changed in place; negative: padding, stays as it is, and so does its slot.
+        positions: int32 ``[rows]``, contiguous as all vectors, changed in place; negative: padding, stays as it is, and so
+            does its slot.
         slots: int64 ``[rows]``, written: block id * block_size + position in the block.
-        tables: int32 ``[tables, blocks]``, must reach to the new positions.
+        tables: int32 ``[tables, blocks]``, any strides but the last; must reach to the new positions.
         row_tables: int32 ``[rows]``: which table each row reads through.
 
     Raises:
         ValueError: a shape, type or device that the kernel cannot take; nothing is written.
     """
-    num_rows, device = len(positions), positions.device
-    check_tensor("positions", positions, (num_rows,), (torch.int32,), device)
+    device = positions.device
+    check_device("positions", device)
+    check_tensor("positions", positions, (None,), (torch.int32,), device)
+    num_rows = len(positions)
     check_tensor("slots", slots, (num_rows,), (torch.int64,), device)
-    check_tensor("tables", tables, (None, None), (torch.int32,), device)
+    check_tables(tables, num_rows, device)
     check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), device)
+    if block_size < 1:
+        raise ValueError(f"block_size: expected at least 1, got {block_size}")
     if num_rows:
         _advance_rows[(triton.cdiv(num_rows, _ROWS),)](
             positions, slots, tables, row_tables, num_rows, tables.stride(0), BLOCK_SIZE=block_size, ROWS=_ROWS

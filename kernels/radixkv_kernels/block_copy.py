@@ -17,15 +17,20 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import CACHE_DTYPES, check_tensor
+from radixkv_kernels.checks import CACHE_DTYPES, check_at_most, check_device, check_tensor
 
 _WORDS = 1024
+_MAX_BLOCK_BYTES = 2**32  # words are counted in 32 bits
 
 
 @triton.jit
 def _copy_blocks(copies, addresses, token_words, block_words, WORDS: tl.constexpr):
-    """One program: one copy in one tensor, as 32-bit words, which every element type fills evenly."""
-    copy = tl.program_id(0)
+    """One program: one copy in one tensor, as 32-bit words, which every element type fills evenly; grid (copies, tensors).
+
+    ``copies`` is int32 ``[copies, 3]``: source, target, tokens. For each tensor ``addresses`` has an int64, ``token_words``
+    an int32, and ``block_words`` an int64, the stride from block to block. All of it is contiguous.
+    """
+    copy = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
     source = tl.load(copies + copy * 3).to(tl.int64)
     target = tl.load(copies + copy * 3 + 1).to(tl.int64)
@@ -49,13 +54,16 @@ class BlockCopier:
             device. They must outlive the copier, which keeps their addresses.
 
     Raises:
-        ValueError: a cache is not contiguous, of another length or device, or its blocks are no multiple of 16 bytes.
+        ValueError: a cache is not contiguous, of another length or device, or its blocks are no multiple of 16 bytes, or
+            larger than 4 GiB.
     """
 
     def __init__(self, caches: Sequence[torch.Tensor]) -> None:
         if not caches:
             raise ValueError("caches: expected at least one tensor, got none")
         self._device = caches[0].device
+        check_tensor("caches[0]", caches[0], (None, None, None, None), CACHE_DTYPES, self._device)
+        check_at_most("caches", "tensors", len(caches))
         self._num_blocks, self._block_size = caches[0].shape[:2]
         for index, cache in enumerate(caches):
             name = f"caches[{index}]"
@@ -66,6 +74,10 @@ class BlockCopier:
             if token_bytes % 4 or token_bytes * self._block_size % 16 or cache.data_ptr() % 16:
                 raise ValueError(
                     f"{name}: expected tokens of whole 4 bytes in blocks of whole 16, got {token_bytes} bytes a token"
+                )
+            if token_bytes * self._block_size > _MAX_BLOCK_BYTES:
+                raise ValueError(
+                    f"{name}: expected blocks of at most {_MAX_BLOCK_BYTES} bytes, got {list(cache.shape)}"
                 )
         self._caches = tuple(caches)
         words = [cache.shape[2] * cache.shape[3] * cache.element_size() // 4 for cache in caches]
@@ -101,6 +113,7 @@ class BlockCopier:
         Raises:
             ValueError: another shape, type or device. What the copies say is not looked at.
         """
+        check_device("copies", self._device)
         check_tensor("copies", copies, (None, 3), (torch.int32,), self._device)
         if len(copies):
             _copy_blocks[(len(copies), len(self._caches))](

@@ -1,8 +1,9 @@
 """New keys and values go into their blocks.
 
-Bytes moved: each new key and value is read once and written once. 256 decoding sequences with 8 heads of 128 in bfloat16
-move 2 MB, so a launch is all it costs; a prompt of 65,536 tokens moves 537 MB, and its floor on a GPU of B bytes/s is
-537 MB / B (0.12 ms at 4.3 TB/s).
+Bytes moved: each new key and value is read once and written once, ``tokens * kv heads * (key dim + value dim)`` elements of
+the model's type and as many of the cache's, and 8 bytes of slot a token and head. The floor on a GPU of B bytes/s is their
+sum over B. 256 decoding sequences with 8 heads of 128 in bfloat16 move 2 MB, so a launch is all it costs; a prompt of 65,536
+tokens moves 537 MB (0.12 ms at 4.3 TB/s).
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import FLOATS, check_cache, check_scales, check_tensor
+from radixkv_kernels.checks import (
+    FLOATS,
+    check_at_most,
+    check_cache,
+    check_device,
+    check_scales,
+    check_tensor,
+    check_written,
+)
 
 _TOKENS = 16
 
@@ -26,9 +35,12 @@ def _write_cache(
     TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """One program: ``TOKENS`` tokens of one head."""
+    """One program: ``TOKENS`` tokens of one head, their keys and then their values; grid (tokens / ``TOKENS``, kv heads).
+
+    Shapes and types as in `write_cache`. Strides in elements; the last of each tensor, ``slots`` and scales is 1.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
     wanted = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
@@ -36,21 +48,23 @@ def _write_cache(
 
     dim = tl.arange(0, KEY_TILE)
     mask = wanted[:, None] & (dim < KEY_DIM)[None, :]
-    source = key + (token * key_token_stride + head * key_head_stride)[:, None] + dim[None, :]
-    target = block * key_block_stride + place * key_slot_stride + head * key_cache_head_stride
+    source = key + head * key_head_stride + (token * key_token_stride)[:, None] + dim[None, :]
+    target = key_cache + head * key_cache_head_stride
+    target += (block * key_block_stride + place * key_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(data.to(tl.float32) / tl.load(key_scales + head))
-    tl.store(key_cache + target[:, None] + dim[None, :], data.to(key_cache.dtype.element_ty), mask=mask)
+    tl.store(target, data.to(key_cache.dtype.element_ty), mask=mask)
 
     dim = tl.arange(0, VALUE_TILE)
     mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
-    source = value + (token * value_token_stride + head * value_head_stride)[:, None] + dim[None, :]
-    target = block * value_block_stride + place * value_slot_stride + head * value_cache_head_stride
+    source = value + head * value_head_stride + (token * value_token_stride)[:, None] + dim[None, :]
+    target = value_cache + head * value_cache_head_stride
+    target += (block * value_block_stride + place * value_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(data.to(tl.float32) / tl.load(value_scales + head))
-    tl.store(value_cache + target[:, None] + dim[None, :], data.to(value_cache.dtype.element_ty), mask=mask)
+    tl.store(target, data.to(value_cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -72,17 +86,22 @@ def write_cache(
     """Store one layer's new keys and values.
 
     Args:
-        key: ``[tokens, kv heads, key dim]``, any strides but the last.
+        key: ``[tokens, kv heads, key dim]``, float32, float16 or bfloat16, any strides but the last.
         value: ``[tokens, kv heads, value dim]``, likewise.
-        key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the key's type or float8_e4m3fn.
+        key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the key's type or float8_e4m3fn; any strides but the
+            last that keep entries apart, and a block's within 2**31 elements.
         value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
-        slots: int64 ``[tokens]``: block id * block_size + position in the block; negative: the token is not stored.
+        slots: int64 ``[tokens]``: block id * block_size + position in the block, no two alike; negative: the token is not
+            stored.
         key_scales, value_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
+    check_device("key", key.device)
     check_cache(key_cache, value_cache, key.device)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_written(name, cache)
     _, block_size, num_kv_heads, key_dim = key_cache.shape
     value_dim = value_cache.shape[3]
     check_tensor("key", key, (None, num_kv_heads, key_dim), FLOATS, key.device)
@@ -93,6 +112,7 @@ def write_cache(
     check_scales("value_scales", value_scales, num_kv_heads, key_cache.dtype, key.device)
     if key_cache.dtype not in (key.dtype, torch.float8_e4m3fn):
         raise ValueError(f"key_cache: expected the key's {key.dtype} or float8_e4m3fn, got {key_cache.dtype}")
+    check_at_most("key_cache", "heads", num_kv_heads)
     if num_tokens == 0:
         return
     _write_cache[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads)](

@@ -10,10 +10,10 @@ The heads of a group are packed into a tile's rows, query row first: tile row ``
 ``m % group``. So each key of an item is read once for every query row and head that needs it. This is what makes a
 prefix that k sequences share cost one reading rather than k (Hydragen, Juravsky et al. 2024; FlashInfer's cascades).
 
-Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, plus float32 partial results of
-``rows * query heads * value dim``. The floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than
-the GPU has operations a byte (about 200 on an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations
-over its matrix rate.
+Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, its rows' queries, ``rows * query
+heads * key dim`` elements, and their results, ``rows * query heads * value dim`` elements, partial ones in float32. The
+floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than the GPU has operations a byte (about 200 on
+an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations over its matrix rate.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_attention, check_tensor
+from radixkv_kernels.checks import MAX_PROGRAMS, check_at_most, check_attention, check_tensor
 from radixkv_kernels.online_softmax import (
     add_sink,
     attend_range,
     divide,
+    kernel_window,
     load_query,
     log_sum_exp,
     score_factors,
@@ -36,7 +37,6 @@ from radixkv_kernels.target import compute_type
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
 
 TILE_ROWS = (16, 64, 128)
-MAX_ITEMS = 65_535  # a grid's second dimension
 
 
 @triton.jit
@@ -47,14 +47,17 @@ def _attend_items(
     query_row_stride, query_head_stride, output_row_stride, output_head_stride,
     partial_row_stride, partial_head_stride, lse_row_stride,
     key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr,
     COMPUTE: tl.constexpr, FIELDS: tl.constexpr, NO_PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together."""
-    head = tl.program_id(0)
-    fields = items + tl.program_id(1) * FIELDS
+    """One program: one item and one key-value head. Heads run fastest, so that the heads of a token are read together.
+
+    Shapes and types as in `attend_items`. Strides in elements; the last of each tensor is 1.
+    """
+    head = tl.program_id(0) % HEADS
+    fields = items + (tl.program_id(0) // HEADS).to(tl.int64) * FIELDS
     num_rows = tl.load(fields + 1)
     if num_rows == 0:
         return
@@ -94,12 +97,12 @@ def _attend_items(
     if partial_start == NO_PARTIAL:
         if SINKS:
             row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
-        offset = (row_start + row).to(tl.int64) * output_row_stride + query_head * output_head_stride
+        offset = (row_start + row).to(tl.int64) * output_row_stride + query_head.to(tl.int64) * output_head_stride
         final = divide(result, row_sum).to(output.dtype.element_ty)
         tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
     else:
         partial = (partial_start + row).to(tl.int64)
-        offset = partial * partial_row_stride + query_head * partial_head_stride
+        offset = partial * partial_row_stride + query_head.to(tl.int64) * partial_head_stride
         tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
         tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
 
@@ -125,23 +128,25 @@ def attend_items(
 ) -> None:
     """Attend the items of one tile class.
 
+    The last dimension of every tensor is contiguous, `items` wholly; other strides are free, but no two entries of an output
+    may share memory, and a block's entries lie within 2**31 elements.
+
     Args:
-        query: ``[rows, query heads, key dim]``.
+        query: ``[rows, query heads, key dim]``, float32, float16 or bfloat16.
         key_cache: ``[num_blocks, block_size, kv heads, key dim]``, of the query's type or float8_e4m3fn.
-        value_cache: ``[num_blocks, block_size, kv heads, value dim]``.
+        value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         positions: int32 ``[rows]``: each row's position; it sees no key beyond.
         items: int32 ``[items, ITEM_FIELDS]``, see `work_items`. An item has at most ``tile_rows // group`` rows.
-            At most `MAX_ITEMS`.
-        output: ``[rows, query heads, value dim]``, written by the items without a partial result.
+        output: ``[rows, query heads, value dim]``, of the query's type, written by the items without a partial result.
         partial_output: float32 ``[partials, query heads, value dim]``, written by the others.
         partial_lse: float32 ``[partials, query heads]``, log-sum-exp to base 2; minus infinity: no key was seen.
         tile_rows: one of `TILE_ROWS`, at least the group.
         scale: of the scores.
         softcap: scores become ``softcap * tanh(score / softcap)``.
         window: how many tokens a row sees, itself included; None: all.
-        sinks: ``[query heads]``, a logit a head that has no value; only for items without a partial result (`merge`
-            takes those of the others).
+        sinks: ``[query heads]``, any of a query's types, a logit a head that has no value; only for items without a partial
+            result (`merge` takes those of the others).
         key_scales, value_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
 
     Raises:
@@ -154,22 +159,23 @@ def attend_items(
         max_group=tile_rows, window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
     check_tensor("items", items, (None, ITEM_FIELDS), (torch.int32,), query.device)
-    if items.shape[0] > MAX_ITEMS:
-        raise ValueError(f"items: expected at most {MAX_ITEMS}, got {items.shape[0]}")
-    if items.shape[0] == 0:
-        return
+    if not items.is_contiguous():
+        raise ValueError(f"items: expected a contiguous tensor, got strides {list(items.stride())}")
     num_heads, key_dim = query.shape[1:]
     _, block_size, num_kv_heads, value_dim = value_cache.shape
+    check_at_most("items", f"for {num_kv_heads} heads", items.shape[0], MAX_PROGRAMS // num_kv_heads)
+    if items.shape[0] == 0:
+        return
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
     kernel_scale, cap = score_factors(scale, softcap)
-    _attend_items[(num_kv_heads, items.shape[0])](
+    _attend_items[(num_kv_heads * items.shape[0],)](
         query, key_cache, value_cache, tables, positions, items,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
-        kernel_scale, cap, window or 0, tables.stride(0),
+        kernel_scale, cap, kernel_window(window), tables.stride(0),
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
         *key_cache.stride()[:3], *value_cache.stride()[:3],
-        GROUP=num_heads // num_kv_heads, ROWS=tile_rows, BLOCK_SIZE=block_size,
+        HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, ROWS=tile_rows, BLOCK_SIZE=block_size,
         KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),

@@ -3,8 +3,9 @@
 A row's output is ``sum(2**lse_i * output_i) / sum(2**lse_i)`` over its partial results, a sink adding to the denominator
 alone (Flash-Decoding, Dao et al. 2023; cascade merge, FlashInfer, Ye et al. 2024).
 
-Bytes moved: ``partials * query heads * value dim * 4`` read, ``rows * query heads * value dim`` elements written. With 256
-sequences in two parts each, 32 heads of 128: 8 MB and 2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
+Bytes moved: ``partials * query heads * (value dim + 1) * 4`` read, ``rows * query heads * value dim`` elements written; the
+floor on a GPU of B bytes/s is their sum over B. With 256 sequences in two parts each, 32 heads of 128 in bfloat16: 8 MB and
+2 MB, 2.4 us at 4.3 TB/s, so that the launch counts for as much.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import FLOATS, check_tensor
+from radixkv_kernels.checks import (
+    FLOATS,
+    MAX_HEAD_DIM,
+    check_at_most,
+    check_device,
+    check_tensor,
+    check_written,
+)
 from radixkv_kernels.online_softmax import add_sink
 
 _PARTIALS = 4
@@ -26,32 +34,36 @@ def _merge(
     LISTED: tl.constexpr, PARTIALS: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row and head. Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``."""
+    """One program: one row and head; grid (rows, heads).
+
+    Row i's partials are those ``LISTED`` for it, or the i-th ``num_splits``. Shapes and types as in `merge_partials`. Strides
+    in elements; the last of each tensor is 1.
+    """
     row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, VALUE_TILE)
     target = output + row.to(tl.int64) * output_row_stride + head * output_head_stride + dim
     if LISTED:
         start = tl.load(starts + row)
-        stop = tl.load(starts + row + 1)
-        if start == stop:
+        count = tl.load(starts + row + 1) - start
+        if count == 0:
             # Written already by its only item, or padding: then 0, for what comes after must not meet a NaN.
             if tl.load(positions + row) < 0:
                 tl.store(target, tl.zeros([VALUE_TILE], tl.float32).to(output.dtype.element_ty), mask=dim < VALUE_DIM)
             return
     else:
-        start = row * num_splits
-        stop = start + num_splits
+        start = row.to(tl.int64) * num_splits
+        count = num_splits
     total = tl.zeros([VALUE_TILE], tl.float32)
     row_max = tl.full([1], float("-inf"), tl.float32)
     row_sum = tl.zeros([1], tl.float32)
-    for first in tl.range(start, stop, PARTIALS):
+    for first in tl.range(0, count, PARTIALS):
         index = first + tl.arange(0, PARTIALS)
-        exists = index < stop
+        exists = index < count
         if LISTED:
-            partial = tl.load(partials + index, mask=exists, other=0).to(tl.int64)
+            partial = tl.load(partials + start + index, mask=exists, other=0).to(tl.int64)
         else:
-            partial = index.to(tl.int64)
+            partial = start + index
         lse = tl.load(partial_lse + partial * lse_row_stride + head, mask=exists, other=float("-inf"))
         new_max = tl.maximum(row_max, tl.max(lse, 0))
         base = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -82,6 +94,9 @@ def merge_partials(
 ) -> None:
     """Merge the results of `attend_items`.
 
+    The last dimension of every tensor is contiguous, other strides are free, but no two entries of the output may share
+    memory.
+
     Args:
         partial_output: float32 ``[partials, query heads, value dim]``.
         partial_lse: float32 ``[partials, query heads]``, to base 2; minus infinity: the output counts for nothing.
@@ -89,14 +104,14 @@ def merge_partials(
             none is left as it is.
         partials: int32.
         positions: int32 ``[rows]``; a row without partial results at a negative position is padding and becomes 0.
-        output: ``[rows, query heads, value dim]``.
-        sinks: ``[query heads]``.
+        output: ``[rows, query heads, value dim]``, float32, float16 or bfloat16.
+        sinks: ``[query heads]``, any of these types.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
-    num_rows = output.shape[0]
     _check(partial_output, partial_lse, output, sinks)
+    num_rows = output.shape[0]
     check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), output.device)
     check_tensor("partials", partials, (None,), (torch.int32,), output.device)
     check_tensor("positions", positions, (num_rows,), (torch.int32,), output.device)
@@ -128,8 +143,15 @@ def merge_splits(
 def _check(
     partial_output: torch.Tensor, partial_lse: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
 ) -> None:
+    check_device("output", output.device)
     check_tensor("output", output, (None, None, None), FLOATS, output.device)
+    check_written("output", output)
     _, num_heads, value_dim = output.shape
+    if not 1 <= value_dim <= MAX_HEAD_DIM or num_heads < 1:
+        raise ValueError(
+            f"output: expected at least one head of a size of 1 to {MAX_HEAD_DIM}, got {list(output.shape)}"
+        )
+    check_at_most("output", "heads", num_heads)
     check_tensor("partial_output", partial_output, (None, num_heads, value_dim), (torch.float32,), output.device)
     check_tensor("partial_lse", partial_lse, (partial_output.shape[0], num_heads), (torch.float32,), output.device)
     if sinks is not None:

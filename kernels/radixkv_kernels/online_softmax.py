@@ -22,7 +22,7 @@ def load_query(query, row, head, wanted, row_stride, head_stride,
                DIM: tl.constexpr, TILE: tl.constexpr, COMPUTE: tl.constexpr):  # fmt: skip
     """``[rows of the tile, TILE]``; rows that are not wanted are 0."""
     dim = tl.arange(0, TILE)
-    offset = row.to(tl.int64) * row_stride + head * head_stride
+    offset = row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     mask = wanted[:, None] & (dim < DIM)[None, :]
     return tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0).to(COMPUTE)
 
@@ -185,6 +185,11 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
             raise ValueError(f"{name}: expected a number above 0, got {factor}")
     log2_e = math.log2(math.e)
     return (scale * log2_e, 0.0) if softcap is None else (2 * scale * log2_e / softcap, softcap * log2_e)
+
+
+def kernel_window(window: int | None) -> int:
+    """The kernel's ``window``; cut where it is longer than any sequence, so that a position less it is still an int32."""
+    return min(window or 0, 2**30)
 
 
 def tile_config(

@@ -5,7 +5,9 @@ only grows changes nothing but the positions. Each part is as long as the others
 Dao et al. 2023).
 
 Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` over all sequences; 256 sequences of 4,096 tokens
-with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s).
+with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s). Beside
+them ``rows * query heads * (key dim + value dim)`` elements of queries and outputs are little; several parts write so many
+float32 results a row in place of its output.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_attention, check_tensor
+from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import (
     add_sink,
     attend_range,
     divide,
+    kernel_window,
     load_query,
     log_sum_exp,
     score_factors,
@@ -43,7 +46,10 @@ def _attend_split(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, QUANTISED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """One program: one part of one sequence's keys for one key-value head."""
+    """One program: one part of one sequence's keys for one key-value head; grid (kv heads, parts, rows).
+
+    Shapes and types as in `attend_split`. Strides in elements; the last of each tensor is 1.
+    """
     head = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.program_id(2)
@@ -82,12 +88,12 @@ def _attend_split(
     if num_splits == 1:
         if SINKS:
             row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
-        offset = row.to(tl.int64) * output_row_stride + query_head * output_head_stride
+        offset = row.to(tl.int64) * output_row_stride + query_head.to(tl.int64) * output_head_stride
         final = divide(result, row_sum).to(output.dtype.element_ty)
         tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
     else:
         partial = row.to(tl.int64) * num_splits + part
-        offset = partial * partial_row_stride + query_head * partial_head_stride
+        offset = partial * partial_row_stride + query_head.to(tl.int64) * partial_head_stride
         tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
         tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
 
@@ -113,16 +119,18 @@ def attend_split(
 ) -> None:
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` puts together.
 
+    Strides as for `attend_items`.
+
     Args:
-        query: ``[rows, query heads, key dim]``.
+        query: ``[rows, query heads, key dim]``, float32, float16 or bfloat16; at most 65,535 rows.
         key_cache, value_cache: as in `attend_items`.
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         row_tables: int32 ``[rows]``: which table each row reads through.
         positions: int32 ``[rows]``: each row's position, itself included in what it sees; negative: padding, sees nothing.
-        output: ``[rows, query heads, value dim]``, written when there is one part.
+        output: ``[rows, query heads, value dim]``, of the query's type, written when there is one part.
         partial_output: float32 ``[rows * num_splits or more, query heads, value dim]``, written when there are several.
         partial_lse: float32 ``[rows * num_splits, query heads]``.
-        num_splits: parts of each sequence's keys.
+        num_splits: parts of each sequence's keys, at most 65,535.
         scale, softcap, window, key_scales, value_scales: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` takes them.
 
@@ -138,6 +146,8 @@ def attend_split(
     check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), query.device)
     if num_splits < 1:
         raise ValueError(f"num_splits: expected at least 1, got {num_splits}")
+    check_at_most("num_splits", "parts", num_splits)
+    check_at_most("query", "rows", num_rows)
     if num_splits > 1 and partial_output.shape[0] < num_rows * num_splits:
         raise ValueError(
             f"partial_output: expected {num_splits} for each of {num_rows} rows, got {list(partial_output.shape)}"
@@ -151,7 +161,7 @@ def attend_split(
     _attend_split[(num_kv_heads, num_splits, num_rows)](
         query, key_cache, value_cache, tables, row_tables, positions,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
-        kernel_scale, cap, window or 0, num_splits, tables.stride(0),
+        kernel_scale, cap, kernel_window(window), num_splits, tables.stride(0),
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
         *key_cache.stride()[:3], *value_cache.stride()[:3],

@@ -21,6 +21,7 @@ from radixkv.attention import QueryChunk
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import Limits, describe_gpu, measure_limits, median_seconds, require_gpu
 from radixkv.memory import KVPool, LayerShape
+from radixkv.memory.fp8_kv_pool import FP8, Fp8KVPool, KVScales
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
@@ -83,20 +84,37 @@ def tree_chunks(batch: int, levels: list[Level], num_new: int, seed: int = 0) ->
     return chunks, total, sum(level.groups * level.tokens for level in levels) + batch * num_new
 
 
-def attention_row(batch: int, levels: list[Level], limits: Limits) -> Row:
-    """Decoding: one new token a sequence."""
+def make_pool(num_blocks: int, dtype: torch.dtype, device: str) -> KVPool:
+    """One layer of random keys and values; float8 has a scale for each head."""
+    layers = [LayerShape(KV_HEADS, DIM, DIM)]
+    if dtype != FP8:
+        pool = KVPool(layers, num_blocks, BLOCK_SIZE, dtype, device)
+        for tensor in (*pool.keys, *pool.values):
+            tensor.normal_()
+        return pool
+    scales = KVScales([torch.full((KV_HEADS,), 0.5)], [torch.full((KV_HEADS,), 2.0)])
+    pool = Fp8KVPool(layers, num_blocks, BLOCK_SIZE, scales, torch.bfloat16, device)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.copy_(torch.randn(tensor.shape, dtype=torch.bfloat16, device=device))
+    return pool
+
+
+def attention_row(batch: int, levels: list[Level], limits: Limits, dtype: torch.dtype = torch.bfloat16) -> Row:
+    """Decoding: one new token a sequence.
+
+    Args:
+        dtype: of stored keys and values.
+    """
     chunks, num_blocks, tokens = tree_chunks(batch, levels, 1)
-    seconds = median_seconds(_attend(chunks, num_blocks, batch))
-    moved = tokens * TOKEN_BYTES
+    pool = make_pool(num_blocks, dtype, "cuda")
+    seconds = median_seconds(_attend(chunks, pool, batch))
+    moved = tokens * pool.block_nbytes // BLOCK_SIZE
     return make_row(moved, moved / limits.bytes_per_s, seconds)
 
 
-def _attend(chunks: list[QueryChunk], num_blocks: int, rows: int) -> Callable[[], object]:
+def _attend(chunks: list[QueryChunk], pool: KVPool, rows: int) -> Callable[[], object]:
     from radixkv.attention.triton_backend import TritonBackend  # Triton is there with a GPU only
 
-    pool = KVPool([LayerShape(KV_HEADS, DIM, DIM)], num_blocks, BLOCK_SIZE, torch.bfloat16, "cuda")
-    for tensor in (*pool.keys, *pool.values):
-        tensor.normal_()
     longest = max(len(chunk.block_ids) for chunk in chunks) * BLOCK_SIZE
     batch = TritonBackend(pool, torch.bfloat16, HEADS, len(chunks), longest).prepare(chunks)
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
@@ -107,7 +125,7 @@ def _attend(chunks: list[QueryChunk], num_blocks: int, rows: int) -> Callable[[]
 def prefill_row(limits: Limits) -> Row:
     """4 prompts of 2,048 new tokens over 6,144 cached."""
     chunks, num_blocks, _ = tree_chunks(PREFILLS, [Level(PREFILLS, CACHED)], NEW)
-    return _prefill(limits, _attend(chunks, num_blocks, PREFILLS * NEW))
+    return _prefill(limits, _attend(chunks, make_pool(num_blocks, torch.bfloat16, "cuda"), PREFILLS * NEW))
 
 
 def torch_prefill_row(limits: Limits) -> Row:
@@ -188,6 +206,8 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
     report = GpuReport(console, json_path, describe_gpu(), limits, only)
     work: dict[str, Callable[[Limits], Row]] = {
         **{name: partial(attention_row, batch, levels) for name, (batch, levels) in DECODING.items()},
+        # Not before compute capability 8.9, which the row then says.
+        "flat 256 x 4,096, float8": partial(attention_row, *DECODING["flat 256 x 4,096"], dtype=FP8),
         "prefill 4 x 2,048 over 6,144": prefill_row,
         "the same by torch's flash attention": torch_prefill_row,
         "copy 4,096 blocks": copy_row,

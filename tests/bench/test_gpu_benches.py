@@ -13,10 +13,11 @@ from rich.console import Console
 from torch.autograd import DeviceType
 
 from radixkv.attention.plan import common_blocks
-from radixkv.bench.attention import BLOCK_SIZE, Level, run_attention, tree_chunks
+from radixkv.bench.attention import BLOCK_SIZE, Level, make_pool, run_attention, tree_chunks
 from radixkv.bench.decode import busy_seconds, run_decode
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import Limits
+from radixkv.memory.fp8_kv_pool import FP8
 
 
 def test_a_tree_shares_what_its_levels_say() -> None:
@@ -27,6 +28,17 @@ def test_a_tree_shares_what_its_levels_say() -> None:
     shared = [common_blocks(chunks[0].block_ids, other.block_ids) * BLOCK_SIZE for other in chunks[1:]]
     assert shared == [64 + 48] * 3 + [64] * 4
     assert all(chunk.num_context == 64 + 48 + 30 and len(chunk.block_ids) * BLOCK_SIZE > 142 for chunk in chunks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
+def test_a_pool_stores_what_a_rows_floor_counts(dtype: torch.dtype) -> None:
+    pool = make_pool(3, dtype, "cpu")
+    assert pool.dtype == dtype
+    assert sum(tensor.nbytes for tensor in (*pool.keys, *pool.values)) == 3 * BLOCK_SIZE * 2 * 8 * 128 * dtype.itemsize
+    assert pool.nbytes == 3 * pool.block_nbytes == 3 * BLOCK_SIZE * 2 * 8 * 128 * dtype.itemsize
+    assert [scale is None for scale in pool.scales(0)] == [dtype != FP8] * 2
+    for tensor in (*pool.keys, *pool.values):
+        assert tensor.float().std() == pytest.approx(1, rel=0.1)
 
 
 def test_busy_time_counts_overlapping_work_once() -> None:

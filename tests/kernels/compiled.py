@@ -28,11 +28,13 @@ class Compiled:
     """One kernel's machine code.
 
     Attributes:
+        grid: of the launch.
         spills: loads and stores of registers that did not fit.
         under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
         operations: instruction names.
     """
 
+    grid: tuple[int, ...]
     shared: int
     registers: int
     spills: int
@@ -88,7 +90,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
 
     def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        compiled.append(_examine(kernel))
+        compiled.append(_examine(kernel, grid))
         return kernel
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +99,7 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
         yield compiled
 
 
-def _examine(kernel: Any) -> Compiled:
+def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
@@ -111,4 +113,4 @@ def _examine(kernel: Any) -> Compiled:
     loops = kernel.asm["ttgir"].split("scf.for")[1:]
     under_way = [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))]
     spills = sum(operation in ("LDL", "STL") for operation in operations)
-    return Compiled(kernel.metadata.shared, int(registers[1]), spills, under_way, set(operations))
+    return Compiled(grid, kernel.metadata.shared, int(registers[1]), spills, under_way, set(operations))

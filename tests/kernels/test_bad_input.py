@@ -9,6 +9,7 @@ import torch
 
 from radixkv_kernels import (
     BlockCopier,
+    advance_rows,
     attend_items,
     attend_split,
     draw_tokens,
@@ -16,6 +17,7 @@ from radixkv_kernels import (
     merge_splits,
     write_cache,
 )
+from radixkv_kernels.checks import check_cache, check_device
 
 ROW_TABLES = torch.zeros(3, dtype=torch.int32)
 
@@ -54,6 +56,24 @@ BAD_ATTENTION = {
     "scale": ("scale", 0.0, r"scale: expected a number above 0, got 0\.0"),
     "softcap": ("softcap", -30.0, r"softcap: expected a number above 0, got -30\.0"),
     "window": ("window", 0, "window: expected at least 1, got 0"),
+    "no table": (
+        "tables",
+        torch.zeros(3, 0, dtype=torch.int32),
+        r"tables: expected at least one block .* got \[3, 0\]",
+    ),
+    "output overlaps": ("output", torch.zeros(3, 1, 32).expand(3, 4, 32), r"output: expected memory .* \[32, 0, 1\]"),
+    "partials overlap": (
+        "partial_output",
+        torch.zeros(768).as_strided((6, 4, 32), (128, 31, 1)),
+        "partial_output: expected mem",
+    ),
+    "lse overlaps": ("partial_lse", torch.zeros(1, 4).expand(6, 4), r"partial_lse: expected memory .* \[0, 1\]"),
+    "gradient": ("query", torch.zeros(3, 4, 64, requires_grad=True), "query: expected no gradient"),
+    "size": (
+        "tables",
+        torch.zeros(1, 2, dtype=torch.int32).expand(2**31, 2),
+        "tables: expected at most 2147482624 entries",
+    ),
     "scales": ("key_scales", torch.ones(2), "key_scales: expected exactly for a float8"),
 }
 
@@ -65,6 +85,30 @@ def test_attention_refuses(name: str, value: Any, message: str) -> None:
         attend_split(**arguments, row_tables=ROW_TABLES, num_splits=2)
     with pytest.raises(ValueError, match=message):
         attend_items(**arguments, items=torch.zeros(1, 6, dtype=torch.int32), tile_rows=128)
+
+
+# Strides of a block's slots or heads, its last entry 2**31 elements from the first. Nothing lies in their memory.
+FAR = torch.empty(2**32, dtype=torch.float8_e4m3fn, device="meta")
+BAD_CACHES = {
+    "no block": (torch.zeros(0, 16, 2, 64), r"expected at least one block and one head, got \[0, 16, 2, 64\]"),
+    "no head": (torch.zeros(5, 16, 0, 64), r"expected at least one block and one head, got \[5, 16, 0, 64\]"),
+    "far slots": (
+        FAR.as_strided((5, 16, 2, 64), (128, 2**31 // 15 + 1, 64, 1)),
+        r"expected a block's entries within 2\*\*31",
+    ),
+    "far heads": (FAR.as_strided((5, 16, 2, 64), (1024, 64, 2**31 - 1023, 1)), r"expected a block's entries within"),
+}
+
+
+@pytest.mark.parametrize(("cache", "message"), BAD_CACHES.values(), ids=BAD_CACHES)
+def test_caches(cache: torch.Tensor, message: str) -> None:
+    """With nothing in a tensor, or with strides too large for 32 bits."""
+    with pytest.raises(ValueError, match=f"key_cache: {message}"):
+        check_cache(cache, cache, cache.device)
+    if cache.numel():
+        good = torch.empty(5, 16, 2, 64, dtype=cache.dtype, device=cache.device)
+        with pytest.raises(ValueError, match=f"value_cache: {message}"):
+            check_cache(good, cache, cache.device)
 
 
 def test_blocks_of_a_size_that_kernels_do_not_know() -> None:
@@ -85,14 +129,99 @@ def test_items_and_tiles_and_splits() -> None:
         attend_items(**attention_arguments(), items=items, tile_rows=32)
     with pytest.raises(ValueError, match=r"items: expected shape \[any, 6\], got \[1, 5\]"):
         attend_items(**attention_arguments(), items=items[:, :5], tile_rows=16)
-    with pytest.raises(ValueError, match="items: expected at most 65535, got 65536"):
-        attend_items(**attention_arguments(), items=items.expand(65536, 6), tile_rows=16)
+    with pytest.raises(ValueError, match=r"items: expected a contiguous tensor, got strides \[0, 1\]"):
+        attend_items(**attention_arguments(), items=items.expand(2, 6), tile_rows=16)
     with pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
         attend_split(**attention_arguments(), row_tables=ROW_TABLES, num_splits=0)
     with pytest.raises(ValueError, match=r"partial_output: expected 4 for each of 3 rows, got \[6, 4, 32\]"):
         attend_split(**attention_arguments(), row_tables=ROW_TABLES, num_splits=4)
     with pytest.raises(ValueError, match=r"row_tables: expected shape \[3\], got \[2\]"):
         attend_split(**attention_arguments(), row_tables=ROW_TABLES[:2], num_splits=1)
+
+
+def test_more_programs_than_a_grid_has_room_for() -> None:
+    many = 65_536
+    arguments = attention_arguments()
+    with pytest.raises(ValueError, match="num_splits: expected at most 65535 parts, got 65536"):
+        attend_split(**arguments, row_tables=ROW_TABLES, num_splits=many)
+    rows = {
+        "query": torch.zeros(1, 4, 64).expand(many, 4, 64),
+        "output": torch.zeros(many, 4, 32),
+        "positions": torch.zeros(many, dtype=torch.int32),
+    }
+    with pytest.raises(ValueError, match="query: expected at most 65535 rows, got 65536"):
+        attend_split(**arguments | rows, row_tables=rows["positions"], num_splits=1)
+    with pytest.raises(ValueError, match="output: expected at most 65535 heads, got 65536"):
+        merge_splits(torch.zeros(1, many, 1), torch.zeros(1, many), torch.zeros(1, many, 1), num_splits=1)
+    caches = torch.zeros(1, 16, many, 1), torch.zeros(1, 16, many, 1)
+    with pytest.raises(ValueError, match="key_cache: expected at most 65535 heads, got 65536"):
+        write_cache(torch.zeros(0, many, 1), torch.zeros(0, many, 1), *caches, torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="caches: expected at most 65535 tensors, got 65536"):
+        BlockCopier([torch.zeros(1, 16, 1, 1)] * many)
+    # A program for each item and head.
+    heads, items = 2**15, torch.zeros(2**16, 6, dtype=torch.int32)
+    wide = {name: torch.zeros(3, heads, 1) for name in ("query", "output", "partial_output")}
+    wide |= {name: torch.zeros(1, 16, heads, 1) for name in ("key_cache", "value_cache")}
+    wide |= {"partial_lse": torch.zeros(3, heads)}
+    with pytest.raises(ValueError, match="items: expected at most 65535 for 32768 heads, got 65536"):
+        attend_items(**arguments | wide, items=items, tile_rows=16)
+
+
+def test_devices() -> None:
+    with pytest.raises(ValueError, match="query: expected on a CUDA device, got meta"):
+        attend_items(
+            **{key: value.to("meta") if key != "scale" else value for key, value in attention_arguments().items()},
+            items=torch.zeros(1, 6, dtype=torch.int32, device="meta"),
+            tile_rows=16,
+        )
+    copier = BlockCopier([torch.zeros(4, 16, 2, 64, device="meta")])
+    with pytest.raises(ValueError, match="copies: expected on a CUDA device, got meta"):
+        copier.launch(torch.zeros(1, 3, dtype=torch.int32, device="meta"))
+    with pytest.raises(ValueError, match="positions: expected on a CUDA device, got meta"):
+        advance_rows(*(tensor.to("meta") for tensor in advance_arguments().values()), block_size=16)
+
+
+def test_a_gpu_that_the_launch_would_not_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    check_device("query", torch.device("cuda", 1))
+    with pytest.raises(ValueError, match="query: expected on the current device, cuda:1, got cuda:0"):
+        check_device("query", torch.device("cuda", 0))
+
+
+def test_gradients_that_nobody_asks_for() -> None:
+    """As parameters have them, sinks for instance, where none are computed."""
+    arguments = attention_arguments() | {"sinks": torch.zeros(4, requires_grad=True)}
+    with torch.no_grad(), pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
+        attend_split(**arguments, row_tables=ROW_TABLES, num_splits=0)
+
+
+def advance_arguments() -> dict[str, torch.Tensor]:
+    return {
+        "positions": torch.zeros(3, dtype=torch.int32),
+        "slots": torch.zeros(3, dtype=torch.int64),
+        "tables": torch.zeros(3, 2, dtype=torch.int32),
+        "row_tables": torch.zeros(3, dtype=torch.int32),
+    }
+
+
+BAD_ADVANCES = {
+    "positions": (torch.zeros(3), "positions: expected int32, got float32"),
+    "slots": (torch.zeros(2, dtype=torch.int64), r"slots: expected shape \[3\], got \[2\]"),
+    "tables": (torch.zeros(0, 2, dtype=torch.int32), r"tables: expected at least one block for 3 rows, got \[0, 2\]"),
+    "row_tables": (torch.zeros(6, dtype=torch.int32)[::2], "row_tables: the last dimension must be contiguous"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ADVANCES)
+def test_moving_on_refuses(name: str) -> None:
+    tensor, message = BAD_ADVANCES[name]
+    with pytest.raises(ValueError, match=message):
+        advance_rows(**advance_arguments() | {name: tensor}, block_size=16)
+
+
+def test_moving_on_by_blocks_of_no_tokens() -> None:
+    with pytest.raises(ValueError, match="block_size: expected at least 1, got 0"):
+        advance_rows(**advance_arguments(), block_size=0)
 
 
 def test_merging_refuses() -> None:
@@ -105,6 +234,11 @@ def test_merging_refuses() -> None:
         merge_splits(*partials, output, num_splits=3)
     with pytest.raises(ValueError, match=r"partial_output: expected shape \[any, 4, 16\]"):
         merge_splits(*partials, output[..., :16], num_splits=2)
+    with pytest.raises(ValueError, match=r"output: expected memory of its own .* got strides \[0, 32, 1\]"):
+        merge_splits(*partials, output[:1].expand(3, 4, 32), num_splits=2)
+    for shape in ((3, 4, 0), (3, 0, 32), (3, 4, 257)):
+        with pytest.raises(ValueError, match=r"output: expected at least one head of a size of 1 to 256"):
+            merge_splits(*partials, torch.zeros(shape), num_splits=2)
 
 
 def test_writing_refuses_and_writes_nothing() -> None:
@@ -116,6 +250,8 @@ def test_writing_refuses_and_writes_nothing() -> None:
         write_cache(key, value[:2], *caches, slots)
     with pytest.raises(ValueError, match="key_cache: expected the key's"):
         write_cache(key.half(), value.half(), *caches, slots)
+    with pytest.raises(ValueError, match=r"value_cache: expected memory of its own for every entry, got strides"):
+        write_cache(key, value, caches[0], caches[1][:1].expand(5, 16, 2, 32), slots)
     assert not any(cache.any() for cache in caches)
 
 
@@ -135,6 +271,10 @@ def test_copying_refuses_and_copies_nothing() -> None:
         BlockCopier([cache.transpose(2, 3)[..., :1]])
     with pytest.raises(ValueError, match=r"caches\[0\]: expected tokens of whole 4 bytes"):
         BlockCopier([torch.zeros(4, 16, 1, 3, dtype=torch.float16)])
+    with pytest.raises(ValueError, match=r"caches\[0\]: expected shape \[any, any, any, any\], got \[4\]"):
+        BlockCopier([torch.zeros(4)])
+    with pytest.raises(ValueError, match=r"caches\[0\]: expected blocks of at most 4294967296 bytes"):
+        BlockCopier([torch.empty(1, 64, 2**16 + 1, 256)])
 
 
 def test_drawing_refuses() -> None:

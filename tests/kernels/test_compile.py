@@ -120,3 +120,30 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
         draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
     assert len(compiled) == 8
     assert all(kernel.spills == 0 for kernel in compiled)
+
+
+def test_what_grows_with_the_work_is_in_a_grids_first_dimension() -> None:
+    """The others end at 65,535. Batches, prompts and lists of copies may be longer."""
+    many = 70_000
+    query, new = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(many, 8, 128, dtype=BF16)
+    cache = torch.zeros(4, 16, 8, 128, dtype=BF16)
+    ints, rows = torch.zeros(many + 1, dtype=torch.int32), torch.zeros(many, 1, 1)
+    tables, partials = ints.view(1, many + 1), (torch.zeros(many, 1, 1), torch.zeros(many, 1))
+    with compile_only(90) as compiled:
+        attend_items(
+            query, cache, cache, tables, ints[:8], torch.zeros(many, 6, dtype=torch.int32), query.clone(),
+            torch.zeros(0, 32, 128), torch.zeros(0, 32), tile_rows=16, scale=1.0,
+        )  # fmt: skip
+        merge_splits(*partials, rows, num_splits=1)
+        merge_partials(*partials, ints, ints, ints[:many], rows)
+        write_cache(new, new, cache, cache, torch.zeros(many, dtype=torch.int64))
+        BlockCopier([cache]).launch(torch.zeros(many, 3, dtype=torch.int32))
+        advance_rows(ints[:many], torch.zeros(many, dtype=torch.int64), tables, ints[:many], block_size=16)
+    assert [kernel.grid for kernel in compiled] == [
+        (8 * many,),
+        (many, 1),
+        (many, 1),
+        (many // 16, 8),
+        (many, 1),
+        (547,),
+    ]

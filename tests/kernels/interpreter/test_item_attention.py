@@ -70,6 +70,19 @@ def test_sliding_windows(window: int) -> None:
     run(make_tree(5, levels=[(1, 96), (2, 64), (6, 60)]), scale=0.125, window=window)
 
 
+def test_a_window_beyond_what_int32_can_subtract() -> None:
+    """Also of an item with nothing but padding, which begins beyond its row's position."""
+    case = make_tree(5, levels=[(1, 96), (2, 64), (6, 60)], padding=1)
+    padding = len(case.positions) - 1
+    for items in case.items.values():
+        items[-1] = torch.tensor([padding, 1, 0, 64, 96, case.num_partials])
+    case.partials = torch.cat([case.partials, torch.tensor([case.num_partials], dtype=torch.int32)])
+    case.starts[-1] += 1
+    case.num_partials += 1
+    for window in (2**31 - 1, 2**40):
+        run(case, scale=0.125, window=window)
+
+
 def test_softcap_sinks_and_window_together() -> None:
     case = make_tree(6, levels=[(1, 64), (5, 40)])
     sinks = torch.randn(4)
