@@ -242,7 +242,7 @@ class LLM:
         return self.engine.loaded.require_tokenizer()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; True when nothing at all is cached any more (no request was running)."""
+        """Forget every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
         with self._turn:
             self.engine.reset_prefix_cache()
             return self.engine.cache.num_held_blocks == 0

@@ -64,7 +64,7 @@ class SamplingParams:
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
         seed: where the request's random numbers begin; None: the engine draws one. See `radixkv.engine.sampler`.
         stop: strings that end an answer.
-        stop_token_ids: tokens that end an answer.
+        stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text.
         min_tokens: until there are so many, nothing ends the answer.
         max_tokens: tokens to generate at most; None: as far as the model and the cache go.
         logprobs: report the chosen token's log-probability and those of this many likeliest.
@@ -72,7 +72,7 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100.
         ignore_eos: go on after the end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
-        include_stop_str_in_output: let the text end with the stop string.
+        include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
 
     Raises:

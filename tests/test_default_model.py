@@ -104,7 +104,10 @@ def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
     assert complete(stop=[word], include_stop_str_in_output=True).text.endswith(word)
     comma = tokenizer(",", add_special_tokens=False)["input_ids"][0]
-    assert complete(stop_token_ids=[comma]).stop_reason == comma
+    stopped = complete(stop_token_ids=[comma])
+    assert (stopped.stop_reason, stopped.token_ids[-1]) == (comma, comma)
+    assert stopped.text == whole.text[: whole.text.index(",")]
+    assert complete(stop_token_ids=[comma], include_stop_str_in_output=True).text == stopped.text + ","
     late = complete(stop_token_ids=[comma], min_tokens=10)
     assert comma not in late.token_ids[:10]
     later = complete(stop=[word, "ten"], min_tokens=8)

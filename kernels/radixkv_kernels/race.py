@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.checks import check_tensor
+from radixkv_kernels.checks import MAX_PROGRAMS_ACROSS, check_at_most, check_device, check_tensor
 
 _IDS = 4096
 
@@ -100,10 +100,12 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.
         ValueError: a shape, type, device or stride that the kernel cannot take.
     """
     device = logits.device
+    check_device("logits", device)
     check_tensor("logits", logits, (None, None), (torch.float32,), device)
     num_rows, vocab_size = logits.shape
     check_tensor("temperatures", temperatures, (num_rows,), (torch.float32,), device)
     check_tensor("starts", starts, (num_rows,), (torch.int64,), device)
+    check_at_most("logits", "tokens", vocab_size, _IDS * MAX_PROGRAMS_ACROSS)
     if vocab_size == 0:
         raise ValueError(f"logits: expected at least one token, got {list(logits.shape)}")
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)

@@ -47,7 +47,11 @@ def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> Non
         sequence.logprobs.append(named_logprobs(token, tokenizer))
     num_new = len(sequence.row.output_token_ids)
     may_stop = num_new >= params.min_tokens
-    stop = None if sequence.detokenizer is None else sequence.detokenizer.append([token.token_id], may_stop)
+    is_end = may_stop and (token.token_id in request.end_token_ids or token.token_id in params.end_token_ids)
+    stop = None
+    # A token that ends the answer is one of its tokens, and no part of its text unless that is asked for (as in vLLM).
+    if sequence.detokenizer is not None and (params.include_stop_str_in_output or not is_end):
+        stop = sequence.detokenizer.append([token.token_id], may_stop)
     if may_stop:
         if token.token_id in request.end_token_ids:
             sequence.finish_reason = "stop"

@@ -169,6 +169,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
         self._in_flight: LaunchedStep | None = None
+        self._in_step = False
+        self._aborted_in_step: list[str] = []
         # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
         self.peak_held_blocks = 0
         self.num_steps = 0
@@ -266,10 +268,16 @@ class Engine:
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
 
     def abort(self, request_id: str) -> bool:
-        """Give a request up at once and let go of its blocks; False: there is no such unfinished request."""
+        """Give a request up and let go of its blocks; False: there is no such unfinished request.
+
+        At once, or after the step within which this is called: the garbage collector may end a stream anywhere.
+        """
         request = self._requests.get(request_id)
         if request is None:
             return False
+        if self._in_step:
+            self._aborted_in_step.append(request_id)
+            return True
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 sequence.finish_reason = "abort"
@@ -286,7 +294,13 @@ class Engine:
             Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
                 it (`Request.failure`), their blocks are released, and all others go on with the next step.
         """
-        touched = self._step()
+        self._in_step = True
+        try:
+            touched = self._step()
+        finally:
+            self._in_step = False
+            while self._aborted_in_step:
+                self.abort(self._aborted_in_step.pop())
         self._publish_events()
         return touched
 

@@ -98,7 +98,8 @@ def _draw_from_all(logits: torch.Tensor, racers: Sequence[Racer]) -> torch.Tenso
         # Only here: without a GPU, Triton need not be installed.
         from radixkv_kernels import draw_tokens
 
-        return draw_tokens(logits, temperatures, starts(racers, device))
+        with torch.cuda.device(device):
+            return draw_tokens(logits, temperatures, starts(racers, device))
     ids = torch.arange(logits.shape[1]).unsqueeze(0)
     # Row by row, for a processor's cache holds the variates of one vocabulary and not of many.
     winners = [

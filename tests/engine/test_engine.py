@@ -254,6 +254,27 @@ def test_leaving_a_stream_early_aborts_it() -> None:
     assert_empty(llm)
 
 
+@pytest.mark.parametrize("place", ["run", "schedule", "take"])
+def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after_it(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    llm = tiny()
+    prompts = family(1, 2)
+    streams = [llm.stream(prompts[0], GREEDY)]
+    next(streams[0])
+    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "take": llm.engine._taker}[place]
+    whole = getattr(owner, place)
+
+    def collecting(*arguments: Any) -> Any:
+        result = whole(*arguments)
+        streams.clear()
+        return result
+
+    monkeypatch.setattr(owner, place, collecting)
+    assert tokens_of(llm, prompts[1:]) == tokens_of(tiny(), prompts[1:])
+    assert_empty(llm)
+
+
 def test_a_stream_adds_up_to_the_answer() -> None:
     llm = tiny()
     (prompt,) = family(1, 1)
