@@ -112,7 +112,8 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.
     if num_rows == 0:
         return token_ids
     num_parts = triton.cdiv(vocab_size, _IDS)
-    largest, ratios = torch.empty(2, num_rows, num_parts, dtype=torch.float32, device=device).unbind()
+    # Apart, so that each begins on 16 bytes whatever the number of rows.
+    largest, ratios = (torch.empty(num_rows, num_parts, dtype=torch.float32, device=device) for _ in range(2))
     winners = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
     _race_parts[(num_rows, num_parts)](
         logits, temperatures, starts, largest, ratios, winners, vocab_size, logits.stride(0), num_parts,

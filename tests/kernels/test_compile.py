@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,6 +16,7 @@ from radixkv_kernels import (
     draw_tokens,
     merge_partials,
     merge_splits,
+    race,
     write_cache,
 )
 from radixkv_kernels.target import interpreted
@@ -120,6 +124,23 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
         draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
     assert len(compiled) == 8
     assert all(kernel.spills == 0 for kernel in compiled)
+
+
+def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is compiled anew for a pointer that does not, and whoever met that number of rows first would wait for it."""
+    given: list[Any] = []
+
+    class Launches:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *args, **options: given.extend(args)
+
+    monkeypatch.setattr(race, "_race_parts", Launches())
+    monkeypatch.setattr(race, "_finish", Launches())
+    for num_rows in (1, 2, 3):
+        draw_tokens(torch.zeros(num_rows, 9000), torch.ones(num_rows), torch.zeros(num_rows, dtype=torch.int64))
+    addresses = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]
+    assert len(addresses) == 3 * 10
+    assert all(address % 16 == 0 for address in addresses)
 
 
 def test_what_grows_with_the_work_is_in_a_grids_first_dimension() -> None:
