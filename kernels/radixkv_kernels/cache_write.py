@@ -38,6 +38,9 @@ def _write_cache(
     """One program: ``TOKENS`` tokens of one head, their keys and then their values; grid (tokens / ``TOKENS``, kv heads).
 
     Shapes and types as in `write_cache`. Strides in elements; the last of each tensor, ``slots`` and scales is 1.
+
+    Of numbers in bfloat16, one in 16 lies right between two of float8's: division is exact, or they could be rounded to the
+    other one.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
@@ -53,7 +56,7 @@ def _write_cache(
     target += (block * key_block_stride + place * key_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
-        data = _clamp(data.to(tl.float32) / tl.load(key_scales + head))
+        data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(key_scales + head)))
     tl.store(target, data.to(key_cache.dtype.element_ty), mask=mask)
 
     dim = tl.arange(0, VALUE_TILE)
@@ -63,7 +66,7 @@ def _write_cache(
     target += (block * value_block_stride + place * value_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
-        data = _clamp(data.to(tl.float32) / tl.load(value_scales + head))
+        data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(value_scales + head)))
     tl.store(target, data.to(value_cache.dtype.element_ty), mask=mask)
 
 
