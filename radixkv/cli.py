@@ -282,7 +282,7 @@ def attention(
     json_path: JsonPath = None,
     only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
 ) -> None:
-    """One layer's attention, cache writes and block copies on a GPU, against what they must cost."""
+    """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
     from radixkv.bench.attention import run_attention
 
     if not run_attention(Console(), json_path, only):

@@ -1,8 +1,9 @@
-"""One layer's attention, cache writes and block copies on a GPU, against the bytes and operations that they must cost.
+"""One layer's attention, cache writes, block copies and draws on a GPU, against the bytes and operations they must cost.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
 copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
-of attention includes writing the batch's new keys and values.
+of attention includes writing the batch's new keys and values. Rows "as graphs decode" take the way of the engine's CUDA
+graphs: work items also where nothing is shared, and launches with room for other batches than this one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ BLOCK_SIZE = 16
 PREFILLS, NEW, CACHED = 4, 2048, 6144
 BLOCKS = 4096
 BLOCKS_NBYTES = BLOCKS * BLOCK_SIZE * TOKEN_BYTES
+DRAWS, VOCAB_SIZE = 256, 128_256
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +101,38 @@ def make_pool(num_blocks: int, dtype: torch.dtype, device: str) -> KVPool:
     return pool
 
 
-def attention_row(batch: int, levels: list[Level], limits: Limits, dtype: torch.dtype = torch.bfloat16) -> Row:
+def attention_row(
+    batch: int, levels: list[Level], limits: Limits, dtype: torch.dtype = torch.bfloat16, in_graphs: bool = False
+) -> Row:
     """Decoding: one new token a sequence.
 
     Args:
         dtype: of stored keys and values.
+        in_graphs: as graphs decode.
     """
     chunks, num_blocks, tokens = tree_chunks(batch, levels, 1)
     pool = make_pool(num_blocks, dtype, "cuda")
-    seconds = median_seconds(_attend(chunks, pool, batch))
+    seconds = median_seconds(_attend(chunks, pool, batch, in_graphs))
     moved = tokens * pool.block_nbytes // BLOCK_SIZE
     return make_row(moved, moved / limits.bytes_per_s, seconds)
 
 
-def _attend(chunks: list[QueryChunk], pool: KVPool, rows: int) -> Callable[[], object]:
-    from radixkv.attention.triton_backend import TritonBackend  # Triton is there with a GPU only
+def _attend(chunks: list[QueryChunk], pool: KVPool, rows: int, in_graphs: bool = False) -> Callable[[], object]:
+    # Triton is there with a GPU only.
+    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.attention.triton_backend import PartialResults, TritonBackend
 
     longest = max(len(chunk.block_ids) for chunk in chunks) * BLOCK_SIZE
     batch = TritonBackend(pool, torch.bfloat16, HEADS, len(chunks), longest).prepare(chunks)
+    attend = batch.attend
+    if in_graphs:
+        plan = batch.plan
+        padded = PaddedDecode(rows, pool, plan.buffers, plan.is_flat, PartialResults(pool.keys[0].device))
+        assert padded.load(plan)
+        attend = padded.attend
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (torch.randn(1, KV_HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    return lambda: batch.attend(0, query, key, value, scale=DIM**-0.5)
+    return lambda: attend(0, query, key, value, scale=DIM**-0.5)
 
 
 def prefill_row(limits: Limits) -> Row:
@@ -178,6 +191,16 @@ def write_row(limits: Limits) -> Row:
     return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
 
 
+def draw_row(limits: Limits) -> Row:
+    """Drawing a token for each of 256 rows from a whole vocabulary."""
+    from radixkv_kernels import draw_tokens
+
+    logits = torch.randn(DRAWS, VOCAB_SIZE, device="cuda")
+    starts = torch.randint(2**62, (DRAWS,), device="cuda")
+    seconds = median_seconds(partial(draw_tokens, logits, torch.ones(DRAWS, device="cuda"), starts))
+    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+
+
 # A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
 DECODING = {
     **{
@@ -187,6 +210,7 @@ DECODING = {
     "256 x 4,096, 3,500 shared": (256, [Level(1, 3488), Level(256, 608)]),
     "256: 2,048 by all, 1,792 by 32 each, 256 private": (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
 }
+IN_GRAPHS = ("flat 256 x 4,096", "flat 8 x 16,384", "256 x 4,096, 3,500 shared")
 
 
 def run_attention(console: Console, json_path: Path | None, only: str | None = None) -> bool:
@@ -206,12 +230,14 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
     report = GpuReport(console, json_path, describe_gpu(), limits, only)
     work: dict[str, Callable[[Limits], Row]] = {
         **{name: partial(attention_row, batch, levels) for name, (batch, levels) in DECODING.items()},
+        **{f"{name}, as graphs decode": partial(attention_row, *DECODING[name], in_graphs=True) for name in IN_GRAPHS},
         # Not before compute capability 8.9, which the row then says.
         "flat 256 x 4,096, float8": partial(attention_row, *DECODING["flat 256 x 4,096"], dtype=FP8),
         "prefill 4 x 2,048 over 6,144": prefill_row,
         "the same by torch's flash attention": torch_prefill_row,
         "copy 4,096 blocks": copy_row,
         "write 65,536 tokens": write_row,
+        "draw from 256 x 128,256": draw_row,
     }
     table = Table("work", "MB", "floor us", "median us", "floor / time")
     for name, measure in work.items():

@@ -109,12 +109,11 @@ def make_prompts(shared: int, own: int) -> list[list[int]]:
     return [stem + rng.integers(3, 128000, own).tolist() for _ in range(BATCH)]
 
 
-def warm_up(llm: LLM) -> None:
-    """Answers that end one after another, so that batches of every size have run, with nothing and with much shared."""
-    for shared in (0, SHARED):
-        prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared, 16)]
-        lengths = [SamplingParams(temperature=0.0, max_tokens=2 + n, ignore_eos=True) for n in range(BATCH)]
-        llm.generate(prompts, lengths, use_tqdm=False)
+def warm_up(llm: LLM, shared: int) -> None:
+    """Answers that end one after another, so that batches of every size have run."""
+    prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts(shared, 16)]
+    lengths = [SamplingParams(temperature=0.0, max_tokens=2 + n, ignore_eos=True) for n in range(BATCH)]
+    llm.generate(prompts, lengths, use_tqdm=False)
 
 
 def start_decoding(llm: LLM, shared: int) -> None:
@@ -154,7 +153,11 @@ def measure_steps(llm: LLM, shared: int, bytes_per_s: float) -> Step:
 
 
 def measure_idle(llm: LLM) -> Idle:
-    """See in a profile of some more steps how long the GPU has nothing to do."""
+    """See in a profile of some more steps how long the GPU has nothing to do.
+
+    Raises:
+        RuntimeError: the profile shows nothing that the GPU did.
+    """
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -163,6 +166,8 @@ def measure_idle(llm: LLM) -> Idle:
         torch.cuda.synchronize()
         elapsed = time.perf_counter() - start
     events = profiled.events()
+    if not busy_seconds(events):
+        raise RuntimeError("torch's profiler saw no kernel: it cannot read this GPU's activity here")
     return Idle(1 - busy_seconds(events) / elapsed, 1 - busy_seconds(events, LONG_GAP_US) / elapsed)
 
 
@@ -190,20 +195,20 @@ def answer_all(llm: LLM, shared: int) -> Answers:
 
 
 def answer_all_with_transformers(model: Any, shared: int) -> Answers:
-    """The same by transformers' continuous batching.
+    """The same by transformers' continuous batching, from the first request that it takes in to the end of the last.
+
+    What it does before, for each call anew, is not counted: it takes memory and captures graphs, as an engine does once.
 
     Raises:
         RuntimeError: some answers did not come: it logs errors and returns what there is.
     """
     config = transformers.GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = make_prompts(shared, LENGTH - shared)
-    start = time.perf_counter()
-    outputs = model.generate_batch(inputs=prompts, generation_config=config)
-    seconds = time.perf_counter() - start
-    complete = sum(len(output.generated_tokens) == NEW_TOKENS for output in outputs.values())
+    outputs = model.generate_batch(inputs=prompts, generation_config=config).values()
+    complete = sum(len(output.generated_tokens) == NEW_TOKENS for output in outputs)
     if complete < BATCH:
         raise RuntimeError(f"transformers gave {complete} complete answers of {BATCH}; its log says why")
-    return _answers(seconds)
+    return _answers(max(output.lifespan[1] for output in outputs) - min(output.created_time for output in outputs))
 
 
 def _answers(seconds: float) -> Answers:
@@ -211,30 +216,42 @@ def _answers(seconds: float) -> Answers:
 
 
 def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, bytes_per_s: float) -> None:
-    """Steps and answers, with nothing and with much shared, by one engine."""
+    """Steps and answers, with nothing and with much shared, by one engine; what fails of one is no end to the other."""
     start = time.perf_counter()
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
     ready = time.perf_counter()
-    warm_up(llm)
+    for shared in (0, SHARED):
+        try:
+            warm_up(llm, shared)
+        except Exception as error:  # of what follows, some may work
+            report.note_failure(f"{kind}: warm-up, {shared:,} shared", error)
     report.keep(f"{kind}: start", Start(ready - start, time.perf_counter() - ready))
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
         if report.wants(f"{name}, step"):
-            try:
-                start_decoding(llm, shared)
-                step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, bytes_per_s))
-                idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
-            finally:
-                stop_decoding(llm)
-            if step is not None:
-                table.add_row(
-                    name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
-                    f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
-                    "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
-                )  # fmt: skip
+            measure_decoding(report, table, llm, name, shared, bytes_per_s)
         answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
         if answers is not None:
             table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
+
+
+def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int, bytes_per_s: float) -> None:
+    """The rows about steps; an error before them is noted as theirs."""
+    try:
+        start_decoding(llm, shared)
+        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, bytes_per_s))
+        idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
+    except Exception as error:  # whatever it is, it concerns these rows alone
+        report.note_failure(f"{name}, step", error)
+        return
+    finally:
+        stop_decoding(llm)
+    if step is not None:
+        table.add_row(
+            name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
+            f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
+            "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
+        )  # fmt: skip
 
 
 def let_go(model: Any, attention: str) -> None:

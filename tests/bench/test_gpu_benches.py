@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 from torch.autograd import DeviceType
 
 from radixkv.attention.plan import common_blocks
+from radixkv.bench import decode
 from radixkv.bench.attention import BLOCK_SIZE, Level, make_pool, run_attention, tree_chunks
 from radixkv.bench.decode import busy_seconds, run_decode
 from radixkv.bench.gpu_report import GpuReport
@@ -49,6 +53,54 @@ def test_busy_time_counts_overlapping_work_once() -> None:
     assert busy_seconds(events) == pytest.approx(22e-6)
     assert busy_seconds(events, 7.9) == pytest.approx(22e-6)
     assert busy_seconds(events, 8.0) == pytest.approx(30e-6)
+
+
+def test_a_profile_without_kernels_is_no_idle_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(decode, "profile", lambda activities: nullcontext(SimpleNamespace(events=list)))
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(step=lambda: []))
+    with pytest.raises(RuntimeError, match="saw no kernel"):
+        decode.measure_idle(llm)
+
+
+def test_transformers_time_is_that_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of what it sets up anew for each call."""
+    monkeypatch.setattr(decode, "BATCH", 2)
+    tokens = [7] * decode.NEW_TOKENS
+    outputs = {
+        "a": SimpleNamespace(generated_tokens=tokens, created_time=10.0, lifespan=(10.5, 12.0)),
+        "b": SimpleNamespace(generated_tokens=tokens, created_time=10.25, lifespan=(11.0, 14.0)),
+    }
+    model = SimpleNamespace(generate_batch=lambda **options: outputs)
+    assert decode.answer_all_with_transformers(model, 0) == decode.Answers(4.0, 2 * decode.NEW_TOKENS / 4.0)
+    outputs["b"].generated_tokens = tokens[1:]
+    with pytest.raises(RuntimeError, match="1 complete answers of 2"):
+        decode.answer_all_with_transformers(model, 0)
+
+
+def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_alone(llm: object, shared: int) -> None:
+        if shared == 0:
+            raise RuntimeError("no kernel for that")
+
+    def answers(llm: object, shared: int) -> decode.Answers:
+        fails_alone(llm, shared)
+        return decode.Answers(1.0, 2.0)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for name in ("warm_up", "start_decoding"):
+        monkeypatch.setattr(decode, name, fails_alone)
+    monkeypatch.setattr(decode, "LLM", lambda model, **options: None)
+    monkeypatch.setattr(decode, "stop_decoding", lambda llm: None)
+    monkeypatch.setattr(decode, "measure_steps", lambda llm, shared, bytes_per_s: decode.Step(1, 1.0, 2.0, 3.0))
+    monkeypatch.setattr(decode, "measure_idle", lambda llm: decode.Idle(0.1, 0.1))
+    monkeypatch.setattr(decode, "answer_all", answers)
+    report = GpuReport(Console(), None, {}, Limits(1.0, 2.0))
+    table = Table(*"abcdefg")
+    decode.measure_engine(report, table, None, "kind", False, 1.0)
+    alone, shared = "kind: 64 x 4,096, 0 shared", "kind: 64 x 4,096, 3,500 shared"
+    assert list(report.failed) == ["kind: warm-up, 0 shared", f"{alone}, step", f"{alone}, answers"]
+    assert [str(cell) for cell in table.columns[0].cells] == [shared, f"{shared}, answers"]
 
 
 @dataclass(frozen=True)
