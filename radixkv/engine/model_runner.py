@@ -88,6 +88,7 @@ class ModelRunner:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
+        self._max_model_len = loaded.max_model_len
         # Triton launches on the current device, whatever device its tensors are on.
         self._on_device: AbstractContextManager[Any] = (
             torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
@@ -233,12 +234,14 @@ class ModelRunner:
         """
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        positions = torch.arange(num_tokens, device=self._device)
-        rows = positions[:num_logit_rows]
+        tokens = torch.arange(num_tokens, device=self._device)
+        rows = tokens[:num_logit_rows]
+        # As of several sequences: a model that looks positions up has no more of them.
+        positions = tokens % self._max_model_len
         # Held for the whole step: of each row a partial result for what it shares, and one for the rest.
         width = self._num_query_heads * max(shape.value_dim for shape in self.layer_shapes)
         partials = torch.empty(2, num_tokens, width, dtype=torch.float32, device=self._device)
-        logits = self._forward(torch.zeros_like(positions), positions, rows, _attend_nothing).float()
+        logits = self._forward(torch.zeros_like(tokens), positions, rows, _attend_nothing).float()
         # Cutting takes several times the memory of the logits. Drawing from all of them takes none, but must be compiled.
         for params in (SamplingParams(), SamplingParams(top_p=0.9)):
             draw(logits, [Racer(params, seed=0, sample_index=0, token_number=0)] * len(rows))

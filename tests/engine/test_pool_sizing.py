@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from model_zoo import build_supported
 
+from radixkv.engine.model_loader import load_model
+from radixkv.engine.model_runner import ModelRunner
 from radixkv.engine.pool_sizing import choose_num_blocks
 
 CUDA = torch.device("cuda")
@@ -40,3 +43,15 @@ def test_a_gpu_gives_what_weights_others_and_the_largest_step_leave(monkeypatch:
         choose(CUDA, utilization=0.5, activations=10_000)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: expected above 0 and up to 1, got 1.5"):
         choose(CUDA, utilization=1.5)
+
+
+@pytest.mark.parametrize("name", ["llama", "biogpt"])
+def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """biogpt looks positions up in a table; beyond its end a GPU would give up for good."""
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    loaded = load_model(build_supported(name))
+    assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4) == 900
