@@ -58,6 +58,8 @@ def _race_parts(
     exists = token_id < vocab_size
     logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
     scaled = tl.div_rn(logit, tl.load(temperatures + row))
+    # NaN is neither more nor less than anything, so that beside it an id could win that does not exist.
+    scaled = tl.where(scaled < float("inf"), scaled, float("-inf"))
     top = tl.max(scaled, 0)
     start = tl.load(starts + row).to(tl.uint64, bitcast=True)
     bits = _mix(start + (token_id + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
@@ -88,7 +90,7 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.
     """Draw one token for each row, with probabilities ``softmax(logits / temperature)``.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``, any row stride; minus infinity: the token cannot win.
+        logits: float32 ``[rows, vocabulary]``, any row stride; not finite: the token only wins where no other is finite.
         temperatures: float32 ``[rows]``, above 0.
         starts: int64 ``[rows]``: where each row's stream of random numbers begins. Rows with equal starts and logits draw
             the same, whatever is beside them.

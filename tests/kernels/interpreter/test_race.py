@@ -29,3 +29,14 @@ def test_barred_tokens_never_win() -> None:
     racers = [Racer(SamplingParams(), seed, 0, 0) for seed in range(64)]
     token_ids = draw_tokens(logits, torch.ones(64), starts(racers, CPU))
     assert set(token_ids.tolist()) == {5, 4100}
+
+
+def test_what_is_no_number_never_wins() -> None:
+    """And where nothing is one, what wins is a token of the vocabulary all the same."""
+    logits = torch.full((64, 9001), float("nan"))
+    logits[:, 3] = float("inf")
+    racers = [Racer(SamplingParams(), seed, 0, 0) for seed in range(64)]
+    assert draw_tokens(logits, torch.ones(64), starts(racers, CPU)).max() < 9001
+    logits[:, [5, 4100]] = 0.0
+    token_ids = draw_tokens(logits, torch.ones(64), starts(racers, CPU))
+    assert set(token_ids.tolist()) == {5, 4100}
