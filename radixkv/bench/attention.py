@@ -1,4 +1,4 @@
-"""One layer's attention, cache writes, block copies, and the draw of tokens on a GPU, against the bytes and operations that they must cost.
+"""One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
 copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
