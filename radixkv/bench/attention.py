@@ -1,4 +1,4 @@
-"""One layer's attention, cache writes, block copies and draws on a GPU, against the bytes and operations they must cost.
+"""One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
 copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
@@ -30,7 +30,6 @@ BLOCK_SIZE = 16
 PREFILLS, NEW, CACHED = 4, 2048, 6144
 BLOCKS = 4096
 BLOCKS_NBYTES = BLOCKS * BLOCK_SIZE * TOKEN_BYTES
-DRAWS, VOCAB_SIZE = 256, 128_256
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +191,13 @@ def write_row(limits: Limits) -> Row:
 
 
 def draw_row(limits: Limits) -> Row:
-    """Drawing a token for each of 256 rows from a whole vocabulary."""
+    """Sampling a token for each of 256 sequences from Llama 3's whole vocabulary."""
     from radixkv_kernels import draw_tokens
 
-    logits = torch.randn(DRAWS, VOCAB_SIZE, device="cuda")
-    starts = torch.randint(2**62, (DRAWS,), device="cuda")
-    seconds = median_seconds(partial(draw_tokens, logits, torch.ones(DRAWS, device="cuda"), starts))
+    rows, vocabulary = 256, 128_256
+    logits = torch.randn(rows, vocabulary, device="cuda")
+    temperatures, starts = torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda")
+    seconds = median_seconds(lambda: draw_tokens(logits, temperatures, starts))
     return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
 
 
@@ -237,7 +237,7 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         "the same by torch's flash attention": torch_prefill_row,
         "copy 4,096 blocks": copy_row,
         "write 65,536 tokens": write_row,
-        "draw from 256 x 128,256": draw_row,
+        "draw 256 tokens of 128,256": draw_row,
     }
     table = Table("work", "MB", "floor us", "median us", "floor / time")
     for name, measure in work.items():

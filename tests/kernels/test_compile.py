@@ -134,12 +134,12 @@ def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.Monke
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **options: given.extend(args)
 
-    monkeypatch.setattr(race, "_race_parts", Launches())
-    monkeypatch.setattr(race, "_finish", Launches())
+    monkeypatch.setattr(race, "_race_blocks", Launches())
+    monkeypatch.setattr(race, "_race_ids", Launches())
     for num_rows in (1, 2, 3):
         draw_tokens(torch.zeros(num_rows, 9000), torch.ones(num_rows), torch.zeros(num_rows, dtype=torch.int64))
     addresses = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]
-    assert len(addresses) == 3 * 10
+    assert len(addresses) == 3 * 13
     assert all(address % 16 == 0 for address in addresses)
 
 
