@@ -151,6 +151,8 @@ class AsyncLLM:
         """
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        if not isinstance(request_id, str | None):
+            raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
         self._refuse_if_full(len(prompts))
         if params.structured_outputs is not None:

@@ -205,6 +205,8 @@ def test_bad_requests_are_refused_and_disturb_nobody() -> None:
             with pytest.raises(ValueError, match="'twice' belongs to an unfinished request"):
                 await anext(llm.generate({"prompt_token_ids": [6]}, GREEDY, "twice"))
             break
+        with pytest.raises(TypeError, match="request_id: expected a string, got 7"):
+            await anext(llm.generate({"prompt_token_ids": [5]}, GREEDY, 7))  # type: ignore[arg-type]
         assert len((await neighbour)[0]) == 12
 
     run(test)
