@@ -377,5 +377,10 @@ def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
     async def test(llm: AsyncLLM) -> None:
         pieces = [output.outputs[0].text async for output in llm.chat(messages, params)]
         assert "".join(pieces) == expected
+        begun = [*messages, {"role": "assistant", "content": expected[:4]}]
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        prompts = [output.prompt async for output in llm.chat(begun, params, **options)]
+        assert prompts[-1] is not None
+        assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
 
     run(test, llm)
