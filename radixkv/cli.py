@@ -298,6 +298,18 @@ def attention(
 
 
 @bench.command()
+def tiles(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
+    """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
+    from radixkv.bench.tiles import run_tiles
+
+    if not run_tiles(Console(), json_path, only):
+        raise typer.Exit(1)
+
+
+@bench.command()
 def plan(
     json_path: JsonPath = None,
     steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,

@@ -50,6 +50,10 @@ def reference_probs(logits: torch.Tensor, sampling_row: SamplingRow) -> torch.Te
     return probs / probs.sum()
 
 
+def variates(racer: race.Racer, ids: torch.Tensor) -> torch.Tensor:
+    return race.exponentials(race.starts([racer], ids.device), ids.unsqueeze(0))[0].double()
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -91,10 +95,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         patch.setattr(sampler_module, "FIRST_LOOK", first_look)
         patch.setattr(sampler_module, "draw", lambda logits, racers, look=first_look: race.draw(logits, racers, look))
         (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
-    ratios = (
-        reference_probs(logits, sampling_row)
-        / race.exponentials([sampling_row.racer()], torch.arange(80).unsqueeze(0))[0].double()
-    )
+    ratios = reference_probs(logits, sampling_row) / variates(sampling_row.racer(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
 
@@ -108,6 +109,36 @@ def test_draws_follow_the_distribution() -> None:
     expected = logits.softmax(-1) * 5000
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 18.5  # the 0.999 quantile at 4 degrees of freedom
+
+
+@pytest.mark.parametrize("vocab_size", [256, 257, 700, 1024])
+def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
+    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
+    racers = [race.Racer(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
+    token_ids, settled = race.draw(logits, racers)
+    assert settled.all()
+    for row_logits, racer, token_id in zip(logits, racers, token_ids.tolist(), strict=True):
+        blocks = (row_logits.double() / racer.params.temperature).softmax(-1).split(256)
+        masses = torch.stack([block.sum() for block in blocks])
+        winner = int((masses / variates(racer, -2 - torch.arange(len(blocks)))).argmax())
+        ids = winner * 256 + torch.arange(len(blocks[winner]))
+        assert token_id == ids[(blocks[winner] / variates(racer, ids)).argmax()]
+
+
+def test_draws_from_many_blocks_follow_the_distribution() -> None:
+    """Some likely tokens in all blocks, the last one partly there, and each block's others together."""
+    logits = torch.full((700,), -6.0)
+    likely = [0, 3, 255, 256, 400, 511, 512, 699]
+    logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
+    num_draws = 20_000
+    racers = [race.Racer(SamplingParams(), 7, 0, number) for number in range(num_draws)]
+    token_ids, _ = race.draw(logits.expand(num_draws, -1), racers)
+    # Each likely token is a class of its own, the rest of a block another.
+    classes = torch.arange(700) // 256 + len(likely)
+    classes[likely] = torch.arange(len(likely))
+    expected = torch.zeros(11).index_add_(0, classes, logits.softmax(-1)) * num_draws
+    counts = torch.bincount(classes[token_ids], minlength=11)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 29.6  # the 0.999 quantile at 10 degrees of freedom
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
