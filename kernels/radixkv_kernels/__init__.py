@@ -29,6 +29,7 @@ from radixkv_kernels.cache_write import write_cache
 from radixkv_kernels.checks import BLOCK_SIZES
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
+from radixkv_kernels.online_softmax import TileConfig, tile_config
 from radixkv_kernels.race import draw_tokens
 from radixkv_kernels.split_decode import attend_split, merge_splits
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
@@ -40,11 +41,13 @@ __all__ = [
     "OPEN_END",
     "TILE_ROWS",
     "BlockCopier",
+    "TileConfig",
     "advance_rows",
     "attend_items",
     "attend_split",
     "draw_tokens",
     "merge_partials",
     "merge_splits",
+    "tile_config",
     "write_cache",
 ]

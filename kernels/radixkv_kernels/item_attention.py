@@ -24,6 +24,7 @@ import triton.language as tl
 
 from radixkv_kernels.checks import MAX_PROGRAMS, check_at_most, check_attention, check_tensor
 from radixkv_kernels.online_softmax import (
+    TileConfig,
     add_sink,
     attend_range,
     divide,
@@ -125,6 +126,7 @@ def attend_items(
     sinks: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     """Attend the items of one tile class.
 
@@ -148,6 +150,7 @@ def attend_items(
         sinks: ``[query heads]``, any of a query's types, a logit a head that has no value; only for items without a partial
             result (`merge` takes those of the others).
         key_scales, value_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
+        config: None: what `tile_config` says.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
@@ -167,6 +170,7 @@ def attend_items(
     if items.shape[0] == 0:
         return
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    config = config or tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
     kernel_scale, cap = score_factors(scale, softcap)
     _attend_items[(num_kv_heads * items.shape[0],)](
         query, key_cache, value_cache, tables, positions, items,
@@ -180,5 +184,5 @@ def attend_items(
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
         FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
-        **tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype),
+        KEYS=config.keys, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

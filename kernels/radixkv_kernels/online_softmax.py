@@ -7,6 +7,7 @@ log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -192,9 +193,17 @@ def kernel_window(window: int | None) -> int:
     return min(window or 0, 2**30)
 
 
+class TileConfig(NamedTuple):
+    """How a program is cut: keys a tile, a power of 2 from 16 on; warps; and stages of its pipeline."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
 def tile_config(
     tile_rows: int, key_tile: int, value_tile: int, query_dtype: torch.dtype, cache_dtype: torch.dtype
-) -> dict[str, int]:
+) -> TileConfig:
     """Keys a tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
     ============================  ====  =====  ===================================================================
@@ -221,4 +230,4 @@ def tile_config(
     while keys > 16 and 2 * keys * token > budget:
         keys //= 2
     wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
-    return {"KEYS": keys, "num_warps": 8 if wide else 4, "num_stages": max(1, min(4, budget // (keys * token)))}
+    return TileConfig(keys, 8 if wide else 4, max(1, min(4, budget // (keys * token))))

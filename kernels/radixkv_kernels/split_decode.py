@@ -20,6 +20,7 @@ from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import (
+    TileConfig,
     add_sink,
     attend_range,
     divide,
@@ -116,6 +117,7 @@ def attend_split(
     sinks: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    config: TileConfig | None = None,
 ) -> None:
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` puts together.
 
@@ -131,7 +133,7 @@ def attend_split(
         partial_output: float32 ``[rows * num_splits or more, query heads, value dim]``, written when there are several.
         partial_lse: float32 ``[rows * num_splits, query heads]``.
         num_splits: parts of each sequence's keys, at most 65,535.
-        scale, softcap, window, key_scales, value_scales: as in `attend_items`.
+        scale, softcap, window, key_scales, value_scales, config: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` takes them.
 
     Raises:
@@ -157,6 +159,7 @@ def attend_split(
     group = num_heads // num_kv_heads
     tile_rows = next(rows for rows in TILE_ROWS if rows >= group)
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    config = config or tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
     kernel_scale, cap = score_factors(scale, softcap)
     _attend_split[(num_kv_heads, num_splits, num_rows)](
         query, key_cache, value_cache, tables, row_tables, positions,
@@ -169,5 +172,5 @@ def attend_split(
         KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
         WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
         QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
-        **tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype),
+        KEYS=config.keys, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One layer's attention, cache writes and block copies on a GPU, against the bytes and operations that they must cost.
+"""One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
 
 Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
 copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
@@ -178,6 +178,17 @@ def write_row(limits: Limits) -> Row:
     return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
 
 
+def draw_row(limits: Limits) -> Row:
+    """Sampling a token for each of 256 sequences from Llama 3's whole vocabulary."""
+    from radixkv_kernels import draw_tokens
+
+    rows, vocabulary = 256, 128_256
+    logits = torch.randn(rows, vocabulary, device="cuda")
+    temperatures, starts = torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda")
+    seconds = median_seconds(lambda: draw_tokens(logits, temperatures, starts))
+    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+
+
 # A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
 DECODING = {
     **{
@@ -212,6 +223,7 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
         "the same by torch's flash attention": torch_prefill_row,
         "copy 4,096 blocks": copy_row,
         "write 65,536 tokens": write_row,
+        "draw 256 tokens of 128,256": draw_row,
     }
     table = Table("work", "MB", "floor us", "median us", "floor / time")
     for name, measure in work.items():

@@ -47,6 +47,11 @@ class GpuReport:
         self._rows: list[dict[str, Any]] = []
         self._content = {"machine": machine, "limits": asdict(limits), "rows": self._rows, "failed": self.failed}
 
+    @property
+    def num_rows(self) -> int:
+        """How many were measured."""
+        return len(self._rows)
+
     def wants(self, name: str) -> bool:
         """Whether a row of this name is to be measured."""
         return self._only in name

@@ -17,6 +17,7 @@ from radixkv.bench.attention import BLOCK_SIZE, Level, make_pool, run_attention,
 from radixkv.bench.decode import busy_seconds, run_decode
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import Limits
+from radixkv.bench.tiles import run_tiles
 from radixkv.memory.fp8_kv_pool import FP8
 
 
@@ -81,6 +82,6 @@ def test_a_row_that_fails_is_noted_and_the_others_are_kept(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
 def test_without_a_gpu_they_say_so() -> None:
-    for run in (run_attention, run_decode):
+    for run in (run_attention, run_decode, run_tiles):
         with pytest.raises(ValueError, match="there is no CUDA device here"):
             run(Console(), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 from cache_driver import compute, leave
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,11 @@ def test_a_node_in_use_says_by_how_many() -> None:
     (shared,) = found.children
     assert (shared.num_tokens, shared.num_blocks, shared.lock_count) == (8, 2, 2)
     assert [(child.num_tokens, child.lock_count) for child in shared.children] == [(4, 1), (4, 1)]
+    assert np.frombuffer(shared.beginning, dtype=np.int32).tolist() == stem
+    beginnings = [np.frombuffer(child.beginning, dtype=np.int32).tolist() for child in shared.children]
+    assert beginnings == [[20, 1, 2, 3], [21, 1, 2, 3]]
+    short = outline(cache._tree.roots[""], 1, beginning_tokens=3).children[0]
+    assert np.frombuffer(short.beginning, dtype=np.int32).tolist() == stem[:3]
     assert all(node.last_use <= cache.now() for node in (found, shared))
     assert cache.outline("another namespace") is None
 
@@ -66,3 +72,6 @@ def test_a_tree_of_any_size_takes_bounded_work() -> None:
     found = outline(root, 50, max_visited=200)
     assert len(nodes_of(found)) == 50
     assert found.num_hidden == 950
+    # Of 200 children looked at, as many are shown as may be.
+    assert len(nodes_of(outline(root, 500, max_visited=200))) == 200
+    assert outline(root, 0, max_visited=200).num_hidden == 1000

@@ -17,6 +17,7 @@ from radixkv.cache import (
     Adaptive,
     CostAware,
     EventLog,
+    EvictableLeaf,
     EvictionPolicy,
     InvalidArgumentError,
     PrefixCache,
@@ -87,6 +88,47 @@ def test_cost_aware_keeps_what_is_deep() -> None:
     assert policy.next_leaf() is shallow
     with pytest.raises(ValueError, match="double_depth"):
         CostAware(0)
+
+
+@given(leaves=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30), st.integers(1, 5), st.booleans()), max_size=40))
+def test_scores_are_uses_by_cost_on_top_of_the_last_that_went(leaves: list[tuple[int, int, int, bool]]) -> None:
+    for policy, costs in (
+        (LFU(), lambda depth, num_blocks: 1),
+        (CostAware(10), lambda depth, num_blocks: 1 + (depth + num_blocks) / 10),
+    ):
+        scores: dict[EvictableLeaf, float] = {}
+        age = 0.0
+        for time, (uses, depth, num_blocks, goes) in enumerate(leaves):
+            leaf = FakeLeaf(time, num_blocks, uses=uses, depth=depth)
+            policy.add(leaf)
+            scores[leaf] = age + uses * costs(depth, num_blocks)
+            if goes:
+                first = policy.next_leaf()
+                age = scores.pop(first)
+                assert age <= min(scores.values(), default=age)
+                policy.remove(first)
+        assert set(policy.leaves()) == set(scores)
+
+
+@given(steps=st.lists(st.tuples(st.integers(1, 2), st.booleans()), max_size=40), share=st.sampled_from([0.3, 0.5, 0.9]))
+def test_segmented_lru_has_the_oldest_of_too_many_protected_step_back(
+    steps: list[tuple[int, bool]], share: float
+) -> None:
+    policy = SegmentedLRU(share)
+    probation: list[FakeLeaf] = []
+    protected: list[FakeLeaf] = []
+    for time, (uses, goes) in enumerate(steps):
+        leaf = FakeLeaf(time, 1, uses=uses)
+        policy.add(leaf)
+        (protected if uses > 1 else probation).append(leaf)
+        while len(protected) > max(1, share * (len(probation) + len(protected))):
+            probation.append(protected.pop(0))
+        probation.sort(key=lambda leaf: leaf.last_use)
+        if goes:
+            first = policy.next_leaf()
+            assert first is (probation or protected).pop(0)
+            policy.remove(first)
+    assert set(policy.leaves()) == {*probation, *protected}
 
 
 def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:

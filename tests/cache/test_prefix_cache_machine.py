@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from radixkv.cache import (
     LRU,
     Adaptive,
+    AllCleared,
     BlocksRemoved,
     BlocksStored,
     BlockTable,
@@ -24,6 +25,7 @@ from radixkv.cache import (
     PinQuotaExceeded,
     PrefixCache,
 )
+from radixkv.cache.block_hash import namespace_hash
 
 NAMESPACES = ("", "tenant")
 # A tiny alphabet, so that prompts share prefixes that end anywhere, inside blocks too.
@@ -81,8 +83,9 @@ class CacheMachine(RuleBasedStateMachine):
         self, block_size: int, num_blocks: int, policy: Callable[[], EvictionPolicy], remembered: int | None
     ) -> None:
         self.time = 0.0
-        self.log = EventLog()
-        self.told: dict[int, tuple[int | None, tuple[int, ...]]] = {}
+        self.log = EventLog(medium="here")
+        # By a block's name: the one before it, its tokens, and its namespace.
+        self.told: dict[int, tuple[int | None, tuple[int, ...], int]] = {}
         self.cache = PrefixCache(
             num_blocks,
             block_size,
@@ -321,21 +324,27 @@ class CacheMachine(RuleBasedStateMachine):
                 for place, name in enumerate(event.block_hashes):
                     assert name not in self.told
                     size = event.block_size
-                    self.told[name] = before, event.token_ids[place * size : place * size + size]
+                    tokens = event.token_ids[place * size : place * size + size]
+                    self.told[name] = before, tokens, event.namespace_hash
                     before = name
             elif isinstance(event, BlocksRemoved):
                 for name in event.block_hashes:
-                    del self.told[name]
+                    assert self.told.pop(name)[2] == event.namespace_hash
             else:
                 self.told.clear()
-        told = sorted(self.path_of(name) for name in self.told)
-        held = sorted(path for root in self.cache.tree_snapshot().values() for path in self.paths(root, []))
+            assert isinstance(event, AllCleared) or event.medium == "here"
+        told = sorted((namespace, self.path_of(name)) for name, (_, _, namespace) in self.told.items())
+        held = sorted(
+            (namespace_hash(namespace), path)
+            for namespace, root in self.cache.tree_snapshot().items()
+            for path in self.paths(root, [])
+        )
         assert told == held
 
     def path_of(self, name: int | None) -> list[int]:
         path: list[int] = []
         while name is not None:
-            name, tokens = self.told[name]
+            name, tokens, _ = self.told[name]
             path = [*tokens, *path]
         return path
 

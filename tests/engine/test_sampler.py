@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from radixkv.engine import race
 from radixkv.engine import sampler as sampler_module
 from radixkv.engine.sampler import Sampler, SamplingRow
-from radixkv.sampling_params import SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
 def row(params: SamplingParams, **options: Any) -> SamplingRow:
@@ -46,6 +48,10 @@ def reference_probs(logits: torch.Tensor, sampling_row: SamplingRow) -> torch.Te
             probs[token] = 0
         mass += float(probs[token])
     return probs / probs.sum()
+
+
+def variates(racer: race.Racer, ids: torch.Tensor) -> torch.Tensor:
+    return race.exponentials(race.starts([racer], ids.device), ids.unsqueeze(0))[0].double()
 
 
 @settings(max_examples=300, deadline=None)
@@ -89,10 +95,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         patch.setattr(sampler_module, "FIRST_LOOK", first_look)
         patch.setattr(sampler_module, "draw", lambda logits, racers, look=first_look: race.draw(logits, racers, look))
         (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
-    ratios = (
-        reference_probs(logits, sampling_row)
-        / race.exponentials([sampling_row.racer()], torch.arange(80).unsqueeze(0))[0].double()
-    )
+    ratios = reference_probs(logits, sampling_row) / variates(sampling_row.racer(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
 
@@ -106,6 +109,36 @@ def test_draws_follow_the_distribution() -> None:
     expected = logits.softmax(-1) * 5000
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 18.5  # the 0.999 quantile at 4 degrees of freedom
+
+
+@pytest.mark.parametrize("vocab_size", [256, 257, 700, 1024])
+def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
+    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
+    racers = [race.Racer(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
+    token_ids, settled = race.draw(logits, racers)
+    assert settled.all()
+    for row_logits, racer, token_id in zip(logits, racers, token_ids.tolist(), strict=True):
+        blocks = (row_logits.double() / racer.params.temperature).softmax(-1).split(256)
+        masses = torch.stack([block.sum() for block in blocks])
+        winner = int((masses / variates(racer, -2 - torch.arange(len(blocks)))).argmax())
+        ids = winner * 256 + torch.arange(len(blocks[winner]))
+        assert token_id == ids[(blocks[winner] / variates(racer, ids)).argmax()]
+
+
+def test_draws_from_many_blocks_follow_the_distribution() -> None:
+    """Some likely tokens in all blocks, the last one partly there, and each block's others together."""
+    logits = torch.full((700,), -6.0)
+    likely = [0, 3, 255, 256, 400, 511, 512, 699]
+    logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
+    num_draws = 20_000
+    racers = [race.Racer(SamplingParams(), 7, 0, number) for number in range(num_draws)]
+    token_ids, _ = race.draw(logits.expand(num_draws, -1), racers)
+    # Each likely token is a class of its own, the rest of a block another.
+    classes = torch.arange(700) // 256 + len(likely)
+    classes[likely] = torch.arange(len(likely))
+    expected = torch.zeros(11).index_add_(0, classes, logits.softmax(-1)) * num_draws
+    counts = torch.bincount(classes[token_ids], minlength=11)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 29.6  # the 0.999 quantile at 10 degrees of freedom
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
@@ -134,6 +167,10 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
     [
         ({"n": 0}, "n: expected at least 1, got 0"),
         ({"n": True}, "n: expected a whole number, got True"),
+        ({"n": np.bool_(True)}, "n: expected a whole number, got"),
+        ({"n": np.float64(1)}, "n: expected a whole number, got"),
+        ({"temperature": np.bool_(True)}, "temperature: expected a number, got"),
+        ({"temperature": np.float32("nan")}, "temperature"),
         ({"n": 2, "temperature": 0.0}, "n: expected 1 with temperature 0"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -158,3 +195,28 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
 def test_impossible_parameters_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         SamplingParams(**arguments)
+
+
+def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
+    given: dict[str, Any] = {
+        "n": np.int64(2),
+        "temperature": np.float32(0.5),
+        "top_p": np.float16(0.75),
+        "top_k": np.int8(5),
+        "min_p": np.float64(0.25),
+        "seed": np.uint64(2**64 - 1),
+        "max_tokens": np.int32(9),
+        "logprobs": np.int16(3),
+        "prompt_logprobs": np.int16(1),
+    }
+    plain = {name: value.item() for name, value in given.items()}
+    params = SamplingParams(**given, stop_token_ids=np.array([7, 7, 8]), logit_bias={np.int64(4): np.float32(0.5)})
+    found = asdict(params)
+    assert {name: found[name] for name in plain} == plain
+    # numpy's own would wrap around, and are not known to JSON.
+    assert all(type(found[name]) is type(value) for name, value in plain.items())
+    for numbers in (params.biases, params.biases.values(), params.end_token_ids):
+        assert all(type(number) in (int, float) for number in numbers)
+    assert (params.biases, params.end_token_ids) == ({4: 0.5}, {7, 8})
+    beams = BeamSearchParams(np.int64(3), np.int64(4), length_penalty=np.float32(0.5))  # type: ignore[arg-type]
+    assert [type(value) for value in (beams.beam_width, beams.max_tokens, beams.length_penalty)] == [int, int, float]

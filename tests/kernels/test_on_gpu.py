@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_cases import Case, make_tree, relative_error
 
-from radixkv.engine.race import Racer, exponentials, starts
+from radixkv.engine.race import Racer, draw, starts
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import (
     BlockCopier,
@@ -196,8 +196,5 @@ def test_tokens_are_drawn_as_on_a_cpu() -> None:
     racers = [Racer(SamplingParams(temperature=(0.5, 1.0, 2.0)[i % 3]), i, 0, i) for i in range(256)]
     temperatures = torch.tensor([racer.params.temperature for racer in racers])
     drawn = draw_tokens(logits.cuda(), temperatures.cuda(), starts(racers, torch.device("cuda"))).cpu()
-    ids = torch.arange(logits.shape[1]).unsqueeze(0)
-    for row, racer in enumerate(racers):
-        ratios = (logits[row] / temperatures[row]).double().softmax(-1) / exponentials([racer], ids)[0].double()
-        # Exponentials are rounded: of two as good as equal either may win.
-        assert ratios[drawn[row]] >= ratios.max() * (1 - 1e-5)
+    # Rounding differs: of two as good as equal either may win.
+    assert int((drawn != draw(logits, racers)[0]).sum()) <= 1

@@ -1,0 +1,283 @@
+"""Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
+
+The constants of `radixkv_kernels.tile_config` and `radixkv.attention.gpu_cost_model` come from here. The tables are: batches
+that share a prefix, read alone and together, around the point where that begins to pay; small batches cut into more and more
+pieces; and configurations of every tile class on work of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.attention import QueryChunk
+from radixkv.bench.attention import BLOCK_SIZE, DIM, HEADS, KV_HEADS, TOKEN_BYTES, Level, make_pool, tree_chunks
+from radixkv.bench.gpu_report import GpuReport
+from radixkv.bench.gpu_timing import describe_gpu, measure_limits, median_seconds, require_gpu
+from radixkv.memory import KVPool
+
+# Triton is there with a GPU only.
+if TYPE_CHECKING:
+    from radixkv.attention.triton_backend import TritonAttention
+    from radixkv_kernels import TileConfig
+
+GROUP = HEADS // KV_HEADS
+SCALE = DIM**-0.5
+KEYS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
+SHARED_BY, SHARED_TOKENS = (4, 16, 64, 256), (64, 256, 1024, 4096)
+SPLIT_BATCHES, SPLITS, SPLIT_LENGTH = (1, 8, 32), (1, 2, 4, 8, 16, 32), 4096
+
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long a piece of work took."""
+
+    median_us: float
+
+
+def _timed(work: Work) -> Timed:
+    return Timed(median_seconds(work) * 1e6)
+
+
+@dataclass(slots=True)
+class Problem:
+    """A batch's tensors, as kernels take them.
+
+    Attributes:
+        query, output: ``[rows, heads, dim]``.
+        tables: int32 ``[sequences, blocks]``.
+        positions: int32 ``[rows]``.
+    """
+
+    pool: KVPool
+    query: torch.Tensor
+    output: torch.Tensor
+    tables: torch.Tensor
+    positions: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: int, levels: list[Level], num_new: int, dtype: torch.dtype, device: str) -> Problem:
+        """Random numbers in the shape of `tree_chunks`."""
+        chunks, num_blocks, _ = tree_chunks(batch, levels, num_new)
+        positions = np.concatenate([chunk.num_context + np.arange(num_new) for chunk in chunks])
+        query = torch.randn(batch * num_new, HEADS, DIM, dtype=dtype, device=device)
+        return cls(
+            make_pool(num_blocks, dtype, device),
+            query,
+            torch.empty_like(query),
+            torch.from_numpy(np.stack([chunk.block_ids for chunk in chunks])).to(device),
+            torch.from_numpy(positions.astype(np.int32)).to(device),
+        )
+
+    def partial_results(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for so many."""
+        device = self.query.device
+        return torch.empty(count, HEADS, DIM, device=device), torch.empty(count, HEADS, device=device)
+
+
+def flat_work(problem: Problem, num_splits: int = 1, config: TileConfig | None = None) -> Work:
+    """Each row alone over all its keys, in so many parts, put together again."""
+    from radixkv_kernels import attend_split, merge_splits
+
+    rows = len(problem.query)
+    row_tables = torch.arange(rows, dtype=torch.int32, device=problem.query.device)
+    partials = problem.partial_results(rows * num_splits)
+
+    def work() -> None:
+        attend_split(
+            problem.query, problem.pool.keys[0], problem.pool.values[0], problem.tables, row_tables, problem.positions,
+            problem.output, *partials, num_splits=num_splits, scale=SCALE, config=config,
+        )  # fmt: skip
+        if num_splits > 1:
+            merge_splits(*partials, problem.output, num_splits=num_splits)
+
+    return work
+
+
+def item_work(problem: Problem, items: list[list[int]], tile_rows: int, config: TileConfig | None = None) -> Work:
+    """Work items of one tile class, their results not yet merged."""
+    from radixkv_kernels import attend_items
+
+    there = torch.tensor(items, dtype=torch.int32, device=problem.query.device)
+    partials = problem.partial_results(sum(item[1] for item in items))
+    return lambda: attend_items(
+        problem.query, problem.pool.keys[0], problem.pool.values[0], problem.tables, problem.positions, there,
+        problem.output, *partials, tile_rows=tile_rows, scale=SCALE, config=config,
+    )  # fmt: skip
+
+
+def node_items(num_rows: int, num_keys: int, tile_rows: int, programs: int) -> list[list[int]]:
+    """Items over a node that all rows share, in as many pieces as make about so many programs."""
+    tile = tile_rows // GROUP
+    tiles = -(-num_rows // tile)
+    pieces = max(1, round(programs / (tiles * KV_HEADS)))
+    length = -(-num_keys // (16 * pieces)) * 16
+    items: list[list[int]] = []
+    for start in range(0, num_keys, length):
+        for row in range(0, num_rows, tile):
+            count, written = min(tile, num_rows - row), sum(item[1] for item in items)
+            items.append([row, count, 0, start, min(start + length, num_keys), written])
+    return items
+
+
+def row_items(problem: Problem, tile_rows: int) -> list[list[int]]:
+    """Items of neighbouring rows of one sequence over all keys that they see, nothing shared or cut."""
+    from radixkv_kernels import NO_PARTIAL, OPEN_END
+
+    num_new = len(problem.query) // len(problem.tables)
+    tile = min(tile_rows // GROUP, num_new)
+    return [
+        [sequence * num_new + row, min(tile, num_new - row), sequence, 0, OPEN_END, NO_PARTIAL]
+        for row in range(0, num_new, tile)
+        for sequence in range(len(problem.tables))
+    ]
+
+
+def _by_tile_class() -> Iterator[tuple[str, int, Callable[[], Callable[..., Work]]]]:
+    """Kinds of work, their tile rows, and what prepares them; then a configuration gives the work itself."""
+    dtype, device = torch.bfloat16, "cuda"
+
+    def flat() -> Callable[..., Work]:
+        return partial(flat_work, Problem.of(256, [Level(256, 4096)], 1, dtype, device))
+
+    def tails() -> Callable[..., Work]:
+        problem = Problem.of(256, [Level(256, 608)], 1, dtype, device)
+        return partial(item_work, problem, row_items(problem, 16), 16)
+
+    def node(tile_rows: int) -> Callable[..., Work]:
+        programs = torch.cuda.get_device_properties(device).multi_processor_count * 128 // tile_rows
+        problem = Problem.of(256, [Level(1, 3488)], 1, dtype, device)
+        return partial(item_work, problem, node_items(256, 3488, tile_rows, programs), tile_rows)
+
+    def prompts(tile_rows: int) -> Callable[..., Work]:
+        problem = Problem.of(4, [Level(4, 6144)], 2048, dtype, device)
+        return partial(item_work, problem, row_items(problem, tile_rows), tile_rows)
+
+    yield "16 rows: flat 256 x 4,096", 16, flat
+    yield "16 rows: 256 tails of 608", 16, tails
+    for tile_rows in (64, 128):
+        yield f"{tile_rows} rows: 3,488 shared by 256", tile_rows, partial(node, tile_rows)
+        yield f"{tile_rows} rows: 4 prompts of 2,048 over 6,144", tile_rows, partial(prompts, tile_rows)
+
+
+def _tile_tables(report: GpuReport) -> Iterator[Table]:
+    for name, tile_rows, prepare in _by_tile_class():
+        if not report.wants(name):
+            continue
+        make = prepare()
+        times: dict[TileConfig, float] = {}
+        for config in candidates(tile_rows):
+            row = report.measure(f"{name}: {config}", partial(_configured, make, config))
+            if row is not None:
+                times[config] = row.median_us
+        table = Table("keys", "warps", "stages", "median us", title=name)
+        for config, median_us in sorted(times.items(), key=lambda item: item[1]):
+            table.add_row(*map(str, config), f"{median_us:.1f}")
+        yield table
+
+
+def candidates(tile_rows: int) -> list[TileConfig]:
+    """What is used, and around it: other keys and stages with its warps, and other warps. Each is compiled, for seconds."""
+    from radixkv_kernels import TileConfig, tile_config
+
+    used = tile_config(tile_rows, DIM, DIM, torch.bfloat16, torch.bfloat16)
+    others = [TileConfig(keys, used.warps, stages) for keys in KEYS for stages in STAGES]
+    return list(dict.fromkeys([used, *others, *(used._replace(warps=warps) for warps in WARPS)]))
+
+
+def _configured(make: Callable[..., Work], config: TileConfig) -> Timed:
+    return _timed(make(config=config))
+
+
+def _sharing_table(report: GpuReport) -> Table:
+    table = Table("sharing", "MB saved", "alone us", "together us")
+    for count in SHARED_BY:
+        for tokens in SHARED_TOKENS:
+            name = f"sharing: {tokens:,} tokens by {count}"
+            alone = report.measure(f"{name}, alone", partial(_sharing, count, tokens, together=False))
+            together = report.measure(f"{name}, together", partial(_sharing, count, tokens, together=True))
+            if alone is not None and together is not None:
+                saved = (count - 1) * tokens * TOKEN_BYTES / 1e6
+                table.add_row(name, f"{saved:,.1f}", f"{alone.median_us:.1f}", f"{together.median_us:.1f}")
+    return table
+
+
+def _sharing(count: int, tokens: int, together: bool) -> Timed:
+    chunks, num_blocks, _ = tree_chunks(count, [Level(1, tokens), Level(count, 256)], 1)
+    attention = planned(chunks, make_pool(num_blocks, torch.bfloat16, "cuda"), together)
+    query, key, value = (
+        torch.randn(1, heads, count, DIM, dtype=torch.bfloat16, device="cuda") for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    return _timed(lambda: attention.attend(0, query, key, value, scale=SCALE))
+
+
+def planned(chunks: list[QueryChunk], pool: KVPool, together: bool) -> TritonAttention:
+    """A decoding batch as it is planned where sharing costs nothing (``together``), or where a token has no bytes."""
+    from radixkv.attention.device_plan import DevicePlanner
+    from radixkv.attention.lowering import HeadShape
+    from radixkv.attention.triton_backend import TritonAttention
+
+    device = pool.keys[0].device
+    on_gpu = device.type == "cuda"
+    planner = DevicePlanner(
+        max_sequences=len(chunks),
+        max_blocks=max(len(chunk.block_ids) for chunk in chunks),
+        block_size=BLOCK_SIZE,
+        shape=HeadShape(KV_HEADS, GROUP),
+        bytes_per_token=2**40 if together else 0,
+        element_bytes=pool.dtype.itemsize,
+        dtype=pool.dtype,
+        device=device,
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1,
+    )
+    return TritonAttention(planner.plan(chunks), pool)
+
+
+def _splitting_table(report: GpuReport) -> Table:
+    table = Table("splitting", *(f"{SPLIT_LENGTH // splits:,} keys" for splits in SPLITS))
+    for batch in SPLIT_BATCHES:
+        name = f"splitting: {batch} x {SPLIT_LENGTH:,}"
+        cells = []
+        for splits in SPLITS:
+            row = report.measure(f"{name} in {splits}", partial(_splitting, batch, splits))
+            cells.append("" if row is None else f"{row.median_us:.1f}")
+        table.add_row(name, *cells)
+    return table
+
+
+def _splitting(batch: int, splits: int) -> Timed:
+    problem = Problem.of(batch, [Level(batch, SPLIT_LENGTH - 1)], 1, torch.bfloat16, "cuda")
+    return _timed(flat_work(problem, splits))
+
+
+def run_tiles(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+    """Measure, print three tables, and write the rows.
+
+    A configuration that does not fit the GPU fails, and is noted; the others are measured all the same.
+
+    Args:
+        only: rows whose name contains this.
+
+    Returns:
+        Whether anything was measured.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    require_gpu()
+    report = GpuReport(console, json_path, describe_gpu(), measure_limits(), only)
+    # Printed last, together: configurations that do not fit have said so at length.
+    for table in [_sharing_table(report), _splitting_table(report), *_tile_tables(report)]:
+        console.print(table)
+    return report.num_rows > 0
