@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -133,6 +134,10 @@ def serve(
     record_trace: RecordTrace = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
+    from radixkv.engine.prepared_products import limit_prepared_products
+
+    # Before torch is imported; this process is a server and nothing else.
+    limit_prepared_products(os.environ)
     try:
         from radixkv.server.run import ServeOptions, run_server
     except ImportError as error:
