@@ -102,15 +102,25 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation, a list of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
-        params = sampling_params or SamplingParams()
-        return self._stream(
-            lambda loaded: as_chat_prompts(messages, loaded, cache_salt, cache), params, request_id, priority
-        )
+        """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`."""
+
+        def make_prompts(loaded: LoadedModel) -> list[Prompt]:
+            return as_chat_prompts(
+                messages,
+                loaded,
+                cache_salt,
+                cache,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+
+        return self._stream(make_prompts, sampling_params or SamplingParams(), request_id, priority)
 
     async def beam_search(
         self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, *, priority: int = 0
@@ -151,6 +161,8 @@ class AsyncLLM:
         """
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        if not isinstance(request_id, str | None):
+            raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
         self._refuse_if_full(len(prompts))
         if params.structured_outputs is not None:

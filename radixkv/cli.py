@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,16 +13,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from radixkv.output_paths import writable, writable_plot
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Prefix caching for language models.")
 bench = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
 app.add_typer(bench, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="hub id, folder or GGUF file; by default SmolLM2-135M-Instruct")]
 RecordTrace = Annotated[
-    Path | None, typer.Option("--record-trace", help="write a trace without any text, for radixkv simulate")
+    Path | None,
+    typer.Option("--record-trace", callback=writable, help="write a trace without any text, for radixkv simulate"),
 ]
 KvCacheDtype = Annotated[str, typer.Option(help="what keys and values are stored in: auto (the model's type) or fp8")]
-JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the figures to this file")]
+JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="also write the figures to this file")]
 
 
 @app.command()
@@ -37,6 +41,8 @@ def chat(
     from radixkv import LLM, Chat, SamplingParams
     from radixkv.chat_terminal import run_chat
 
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and turns are read from it")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = Console()
     with console.status("loading the model"):
@@ -128,6 +134,10 @@ def serve(
     record_trace: RecordTrace = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
+    from radixkv.engine.prepared_products import limit_prepared_products
+
+    # Before torch is imported; this process is a server and nothing else.
+    limit_prepared_products(os.environ)
     try:
         from radixkv.server.run import ServeOptions, run_server
     except ImportError as error:
@@ -195,7 +205,7 @@ def inspect(
     source: Annotated[str, typer.Argument(help="a snapshot's file, or its URL: a server's /admin/snapshot")],
     admin_key: Annotated[str | None, typer.Option(help="for a server", envvar="RADIXKV_ADMIN_KEY")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
-    svg: Annotated[Path | None, typer.Option(help="draw the tree into this file")] = None,
+    svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
 ) -> None:
     """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
     from radixkv.inspect.picture import to_svg
@@ -220,7 +230,9 @@ def simulate(
     policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
     bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(help="draw hit rates against sizes into this file")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable_plot, help="draw hit rates against sizes into this file")
+    ] = None,
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory?"""
     from radixkv.simulate.report import run_simulation
@@ -270,6 +282,7 @@ def cache(
     if scaling:
         from radixkv.bench.scaling import run_scaling
 
+        writable_plot(plot)
         run_scaling(Console(), json_path, plot)
     else:
         from radixkv.bench.cache import run_cache
@@ -341,7 +354,7 @@ def soak(
 def bench_serve(
     url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(help="draw the latencies into this PNG")] = None,
+    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the latencies into this file")] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="begin so many conversations a second, at random moments")
     ] = None,

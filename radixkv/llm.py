@@ -147,14 +147,27 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`."""
-        return self._generate(
-            as_chat_prompts(messages, self.engine.loaded, cache_salt, cache), sampling_params, use_tqdm, priority
+        """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`.
+
+        Args:
+            add_generation_prompt: False: do not begin the assistant's message; what the model writes may begin any.
+            continue_final_message: go on within the last message, the assistant's; needs ``add_generation_prompt=False``.
+        """
+        prompts = as_chat_prompts(
+            messages,
+            self.engine.loaded,
+            cache_salt,
+            cache,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
+        return self._generate(prompts, sampling_params, use_tqdm, priority)
 
     def stream(
         self,

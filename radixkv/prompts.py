@@ -6,7 +6,7 @@ A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, a
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to leave what is computed.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
-are joined by line ends.
+are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do.
 """
 
 from __future__ import annotations
@@ -67,24 +67,58 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         for message in conversation:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
-    return [[_with_plain_content(message) for message in conversation] for conversation in conversations]
+    return [[_as_template_message(message) for message in conversation] for conversation in conversations]
 
 
-def render_chat(messages: Sequence[Message], loaded: LoadedModel, *, add_generation_prompt: bool = True) -> str:
+def render_chat(
+    messages: Sequence[Message],
+    loaded: LoadedModel,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> str:
     """The conversation as the model's chat template writes it.
 
+    Args:
+        add_generation_prompt: end where the assistant's next message begins.
+        continue_final_message: end within the last message, the assistant's, as if it were being written; only without
+            ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
+
     Raises:
-        ValueError: the tokenizer has no chat template, or it refuses the messages.
+        TypeError, ValueError: the tokenizer has no chat template, it refuses the messages, or there is nothing to continue.
     """
+    for name, value in {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, got {value!r:.80}")
+    if continue_final_message and add_generation_prompt:
+        raise ValueError(
+            "continue_final_message: only for add_generation_prompt=False; a message is continued or answered, not both"
+        )
+    if continue_final_message and messages[-1]["role"] != "assistant":
+        raise ValueError(
+            f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
+        )
     tokenizer = loaded.require_tokenizer()
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
     except TemplateError as error:
         raise ValueError(f"messages: the chat template refuses them: {error}") from error
+    except ValueError as error:
+        if not continue_final_message:
+            raise
+        raise ValueError(
+            "continue_final_message: the last message has no text, or the chat template does not write it as it is"
+        ) from error
     return text
 
 
@@ -116,14 +150,25 @@ def as_chat_prompts(
     loaded: LoadedModel,
     cache_salt: str | None = None,
     cache: Mapping[str, bool] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> list[Prompt]:
-    """One conversation or a list of them, each as the prompt for the next answer.
+    """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
     Raises:
         TypeError, ValueError: a conversation or a cache option is not possible, or there is no chat template.
     """
     options = cache_options(cache_salt, cache)
-    texts = [render_chat(conversation, loaded) for conversation in as_conversations(messages)]
+    texts = [
+        render_chat(
+            conversation,
+            loaded,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        for conversation in as_conversations(messages)
+    ]
     return [Prompt(encode_rendered(text, loaded), text, **options) for text in texts]
 
 
@@ -145,7 +190,9 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
     }
 
 
-def _with_plain_content(message: Message) -> Message:
+def _as_template_message(message: Message) -> Message:
+    if message["role"] == "developer":
+        message = {**message, "role": "system"}
     parts = message["content"]
     if isinstance(parts, str | None):  # None: for templates that know of tool calls
         return message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -101,34 +102,33 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        _whole("n", self.n, 1)
-        _number("temperature", self.temperature, 0.0, math.inf)
-        _number("top_p", self.top_p, 0.0, 1.0, above=True)
-        _whole("top_k", self.top_k, -1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        self.n = _whole("n", self.n, 1)
+        self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
+        self.top_p = _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        self.top_k = _whole("top_k", self.top_k, -1)
+        self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
+        self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
         if self.seed is not None:
-            _whole("seed", self.seed, 0)
-        _whole("min_tokens", self.min_tokens, 0)
+            self.seed = _whole("seed", self.seed, 0)
+        self.min_tokens = _whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
+            self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(f"min_tokens: expected at most max_tokens={self.max_tokens}, got {self.min_tokens}")
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0)
+        if self.logprobs is not None:
+            self.logprobs = _whole("logprobs", self.logprobs, 0)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, 0)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
-        self.end_token_ids = frozenset(self.stop_token_ids or ())
-        for token_id in self.end_token_ids:
-            _whole("stop_token_ids", token_id, 0)
+        stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
+        self.end_token_ids = frozenset(_whole("stop_token_ids", token_id, 0) for token_id in stop_token_ids)
         self.biases = {}
         for token_id, bias in (self.logit_bias or {}).items():
-            _whole("logit_bias", token_id, 0)
-            _number("logit_bias", bias, -math.inf, math.inf)
-            self.biases[token_id] = max(-100.0, min(100.0, float(bias)))
+            clamped = max(-100.0, min(100.0, _number("logit_bias", bias, -math.inf, math.inf)))
+            self.biases[_whole("logit_bias", token_id, 0)] = clamped
         if self.greedy and self.n > 1:
             raise ValueError(f"n: expected 1 with temperature 0, where all answers are the same, got {self.n}")
 
@@ -180,32 +180,36 @@ class BeamSearchParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        _whole("beam_width", self.beam_width, 1)
-        _whole("max_tokens", self.max_tokens, 1)
-        _number("temperature", self.temperature, 0.0, math.inf)
+        self.beam_width = _whole("beam_width", self.beam_width, 1)
+        self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
+        self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
         # Lengths to a larger power leave the range of numbers.
-        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0)
+            self.logprobs = _whole("logprobs", self.logprobs, 0)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
 
 
-def _whole(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _whole(name: str, value: Any, low: int) -> int:
+    """The number as Python's: numpy's wrap around where Python's grow."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}: expected a whole number, got {value!r}")
     if value < low:
         raise ValueError(f"{name}: expected at least {low}, got {value}")
+    return int(value)
 
 
-def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: expected a number, got {value!r}")
+    number = float(value)
     # Infinite values are refused too; NaN fails every comparison.
-    if not (math.isfinite(value) and low <= value <= high and not (above and value == low)):
+    if not (math.isfinite(number) and low <= number <= high and not (above and number == low)):
         raise ValueError(
             f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}"
         )
+    return number
 
 
 def _check_structured_outputs(value: Any) -> None:

@@ -205,6 +205,8 @@ def test_bad_requests_are_refused_and_disturb_nobody() -> None:
             with pytest.raises(ValueError, match="'twice' belongs to an unfinished request"):
                 await anext(llm.generate({"prompt_token_ids": [6]}, GREEDY, "twice"))
             break
+        with pytest.raises(TypeError, match="request_id: expected a string, got 7"):
+            await anext(llm.generate({"prompt_token_ids": [5]}, GREEDY, 7))  # type: ignore[arg-type]
         assert len((await neighbour)[0]) == 12
 
     run(test)
@@ -375,5 +377,10 @@ def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
     async def test(llm: AsyncLLM) -> None:
         pieces = [output.outputs[0].text async for output in llm.chat(messages, params)]
         assert "".join(pieces) == expected
+        begun = [*messages, {"role": "assistant", "content": expected[:4]}]
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        prompts = [output.prompt async for output in llm.chat(begun, params, **options)]
+        assert prompts[-1] is not None
+        assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
 
     run(test, llm)

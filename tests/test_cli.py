@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def radixkv(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from radixkv.cli import main; main()", *arguments]
@@ -64,6 +66,43 @@ def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
     result = radixkv("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert "\\xe9" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "soak", "--minutes", "60", "--json"],
+        ["demo", "--json"],
+        ["bench", "serve", "--plot"],
+        ["bench", "cache", "--scaling", "--plot"],
+        ["simulate", "documents", "--plot"],
+        ["inspect", "no-such-snapshot", "--svg"],
+        ["generate", "x", "--model", "/no/such/model", "--record-trace"],
+    ],
+    ids=" ".join,
+)
+def test_files_that_cannot_be_written_are_refused_before_the_work(arguments: list[str], tmp_path: Path) -> None:
+    for path, complaint in ((tmp_path / "no" / "x.png", "is no directory"), (tmp_path, "is a directory")):
+        result = radixkv(*arguments, str(path), COLUMNS="200", TERM="dumb")
+        assert result.returncode == 2
+        assert complaint in result.stderr
+        assert not result.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plot_has_a_format_that_can_be_drawn(tmp_path: Path) -> None:
+    for name in ("x.doc", "x"):
+        result = radixkv("bench", "serve", "--plot", str(tmp_path / name), COLUMNS="400", TERM="dumb")
+        assert result.returncode == 2
+        assert "must end in one of" in result.stderr
+
+
+def test_a_chat_without_standard_input_says_so() -> None:
+    command = [sys.executable, "-c", "from radixkv.cli import main; main()", "chat", "--model", "/no/such/model"]
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    result = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr == "radixkv: standard input is closed, and turns are read from it\n"
 
 
 def test_what_a_user_can_mend_is_one_line() -> None:

@@ -181,6 +181,44 @@ def test_messages_may_come_in_parts(llm: LLM) -> None:
     assert in_parts[0].outputs[0].text == whole[0].outputs[0].text
 
 
+def test_the_last_message_may_be_continued(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    begun = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": "The capital of France"}]
+    (output,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt is not None
+    assert output.prompt.endswith(f"{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\nThe capital of France")
+    assert output.outputs[0].text.startswith(" is Paris")
+    (plain,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False)
+    assert plain.prompt == f"{output.prompt}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "message"),
+    [
+        ("The", {}, ValueError, "continue_final_message: only for add_generation_prompt=False"),
+        (None, {"add_generation_prompt": False}, ValueError, "continue_final_message: the last message has no text"),
+        ("The", {"add_generation_prompt": 0}, TypeError, "add_generation_prompt: expected True or False, got 0"),
+    ],
+)
+def test_messages_that_cannot_be_continued_are_refused(
+    llm: LLM, content: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    with pytest.raises(error, match=message):
+        llm.chat(conversation, use_tqdm=False, continue_final_message=True, **options)
+    with pytest.raises(ValueError, match=r"continue_final_message: expected .* got role 'user'"):
+        llm.chat(conversation[:1], use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_developer_is_the_system(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    prompts = [
+        llm.chat([{"role": role, "content": SYSTEM}, *messages("Hi")[1:]], params, use_tqdm=False)[0].prompt
+        for role in ("system", "developer")
+    ]
+    assert prompts[0] == prompts[1]
+
+
 @pytest.mark.parametrize(
     "conversation",
     [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.engine.errors import RequestTooLargeError
+from radixkv.engine.errors import PromptTooLongError, RequestTooLargeError
 from radixkv.engine.request import Request
 from radixkv.sampling_params import BeamSearchParams
 
@@ -19,7 +19,8 @@ def check_prompt(
 
     Raises:
         TypeError: ids are not whole numbers.
-        ValueError: there are none, one is outside the vocabulary, or they leave no room for a token to be generated.
+        ValueError: there are none, or one is outside the vocabulary.
+        PromptTooLongError: they leave no room for a token to be generated.
     """
     tokens = np.asarray(token_ids)
     if tokens.ndim != 1 or tokens.size == 0:
@@ -31,7 +32,7 @@ def check_prompt(
         bad = low if low < 0 else high
         raise ValueError(f"prompt_token_ids: {bad} is outside the vocabulary of {vocab_size} tokens")
     if tokens.size >= max_model_len:
-        raise ValueError(
+        raise PromptTooLongError(
             f"prompt_token_ids: {tokens.size} tokens; the model takes {max_model_len} in all, "
             "of which at least one is to be generated"
         )
@@ -50,11 +51,11 @@ def check_fits(
     if request.num_slots > max_num_seqs:
         name = "beam_width" if beams else "n"
         raise RequestTooLargeError(
-            f"{name}={request.num_slots} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
+            f"{name}: {request.num_slots} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
         )
     if beams and request.num_slots > max_num_batched_tokens:
         raise RequestTooLargeError(
-            f"beam_width={request.num_slots} beams take a token each in one step, "
+            f"beam_width: {request.num_slots} beams take a token each in one step, "
             f"max_num_batched_tokens={max_num_batched_tokens} allows no more"
         )
     # The last token generated is never computed, so it takes no slot.

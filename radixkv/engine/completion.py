@@ -26,6 +26,7 @@ def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:
     if tokenizer is not None:
         sequence.detokenizer = IncrementalDetokenizer(
             tokenizer,
+            request.prompt_token_ids,
             skip_special_tokens=params.skip_special_tokens,
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,

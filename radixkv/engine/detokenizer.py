@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 # What decoding gives for bytes that are not yet, or never, a whole character.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+# So many of a prompt's last tokens decide how the first new one reads.
+_CONTEXT_TOKENS = 5
 
 
 class IncrementalDetokenizer:
@@ -18,10 +24,13 @@ class IncrementalDetokenizer:
         token ids   ... a b c d | e f        prefix = a b c d, already text
                         └─ window ─┘         new text = decode(a..f) minus decode(a..d)
 
-    Text is final once it does not end inside a character. (The scheme of vLLM and text-generation-inference.)
+    The first window is the end of the prompt: tokenizers in the style of SentencePiece leave out the space that a text begins
+    with, and an answer begins in the middle of one. Text is final once it does not end inside a character. (The scheme of
+    vLLM and text-generation-inference.)
 
     Args:
         tokenizer: a transformers tokenizer.
+        prompt_token_ids: what comes before the answer; the last few are looked at.
         skip_special_tokens: leave special tokens out.
         stop: strings that end the text.
         include_stop_str_in_output: whether the text then ends with the string, or before it.
@@ -30,6 +39,7 @@ class IncrementalDetokenizer:
     def __init__(
         self,
         tokenizer: Any,
+        prompt_token_ids: Sequence[int] | NDArray[np.int32] = (),
         *,
         skip_special_tokens: bool = True,
         stop: Sequence[str] = (),
@@ -40,9 +50,12 @@ class IncrementalDetokenizer:
         self._stop = list(stop)
         self._include_stop = include_stop_str_in_output
         self._held_back = max((len(string) for string in self._stop), default=1) - 1
-        self._token_ids: list[int] = []
+        self._token_ids = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
         self._window_start = 0
-        self._num_read = 0
+        self._num_read = len(self._token_ids)
+        if self._decode(0, self._num_read).endswith(_INCOMPLETE):
+            # The first new bytes may complete a character of the prompt's: they must not be taken for its own.
+            self._token_ids, self._num_read = [], 0
         self._text = ""
         self._num_given = 0
         self._complete = False

@@ -198,8 +198,9 @@ class Engine:
             priority: lower values are let in earlier, and are the last to give way when blocks run out.
 
         Raises:
-            ValueError, TypeError: the prompt is empty or longer than the model, an id is outside the vocabulary,
-                ``priority`` is no whole number, or no answer can be what ``structured_outputs`` asks for.
+            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
+                no answer can be what ``structured_outputs`` asks for.
+            PromptTooLongError: the prompt is longer than the model.
             RequestTooLargeError: more sequences or blocks than there are.
         """
         if not isinstance(priority, int) or isinstance(priority, bool):

@@ -15,6 +15,10 @@ class UnsupportedModelError(ModelLoadError):
     """A model cannot run over the cache's blocks; the message says why."""
 
 
+class PromptTooLongError(EngineError, ValueError):
+    """The prompt leaves the model no room for a token; the message gives the figures."""
+
+
 class RequestTooLargeError(EngineError, ValueError):
     """The request could never fit, however empty the engine is; the message gives the figures."""
 

@@ -95,7 +95,7 @@ def insight_routes(service: Service) -> APIRouter:
         """Keep a prompt from eviction; what is not cached of it is computed first. 409: it would be over the quota."""
         service.tenants.authenticate_admin(credentials)
         tenant = service.tenants.named_by_admin(body.api_key)
-        with client_errors():
+        with client_errors({"prompts": "prompt", "prompt_token_ids": "prompt"}):
             service.check_length("prompt", body.prompt)
             (given,) = await llm.run_tokenizer(lambda loaded: as_prompts(body.prompt, loaded))
             prompt = Prompt(given.token_ids, given.text, tenant.namespace(body.cache_salt))

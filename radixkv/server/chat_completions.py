@@ -12,25 +12,52 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from radixkv.engine.model_loader import LoadedModel
 from radixkv.outputs import CompletionOutput, Logprob
-from radixkv.prompts import as_chat_prompts
+from radixkv.prompts import Prompt, as_chat_prompts
 from radixkv.server.cache_insight import CacheExplanation
-from radixkv.server.chat_messages import ChatMessage, as_template_messages
+from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, respond
+from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     """A conversation to be continued by the assistant."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    # vLLM's.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        names = {"prompts": "messages", "prompt_token_ids": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return super().sent_names | names
+
+    def as_prompt(self, loaded: LoadedModel) -> Prompt:
+        """The conversation as the chat template writes it.
+
+        Raises:
+            TypeError, ValueError: the template refuses it, or it cannot be continued as asked.
+        """
+        (prompt,) = as_chat_prompts(
+            as_messages(self.messages),
+            loaded,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=self.continue_final_message is True,
+        )
+        return prompt
 
 
 class TokenLogprob(BaseModel):
@@ -119,12 +146,11 @@ def chat_completion_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
-        with client_errors():
+        with client_errors(body.sent_names):
             if body.top_logprobs is not None and not body.logprobs:
                 raise ValueError("top_logprobs: only for logprobs=true")
-            messages = as_template_messages(body.messages)
-            service.check_length("messages", *(message["content"] for message in messages))
-            (prompt,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded))
+            service.check_length("messages", *(message["content"] for message in as_messages(body.messages)))
+            prompt = await service.llm.run_tokenizer(body.as_prompt)
             prompt = service.with_cache_options(prompt, body, tenant)
             params = body.params(
                 body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,

@@ -1,4 +1,4 @@
-"""Messages as clients send them, and as chat templates take them."""
+"""Messages as clients send them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ChatMessage(Strict):
     tool_calls: None = None
 
 
-def as_template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
-    """Parts are joined by line ends; a developer is to templates what OpenAI called the system before."""
+def as_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    """As `radixkv.prompts` takes them, with parts joined by line ends."""
     return [
         {
-            "role": "system" if message.role == "developer" else message.role,
+            "role": message.role,
             "content": message.content
             if isinstance(message.content, str)
             else "\n".join(part.text for part in message.content),

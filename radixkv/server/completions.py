@@ -17,6 +17,7 @@ from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, NewText, respond
+from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
@@ -26,12 +27,17 @@ from radixkv.server.token_text import TokenTexts
 _DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
     """One prompt or several, as texts or token ids."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        return super().sent_names | {"prompts": "prompt", "prompt_token_ids": "prompt"}
 
 
 class CompletionLogprobs(BaseModel):
@@ -74,7 +80,9 @@ def completion_routes(service: Service) -> APIRouter:
         """Complete prompts."""
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
-        with client_errors():
+        with client_errors(body.sent_names):
+            if body.best_of not in (None, body.num_choices):
+                raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
             for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
                 if isinstance(prompt, str):
                     service.check_length("prompt", prompt)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +20,7 @@ from radixkv.engine.errors import (
     EngineDeadError,
     EngineError,
     NoBlocksLeftError,
+    PromptTooLongError,
     QueueFullError,
     StructuredOutputError,
 )
@@ -83,15 +85,23 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 @contextmanager
-def client_errors() -> Iterator[None]:
-    """Where a request is checked: what is wrong with it is the client's mistake, a 400."""
+def client_errors(sent_names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Where a request is checked: what is wrong with it is the client's mistake, a 400.
+
+    Args:
+        sent_names: by an argument's name in the library, what the request calls it where that is another name.
+    """
     try:
         yield
     except (ValueError, TypeError) as error:
         # The checks of prompts and parameters begin with the argument's name.
-        name, colon, _ = str(error).partition(":")
-        param = name if colon and name.isidentifier() else None
-        raise ApiError(HTTPStatus.BAD_REQUEST, str(error), param=param) from error
+        message, param = str(error), None
+        name, colon, rest = message.partition(":")
+        if colon and name.isidentifier():
+            param = sent_names.get(name, name)
+            message = f"{param}:{rest}"
+        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+        raise ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code) from error
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -145,8 +145,10 @@ class Generation:
         return [self._beam(index, beam, piece.num_prompt_tokens) for index, beam in enumerate(best)]
 
     def _beam(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
-        token_ids = beam.tokens[num_prompt_tokens:]
-        text = IncrementalDetokenizer(self._loaded.require_tokenizer(), stop=self._params.stop_strings)
+        prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
+        text = IncrementalDetokenizer(
+            self._loaded.require_tokenizer(), prompt_token_ids, stop=self._params.stop_strings
+        )
         text.append(token_ids)
         text.finish()
         return CompletionOutput(

@@ -13,6 +13,9 @@ from radixkv.server.response_format import StructuredRequest
 from radixkv.server.strict import Strict
 
 MAX_LOGPROBS = 20
+# The engine's thread searches the text for all of them at every token: so many cost a stream up to 30 us a token.
+_MAX_STOP_STRINGS = 32
+_MAX_STOP_CHARACTERS = 1000
 _SEEDS = 1 << 64
 
 # Fields of requests that mean the same in SamplingParams, and those among them that a beam search has no use for.
@@ -45,6 +48,9 @@ _NOT_FOR_BEAMS = (
 )
 
 
+StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARACTERS)]
+
+
 class StreamOptions(Strict):
     """``include_usage``: the last chunk says how many tokens there were."""
 
@@ -67,7 +73,7 @@ class GenerationRequest(StructuredRequest):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
     seed: Annotated[int, Field(ge=-(_SEEDS // 2), lt=_SEEDS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -106,6 +112,14 @@ class GenerationRequest(StructuredRequest):
     def num_choices(self) -> int:
         """Answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    @property
+    def sent_names(self) -> dict[str, str]:
+        """By an argument's name in the library, what this request calls it where that is another name."""
+        names = {"structured_outputs": self.structured_outputs_name}
+        if self.beam_width is None:
+            names["beam_width"] = "n"
+        return names
 
     @property
     def includes_usage(self) -> bool:

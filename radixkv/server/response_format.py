@@ -9,6 +9,9 @@ from pydantic import Field
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.strict import Strict
 
+# What vLLM's older fields can ask for, each as "guided_" and the name.
+_GUIDES = ("json", "regex", "choice", "grammar")
+
 
 class TextFormat(Strict):
     """Anything."""
@@ -61,6 +64,14 @@ class StructuredRequest(Strict):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
+    @property
+    def structured_outputs_name(self) -> str:
+        """Which field says what the answer must look like; the first of them, where there should be only one."""
+        fields = [f"guided_{name}" for name in _GUIDES]
+        if not isinstance(self.response_format, TextFormat):
+            fields.append("response_format")
+        return next((field for field in fields if getattr(self, field) is not None), "structured_outputs")
+
     def structured_outputs_params(self) -> StructuredOutputsParams | None:
         """What the answer must look like; None: anything.
 
@@ -68,9 +79,7 @@ class StructuredRequest(Strict):
             TypeError, ValueError: several say something, or one says what is impossible.
         """
         specs: list[dict[str, Any]] = [
-            {name: value}
-            for name in ("json", "regex", "choice", "grammar")
-            if (value := getattr(self, f"guided_{name}")) is not None
+            {name: value} for name in _GUIDES if (value := getattr(self, f"guided_{name}")) is not None
         ]
         if self.structured_outputs is not None:
             specs.append(self.structured_outputs.model_dump(by_alias=True))

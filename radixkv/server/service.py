@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.engine.errors import PromptTooLongError
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.prompts import Prompt
 from radixkv.server.errors import ApiError
@@ -55,11 +56,11 @@ class Service:
         """Refuse texts that cannot fit into the model, before they are tokenized.
 
         Raises:
-            ValueError: with the figures.
+            PromptTooLongError: with the figures.
         """
         num_characters = sum(len(text) for text in texts)
         if num_characters > self.max_characters:
-            raise ValueError(
+            raise PromptTooLongError(
                 f"{name}: {num_characters} characters cannot fit into the model's {self.llm.loaded.max_model_len} tokens"
             )
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.prompts import as_conversations, encode, encode_rendered, render_chat
-from radixkv.server.chat_messages import ChatMessage, as_template_messages
+from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import Strict
@@ -24,6 +24,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool = True
     messages: list[ChatMessage] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
@@ -59,7 +60,7 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
-            messages = as_template_messages(body.messages or [])
+            messages = as_messages(body.messages or [])
             service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
             tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, loaded))
         return TokenizeResponse(
@@ -85,8 +86,13 @@ def _tokens(body: TokenizeRequest, loaded: LoadedModel) -> list[int]:
         raise ValueError("prompt: expected either it or messages")
     if body.prompt is not None:
         return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens)
-    (conversation,) = as_conversations(as_template_messages(body.messages or []))
-    text = render_chat(conversation, loaded, add_generation_prompt=body.add_generation_prompt)
+    (conversation,) = as_conversations(as_messages(body.messages or []))
+    text = render_chat(
+        conversation,
+        loaded,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
     return encode_rendered(text, loaded)
 
 

@@ -153,16 +153,10 @@ def draw_table(report: Report) -> Table:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Hit rate against size, a line a policy.
+    """Hit rate against size, a line a policy."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'radixkv[bench]'") from error
-    figure = matplotlib.figure.Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for policy, rates in report.rates.items():
         (line,) = axes.plot(report.num_blocks, rates, marker="o", label=policy)

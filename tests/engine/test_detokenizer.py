@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from radixkv.engine.detokenizer import IncrementalDetokenizer
 
@@ -46,6 +48,36 @@ def test_a_stop_string_cuts_the_text_and_was_never_streamed(
     end, first = min((whole.index(string) + len(string), string) for string in stop if string in whole)
     assert hit == first
     assert detokenizer.text == streamed == whole[: end if include else end - len(first)]
+
+
+def sentencepiece_style() -> Any:
+    """A tokenizer that leaves out the space that a text begins with, as Llama 2's and Mistral's do."""
+    vocabulary = {"<unk>": 0, **{word: i for i, word in enumerate(["▁The", "▁sea", "▁is", "▁blue", "ish"], start=1)}}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_an_answer_begins_with_the_space_that_parts_it_from_its_prompt() -> None:
+    tokenizer = sentencepiece_style()
+    for prompt, answer, text in [([1, 2, 3], [4, 5], " blueish"), ([1, 2, 3, 4], [5], "ish"), ([], [4, 5], "blueish")]:
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+        pieces = ""
+        for token_id in answer:
+            detokenizer.append([token_id])
+            pieces += detokenizer.delta()
+        detokenizer.finish()
+        assert pieces + detokenizer.delta() == detokenizer.text == text
+
+
+def test_an_answer_to_half_a_character_has_all_its_own_bytes(default_tokenizer: Any) -> None:
+    ids = default_tokenizer("ab\N{GRINNING FACE}cd", add_special_tokens=False)["input_ids"]
+    cut = next(i for i in range(len(ids)) if default_tokenizer.decode(ids[:i]).endswith("\N{REPLACEMENT CHARACTER}"))
+    detokenizer = IncrementalDetokenizer(default_tokenizer, ids[:cut])
+    detokenizer.append(ids[cut:])
+    detokenizer.finish()
+    assert detokenizer.text == default_tokenizer.decode(ids[cut:], clean_up_tokenization_spaces=False)
 
 
 def test_special_tokens_are_left_out_unless_asked_for(default_tokenizer: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from radixkv.engine import race
 from radixkv.engine import sampler as sampler_module
 from radixkv.engine.sampler import Sampler, SamplingRow
-from radixkv.sampling_params import SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
 def row(params: SamplingParams, **options: Any) -> SamplingRow:
@@ -165,6 +167,10 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
     [
         ({"n": 0}, "n: expected at least 1, got 0"),
         ({"n": True}, "n: expected a whole number, got True"),
+        ({"n": np.bool_(True)}, "n: expected a whole number, got"),
+        ({"n": np.float64(1)}, "n: expected a whole number, got"),
+        ({"temperature": np.bool_(True)}, "temperature: expected a number, got"),
+        ({"temperature": np.float32("nan")}, "temperature"),
         ({"n": 2, "temperature": 0.0}, "n: expected 1 with temperature 0"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
@@ -189,3 +195,28 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
 def test_impossible_parameters_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         SamplingParams(**arguments)
+
+
+def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
+    given: dict[str, Any] = {
+        "n": np.int64(2),
+        "temperature": np.float32(0.5),
+        "top_p": np.float16(0.75),
+        "top_k": np.int8(5),
+        "min_p": np.float64(0.25),
+        "seed": np.uint64(2**64 - 1),
+        "max_tokens": np.int32(9),
+        "logprobs": np.int16(3),
+        "prompt_logprobs": np.int16(1),
+    }
+    plain = {name: value.item() for name, value in given.items()}
+    params = SamplingParams(**given, stop_token_ids=np.array([7, 7, 8]), logit_bias={np.int64(4): np.float32(0.5)})
+    found = asdict(params)
+    assert {name: found[name] for name in plain} == plain
+    # numpy's own would wrap around, and are not known to JSON.
+    assert all(type(found[name]) is type(value) for name, value in plain.items())
+    for numbers in (params.biases, params.biases.values(), params.end_token_ids):
+        assert all(type(number) in (int, float) for number in numbers)
+    assert (params.biases, params.end_token_ids) == ({4: 0.5}, {7, 8})
+    beams = BeamSearchParams(np.int64(3), np.int64(4), length_penalty=np.float32(0.5))  # type: ignore[arg-type]
+    assert [type(value) for value in (beams.beam_width, beams.max_tokens, beams.length_penalty)] == [int, int, float]

@@ -63,6 +63,41 @@ def test_messages_may_come_in_parts_and_from_developers(client: openai.OpenAI) -
     )
 
 
+def test_the_last_message_may_be_continued(client: openai.OpenAI, http: httpx.Client) -> None:
+    begun = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "The capital of France"}]}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    tokens = http.post("/tokenize", json={"messages": begun, **options}).json()["tokens"]
+    written = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert written.endswith("<|im_start|>assistant\nThe capital of France")
+    answer = chat(client, begun, extra_body=options)
+    assert answer.usage.prompt_tokens == len(tokens)
+    assert answer.choices[0].message.content.startswith(" is Paris")
+    # What it says is another message where the last one is complete.
+    assert not chat(client, begun).choices[0].message.content.startswith(" is")
+    bare = chat(client, extra_body={"add_generation_prompt": False})
+    assert bare.usage.prompt_tokens < chat(client, extra_body={"add_generation_prompt": True}).usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "param"),
+    [
+        ("assistant", {"continue_final_message": True}, "continue_final_message"),
+        ("assistant", {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ("user", {"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"),
+        ("assistant", {"continue_final_message": 1, "add_generation_prompt": False}, "continue_final_message"),
+        ("assistant", {"add_generation_prompt": "no"}, "add_generation_prompt"),
+    ],
+)
+def test_contradictions_about_the_last_message_are_refused(
+    http: httpx.Client, last: str, options: dict[str, Any], param: str
+) -> None:
+    messages = [*QUESTION, {"role": last, "content": "The"}]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        response = http.post(path, json={"messages": messages, **options})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+
+
 def test_samples_and_stop(client: openai.OpenAI) -> None:
     sampled = chat(client, n=4, temperature=1.2, seed=-3, max_completion_tokens=12)
     assert [choice.index for choice in sampled.choices] == [0, 1, 2, 3]
@@ -123,6 +158,8 @@ def test_null_is_the_default(http: httpx.Client) -> None:
         "user",
         "cache",
         "logprobs",
+        "add_generation_prompt",
+        "continue_final_message",
     ]
     body = {"messages": QUESTION, "max_tokens": 1, **dict.fromkeys(names)}
     response = http.post("/v1/chat/completions", json=body)

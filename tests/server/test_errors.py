@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -50,29 +51,117 @@ def assert_error(response: httpx.Response, status: int, **expected: Any) -> None
         ({"use_beam_search": True, "top_k": 3}, "top_k"),
         ({"use_beam_search": True, "length_penalty": 1e6}, "length_penalty"),
         ({"use_beam_search": True, "beam_width": 1000}, "beam_width"),
+        ({"use_beam_search": True, "n": 1000}, "n"),
+        ({"stop": ["x"] * 33}, "stop"),
+        ({"stop": "x" * 1001}, "stop"),
+        ({"stop": ["x", "y" * 1001]}, "stop"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"guided_regex": "("}, "guided_regex"),
     ],
 )
 def test_impossible_values_are_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         response = http.post(path, json={**body, **change})
-        assert_error(response, 400)
-        found = response.json()["error"]
-        assert param in (found["param"] or found["message"])
+        assert_error(response, 400, param=param)
+        assert response.json()["error"]["message"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"max_tokens": 0, "max_completion_tokens": None}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": "\ud800"}, "prompt"),
+        ("/v1/completions", {"prompt": [49152]}, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 1000}, "prompt"),
+        ("/v1/completions", {"n": 2, "best_of": 3}, "best_of"),
+        ("/v1/completions", {"n": 2, "best_of": 1}, "best_of"),
+        (
+            "/v1/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}}},
+            "response_format",
+        ),
+    ],
+)
+def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, change: dict[str, Any], param: str) -> None:
+    body = CHAT if "chat" in path else TEXT
+    # As bytes: httpx would not write half of a surrogate pair.
+    content = json.dumps({**body, **change}).encode()
+    response = http.post(path, content=content, headers={"content-type": "application/json"})
+    assert_error(response, 400, param=param, code=None)
+    assert response.json()["error"]["message"].startswith(f"{param}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [5] * 8192}, "prompt"),
+        ("/v1/completions", {"prompt": ["x", "word " * 1_000_000]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}, "messages"),
+        ("/tokenize", {"prompt": "word " * 1_000_000}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_openais_code(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert_error(http.post(path, json=body), 400, code="context_length_exceeded", param=param)
+
+
+NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
+    ("tools", [], [[], [{"type": "function", "function": {"name": "f"}}]]),
+    ("tool_choice", ["none"], ["auto", {"type": "function", "function": {"name": "f"}}]),
+    ("parallel_tool_calls", [True, False], ["yes"]),
+    ("functions", [], [[{"name": "f"}]]),
+    ("function_call", ["none"], ["auto"]),
+    ("modalities", [["text"]], [["text", "audio"], ["audio"], []]),
+    ("audio", [], [{"voice": "alloy", "format": "wav"}]),
+    ("prediction", [], [{"type": "content", "content": "x"}]),
+    ("reasoning_effort", [], ["low"]),
+    ("verbosity", ["medium"], ["low"]),
+    ("web_search_options", [], [{}]),
+    ("moderation", [], [{"model": "x"}]),
+    ("prompt_cache_options", [], [{"mode": "explicit"}]),
+    ("prompt_cache_retention", ["in_memory"], ["24h"]),
+]
+
+
+def test_what_is_not_supported_is_taken_where_it_asks_for_nothing(http: httpx.Client) -> None:
+    path = "/v1/chat/completions"
+    nothing = {name: None for name, _, _ in NOT_SUPPORTED_IN_CHAT}
+    defaults = {name: values[0] for name, values, _ in NOT_SUPPORTED_IN_CHAT if values}
+    plain = {**CHAT, "temperature": 0}
+    answers = []
+    for change in ({}, nothing, defaults, {"parallel_tool_calls": False}):
+        response = http.post(path, json={**plain, **change})
+        assert response.status_code == 200, response.text
+        answers.append(response.json()["choices"])
+    assert answers == answers[:1] * 4
+    for name, _, refused in NOT_SUPPORTED_IN_CHAT:
+        for value in refused:
+            response = http.post(path, json={**plain, name: value})
+            assert_error(response, 400, param=name, message=f"{name}: not supported")
+    for change in ({"suffix": None, "best_of": None}, {"best_of": 1}, {"best_of": 2, "n": 2}):
+        response = http.post("/v1/completions", json={**TEXT, **change})
+        assert response.status_code == 200, response.text
+    assert_error(http.post("/v1/completions", json={**TEXT, "suffix": "x"}), 400, message="suffix: not supported")
+    assert_error(http.post("/v1/completions", json={**TEXT, "tools": None}), 400, param="tools")
+
+
+def test_as_many_stop_strings_as_there_may_be(http: httpx.Client) -> None:
+    for stop in (["x" * 1000] * 32, "x" * 1000):
+        assert http.post("/v1/completions", json={**TEXT, "stop": stop}).status_code == 200
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": ""}),
         ("/v1/completions", {"prompt": []}),
-        ("/v1/completions", {"prompt": [[]]}),
         ("/v1/completions", {"prompt": [1, "two"]}),
-        ("/v1/completions", {"prompt": [49152]}),
-        ("/v1/completions", {"prompt": [5] * 8192}),
-        ("/v1/completions", {"prompt": ["x"] * 1000}),
-        ("/v1/completions", {"prompt": ["x", "word " * 1_000_000]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}),
-        ("/tokenize", {"prompt": "word " * 1_000_000}),
         ("/v1/completions", {"prompt": "x", "logprobs": 21}),
         ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1, "use_beam_search": True}),
         ("/v1/completions", {}),

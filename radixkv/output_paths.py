@@ -1,0 +1,45 @@
+"""Whether a command's result can be written, asked before the command begins: what takes minutes should not end in vain."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import typer
+
+
+def writable(path: Path | None) -> Path | None:
+    """The file of an option, which is not touched yet.
+
+    Raises:
+        typer.BadParameter: it could not be written.
+    """
+    if path is None:
+        return None
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{path.parent} is no directory")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{path} may not be written")
+    return path
+
+
+def writable_plot(path: Path | None) -> Path | None:
+    """The same for a picture that matplotlib draws, by a name whose ending says in which format.
+
+    Raises:
+        typer.BadParameter: it could not be written, or drawn.
+    """
+    if writable(path) is None or path is None:
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("this needs matplotlib: pip install 'radixkv[bench]'")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    ending = path.suffix.removeprefix(".").lower()
+    if ending not in formats:
+        raise typer.BadParameter(f"{path} must end in one of {', '.join(sorted(formats))}")
+    return path
