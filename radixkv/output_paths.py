@@ -32,7 +32,8 @@ def writable_plot(path: Path | None) -> Path | None:
     Raises:
         typer.BadParameter: it could not be written, or drawn.
     """
-    if writable(path) is None or path is None:
+    path = writable(path)
+    if path is None:
         return None
     if importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter("this needs matplotlib: pip install 'radixkv[bench]'")

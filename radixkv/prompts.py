@@ -67,7 +67,23 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         for message in conversation:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
-    return [[_as_template_message(message) for message in conversation] for conversation in conversations]
+    return [[as_template_message(message) for message in conversation] for conversation in conversations]
+
+
+def as_template_message(message: Message) -> Message:
+    """A message as chat templates take it: in one text, by a role that they know.
+
+    Raises:
+        ValueError: a part of its content is no text.
+    """
+    if message["role"] == "developer":
+        message = {**message, "role": "system"}
+    parts = message["content"]
+    if isinstance(parts, str | None):  # None: for templates that know of tool calls
+        return message
+    if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
+        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
+    return {**message, "content": "\n".join(part["text"] for part in parts)}
 
 
 def render_chat(
@@ -188,17 +204,6 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
         "read_cache": switches.get("read", True),
         "write_cache": switches.get("write", True),
     }
-
-
-def _as_template_message(message: Message) -> Message:
-    if message["role"] == "developer":
-        message = {**message, "role": "system"}
-    parts = message["content"]
-    if isinstance(parts, str | None):  # None: for templates that know of tool calls
-        return message
-    if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
-        raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
-    return {**message, "content": "\n".join(part["text"] for part in parts)}
 
 
 def _is_text(part: Any) -> bool:

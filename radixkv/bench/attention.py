@@ -129,6 +129,11 @@ def _attend(chunks: list[QueryChunk], pool: KVPool, rows: int, in_graphs: bool =
         padded = PaddedDecode(rows, pool, plan.buffers, plan.is_flat, PartialResults(pool.keys[0].device))
         assert padded.load(plan)
         attend = padded.attend
+    return layer_work(attend, rows)
+
+
+def layer_work(attend: Callable[..., object], rows: int) -> Callable[[], object]:
+    """Attention of one layer to random queries, keys and values for so many rows, by ``AttentionBatch.attend``."""
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (torch.randn(1, KV_HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return lambda: attend(0, query, key, value, scale=DIM**-0.5)

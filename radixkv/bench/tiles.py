@@ -19,7 +19,17 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.attention import QueryChunk
-from radixkv.bench.attention import BLOCK_SIZE, DIM, HEADS, KV_HEADS, TOKEN_BYTES, Level, make_pool, tree_chunks
+from radixkv.bench.attention import (
+    BLOCK_SIZE,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    TOKEN_BYTES,
+    Level,
+    layer_work,
+    make_pool,
+    tree_chunks,
+)
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import describe_gpu, measure_limits, median_seconds, require_gpu
 from radixkv.memory import KVPool
@@ -216,10 +226,7 @@ def _sharing_table(report: GpuReport) -> Table:
 def _sharing(count: int, tokens: int, together: bool) -> Timed:
     chunks, num_blocks, _ = tree_chunks(count, [Level(1, tokens), Level(count, 256)], 1)
     attention = planned(chunks, make_pool(num_blocks, torch.bfloat16, "cuda"), together)
-    query, key, value = (
-        torch.randn(1, heads, count, DIM, dtype=torch.bfloat16, device="cuda") for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )
-    return _timed(lambda: attention.attend(0, query, key, value, scale=SCALE))
+    return _timed(layer_work(attention.attend, count))
 
 
 def planned(chunks: list[QueryChunk], pool: KVPool, together: bool) -> TritonAttention:

@@ -48,17 +48,14 @@ def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> Non
         sequence.logprobs.append(named_logprobs(token, tokenizer))
     num_new = len(sequence.row.output_token_ids)
     may_stop = num_new >= params.min_tokens
-    is_end = may_stop and (token.token_id in request.end_token_ids or token.token_id in params.end_token_ids)
-    stop = None
+    if may_stop and token.token_id in request.end_token_ids:
+        sequence.finish_reason = "stop"
+    elif may_stop and token.token_id in params.end_token_ids:
+        sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
     # A token that ends the answer is one of its tokens, and no part of its text unless that is asked for (as in vLLM).
-    if sequence.detokenizer is not None and (params.include_stop_str_in_output or not is_end):
+    if sequence.detokenizer is not None and (params.include_stop_str_in_output or sequence.finish_reason is None):
         stop = sequence.detokenizer.append([token.token_id], may_stop)
-    if may_stop:
-        if token.token_id in request.end_token_ids:
-            sequence.finish_reason = "stop"
-        elif token.token_id in params.end_token_ids:
-            sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
-        elif stop is not None:
+        if stop is not None and sequence.finish_reason is None:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
     grammar = sequence.row.grammar
     if grammar is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from typing_extensions import TypedDict
 
 from radixkv.engine.model_loader import LoadedModel
 from radixkv.outputs import CompletionOutput, Logprob
-from radixkv.prompts import Prompt, as_chat_prompts
+from radixkv.prompts import Message, Prompt, as_chat_prompts
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors
@@ -45,14 +46,14 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             names["max_tokens"] = "max_completion_tokens"
         return super().sent_names | names
 
-    def as_prompt(self, loaded: LoadedModel) -> Prompt:
-        """The conversation as the chat template writes it.
+    def as_prompt(self, messages: list[Message], loaded: LoadedModel) -> Prompt:
+        """The request's ``messages``, see `as_messages`, as the chat template writes them.
 
         Raises:
             TypeError, ValueError: the template refuses it, or it cannot be continued as asked.
         """
         (prompt,) = as_chat_prompts(
-            as_messages(self.messages),
+            messages,
             loaded,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=self.continue_final_message is True,
@@ -149,8 +150,9 @@ def chat_completion_routes(service: Service) -> APIRouter:
         with client_errors(body.sent_names):
             if body.top_logprobs is not None and not body.logprobs:
                 raise ValueError("top_logprobs: only for logprobs=true")
-            service.check_length("messages", *(message["content"] for message in as_messages(body.messages)))
-            prompt = await service.llm.run_tokenizer(body.as_prompt)
+            messages = as_messages(body.messages)
+            service.check_length("messages", *(message["content"] for message in messages))
+            prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages))
             prompt = service.with_cache_options(prompt, body, tenant)
             params = body.params(
                 body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from radixkv.prompts import Message, as_template_message
 from radixkv.server.strict import Strict
 
 
@@ -29,14 +30,6 @@ class ChatMessage(Strict):
     tool_calls: None = None
 
 
-def as_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
-    """As `radixkv.prompts` takes them, with parts joined by line ends."""
-    return [
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "\n".join(part.text for part in message.content),
-        }
-        for message in messages
-    ]
+def as_messages(messages: list[ChatMessage]) -> list[Message]:
+    """As chat templates take them."""
+    return [as_template_message(message.model_dump(include={"role", "content"})) for message in messages]

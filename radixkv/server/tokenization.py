@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from radixkv.engine.model_loader import LoadedModel
-from radixkv.prompts import as_conversations, encode, encode_rendered, render_chat
+from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
 from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
@@ -62,7 +62,7 @@ def tokenization_routes(service: Service) -> APIRouter:
         with client_errors():
             messages = as_messages(body.messages or [])
             service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
-            tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, loaded))
+            tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, messages, loaded))
         return TokenizeResponse(
             count=len(tokens),
             max_model_len=service.llm.loaded.max_model_len,
@@ -81,12 +81,12 @@ def tokenization_routes(service: Service) -> APIRouter:
     return router
 
 
-def _tokens(body: TokenizeRequest, loaded: LoadedModel) -> list[int]:
+def _tokens(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either it or messages")
     if body.prompt is not None:
         return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens)
-    (conversation,) = as_conversations(as_messages(body.messages or []))
+    (conversation,) = as_conversations(messages)
     text = render_chat(
         conversation,
         loaded,
