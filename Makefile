@@ -1,7 +1,7 @@
 # make demo    a tour on the real default model
 # make test    all tests
 # make chat    talk to the default model
-# make check   lint, format, types
+# make check   lint, format, types, the direction of imports
 # make bench   end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
 # make soak    random work on the cache for half an hour, every rule checked; for nightly runs
 # make mutate  break the cache on purpose, line by line, and see which tests notice (20 minutes)
@@ -37,6 +37,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 bench: $(MODEL)
 	$(BIN)/radixkv bench e2e

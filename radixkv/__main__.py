@@ -1,5 +1,5 @@
 """`python -m radixkv`: the command line."""
 
-from radixkv.cli import main
+from radixkv.cli.main import main
 
 main()

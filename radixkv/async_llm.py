@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from radixkv.engine.engine import Engine
-from radixkv.engine.engine_stats import EngineStats, engine_stats
-from radixkv.engine.engine_thread import EngineThread, StepResult
-from radixkv.engine.errors import DrainingError, EngineDeadError, QueueFullError
-from radixkv.engine.model_loader import LoadedModel
-from radixkv.engine.request import Request
+from radixkv.engine.request_stream import RequestStream
+from radixkv.engine.stats import EngineStats, engine_stats
+from radixkv.engine.thread import EngineThread, StepResult
+from radixkv.errors import DrainingError, EngineDeadError, QueueFullError
 from radixkv.llm import LLM
+from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts
-from radixkv.request_stream import RequestStream
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request import Request
 
 _T = TypeVar("_T")
 

@@ -14,11 +14,10 @@ from tqdm.auto import tqdm
 from radixkv.cache import Pin
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
-from radixkv.engine.model_loader import load_model
-from radixkv.engine.output import beam_output, delta_output, request_output
-from radixkv.engine.request import Request
-from radixkv.explain import PromptExplanation, in_words
-from radixkv.inspect.snapshot import CacheSnapshot, take_snapshot
+from radixkv.engine.request_output import beam_output, delta_output, request_output
+from radixkv.model.loader import load_model
+from radixkv.observe.explain import PromptExplanation, in_words
+from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -28,6 +27,7 @@ from radixkv.prompts import (
     as_prompts,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request import Request
 
 
 class LLM:
@@ -245,7 +245,7 @@ class LLM:
             self.engine.cache.release(pin)
 
     def inspect(self) -> CacheSnapshot:
-        """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.inspect`)."""
+        """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""
         pool = self.engine.pool
         with self._turn:
             return take_snapshot(self.engine.cache, self.get_tokenizer().decode, pool.block_nbytes)

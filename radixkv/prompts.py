@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.model.loader import LoadedModel
 
 PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]

@@ -63,7 +63,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of every token generated so far.
         frequency_penalty: subtracted as often as the token was generated.
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
-        seed: where the request's random numbers begin; None: the engine draws one. See `radixkv.engine.sampler`.
+        seed: where the request's random numbers begin; None: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
         stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text.
         min_tokens: until there are so many, nothing ends the answer.

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.engine.engine import Engine
-from radixkv.engine.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
+from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
 from radixkv.prompts import Prompt
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 FOLDER = Path(__file__).parent.parent / "examples"
 NEEDS_A_SERVER = FOLDER / "terminal_client.py"

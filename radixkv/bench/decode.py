@@ -25,8 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import describe_gpu, measure_limits, require_gpu
-from radixkv.engine.compiled_layers import run_layers_as_they_are
 from radixkv.llm import LLM
+from radixkv.model.compiled_layers import run_layers_as_they_are
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128

@@ -1,1 +1,1 @@
-"""Requests, scheduling and the model: from token ids to token ids."""
+"""The step loop: schedule, execute, process; and the thread that runs it."""

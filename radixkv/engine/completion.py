@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.engine.detokenizer import IncrementalDetokenizer
-from radixkv.engine.request import Sequence
-from radixkv.engine.sampler import SampledToken, SamplingRow
 from radixkv.outputs import Logprob
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.sampler import SampledToken, SamplingRow
 from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.request import Sequence
 
 
 def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:

@@ -18,26 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
-from radixkv.engine.admission import check_fits, check_prompt
-from radixkv.engine.beam_search import BeamSearch
+from radixkv.engine.batch import LaunchedStep
 from radixkv.engine.completion import equip_for_sampling
-from radixkv.engine.errors import NoBlocksLeftError, QueueFullError
-from radixkv.engine.kv_quantisation import cache_element_type, calibrate
-from radixkv.engine.launched_step import LaunchedStep
-from radixkv.engine.launcher import Launcher
-from radixkv.engine.model_loader import LoadedModel
-from radixkv.engine.model_runner import ModelRunner
-from radixkv.engine.pool_sizing import choose_num_blocks
-from radixkv.engine.request import Request, SequenceGroup
-from radixkv.engine.request import Sequence as TokenSequence
-from radixkv.engine.result_taker import ResultTaker
-from radixkv.engine.sampler import Sampler
-from radixkv.engine.scheduler import ScheduledChunk, Scheduler
-from radixkv.engine.structured_output import GrammarCompiler
+from radixkv.engine.executor import Launcher
+from radixkv.engine.output_processor import ResultTaker
+from radixkv.engine.trace_recorder import TraceRecorder
+from radixkv.errors import NoBlocksLeftError, QueueFullError
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
+from radixkv.model.kv_quantisation import cache_element_type, calibrate
+from radixkv.model.loader import LoadedModel
+from radixkv.model.pool_sizing import choose_num_blocks
+from radixkv.model.runner import ModelRunner
+from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling.exponential import draw_in_every_way
+from radixkv.sampling.sampler import Sampler
+from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.simulate.record import TraceRecorder
+from radixkv.scheduling.request import Request, SequenceGroup
+from radixkv.scheduling.request import Sequence as TokenSequence
+from radixkv.scheduling.request_validation import check_fits, check_prompt
+from radixkv.scheduling.scheduler import ScheduledChunk, Scheduler
 
 
 class BatchSize(NamedTuple):
@@ -72,7 +73,7 @@ class Engine:
             and the device's overlap (see `launched_step`). None: on a GPU.
         seed: where the random numbers of requests without a seed of their own begin.
         eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
-        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.kv_events`).
+        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.observe.kv_events`).
         kv_events_replay_endpoint: where subscribers ask for what they missed.
         record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
 
@@ -140,7 +141,9 @@ class Engine:
                 loaded.device,
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 gpu_memory_utilization=gpu_memory_utilization,
-                measure_activations=lambda: self._runner.measure_activations(max_num_batched_tokens, max_num_seqs),
+                measure_activations=lambda: self._runner.measure_activations(
+                    max_num_batched_tokens, max_num_seqs, draw_in_every_way
+                ),
             )
         if scales is None:
             self.pool = KVPool(shapes, num_blocks, block_size, element_type, loaded.device)
@@ -156,7 +159,7 @@ class Engine:
         self._publisher = None
         if kv_events_endpoint is not None:
             # Only here: it needs packages that others do without.
-            from radixkv.kv_events import ZmqEventPublisher
+            from radixkv.observe.kv_events import ZmqEventPublisher
 
             self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
         self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from radixkv.cache import Pin, PinQuotaExceeded
 from radixkv.engine.engine import Engine
-from radixkv.explain import in_words
-from radixkv.inspect.snapshot import take_snapshot
+from radixkv.observe.explain import in_words
+from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.sampling_params import SamplingParams
 from radixkv.server.errors import ApiError, client_errors

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.model.loader import LoadedModel
 from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.prompts import Message, Prompt, as_chat_prompts
 from radixkv.server.cache_insight import CacheExplanation

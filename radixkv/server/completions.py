@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.model.loader import LoadedModel
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.cache_insight import CacheExplanation

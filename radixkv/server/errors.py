@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from radixkv.engine.errors import (
+from radixkv.errors import (
     DrainingError,
     EngineDeadError,
     EngineError,

@@ -14,12 +14,12 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.engine.detokenizer import IncrementalDetokenizer
-from radixkv.engine.errors import DrainingError
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.engine.request_stream import Piece, RequestStream
+from radixkv.errors import DrainingError
+from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestOutput
 from radixkv.prompts import Prompt
-from radixkv.request_stream import Piece, RequestStream
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.cache_insight import CacheExplanation, explanations
 from radixkv.server.errors import ApiError, as_api_error

@@ -23,7 +23,7 @@ from radixkv import __version__
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.engine import Engine
-from radixkv.engine.request import SequenceGroup
+from radixkv.scheduling.request import SequenceGroup
 from radixkv.server.service import Service
 from radixkv.server.tenants import Credentials, Tenant
 

@@ -12,9 +12,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.engine.engine_stats import EngineStats
+from radixkv.engine.request_stream import Piece
+from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
-from radixkv.request_stream import Piece
 
 _PREFIX = "radixkv:"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.engine.errors import PromptTooLongError
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.errors import PromptTooLongError
+from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Prompt
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from radixkv.engine.model_loader import LoadedModel
+from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
 from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors

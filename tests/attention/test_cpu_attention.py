@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from attention_batches import check, check_cuts, make_batch, make_pool
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_batches import check, check_cuts, make_batch, make_pool
 
 from radixkv.attention import QueryChunk, build_plan, cost_model
 from radixkv.attention.cpu_backend import CpuAttention, CpuBackend

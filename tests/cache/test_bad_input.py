@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_driver import compute, leave
+from support.cache_driver import compute, leave
 
 from radixkv.cache import ClosedError, InvalidArgumentError, PrefixCache
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cache_driver import leave
+from support.cache_driver import leave
 
 from radixkv.cache import LFU, LRU, Adaptive, CostAware, EvictionPolicy, PrefixCache, PriorityTTL, SegmentedLRU
 from radixkv.testing import FakeLeaf, PrefixCacheAdapter, cache_machine, policy_machine

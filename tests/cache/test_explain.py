@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cache_driver import leave
+from support.cache_driver import leave
 
 from radixkv.cache import InvalidArgumentError, PrefixCache, Reason
 

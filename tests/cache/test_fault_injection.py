@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from failing_pool import FailingOnce
+from support.failing_pool import FailingOnce
 
 from radixkv.testing import CheckedCache, LiveSequence, PrefixCacheAdapter
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from cache_driver import compute, leave
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cache_driver import compute, leave
 
 from radixkv.cache import NodeOutline, NodeSnapshot, PrefixCache
 from radixkv.cache.outline import outline

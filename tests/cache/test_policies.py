@@ -7,9 +7,9 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 import pytest
-from cache_driver import compute, leave
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cache_driver import compute, leave
 
 from radixkv.cache import (
     LFU,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cache_driver import compute, leave, leave_unchecked
+from support.cache_driver import compute, leave, leave_unchecked
 
 from radixkv.cache import (
     BlockCopy,

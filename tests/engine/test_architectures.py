@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_zoo import REFUSED, SUPPORTED, VOCAB_SIZE, build, build_supported
+from support.model_zoo import REFUSED, SUPPORTED, VOCAB_SIZE, build, build_supported
 
 from radixkv import LLM, SamplingParams
-from radixkv.engine.errors import UnsupportedModelError
+from radixkv.errors import UnsupportedModelError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine import race, sampler
+from radixkv.sampling import exponential, sampler
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_tokens_are_those_of_one_step_at_a_time(
             patch.setattr(
                 sampler,
                 "draw",
-                lambda logits, racers, look=first_look: race.draw(logits, racers, max(look, first_look)),
+                lambda logits, racers, look=first_look: exponential.draw(logits, racers, max(look, first_look)),
             )
             patch.setattr(sampler, "FIRST_LOOK", first_look)
             results.append(answers(llm, requests))

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.engine.engine import Engine
-from radixkv.engine.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
-from radixkv.engine.model_loader import load_model
+from radixkv.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
+from radixkv.model.loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 

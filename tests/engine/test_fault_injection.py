@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from failing_pool import FailingOnce
-from model_zoo import VOCAB_SIZE, build_supported
+from support.failing_pool import FailingOnce
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.errors import NoBlocksLeftError
+from radixkv.errors import NoBlocksLeftError
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.launched_step import LaunchedStep
-from radixkv.engine.sampler import Sampler, SamplingRow
-from radixkv.engine.scheduler import ScheduledChunk
+from radixkv.engine.batch import LaunchedStep
 from radixkv.memory.upload import to_device
+from radixkv.sampling.sampler import Sampler, SamplingRow
+from radixkv.scheduling.scheduler import ScheduledChunk
 
 pytestmark = pytest.mark.gpu
 

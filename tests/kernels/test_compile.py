@@ -24,7 +24,7 @@ from radixkv_kernels.target import interpreted
 if interpreted():
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from kernels.compiled import SHARED_MEMORY, Compiled, compile_only
+from support.compiled_kernels import SHARED_MEMORY, Compiled, compile_only
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 

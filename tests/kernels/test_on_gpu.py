@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import Case, make_tree, relative_error
+from support.kernel_cases import Case, make_tree, relative_error
 
-from radixkv.engine.race import Racer, draw, starts
+from radixkv.sampling.exponential import Racer, draw, starts
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import (
     BlockCopier,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 

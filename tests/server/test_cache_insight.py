@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import httpx
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_process import ADMIN_KEY, ServerProcess
+from support.server_process import ADMIN_KEY, ServerProcess
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 TEXT = {"prompt": "Hi", "max_tokens": 1}

@@ -10,7 +10,7 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from server_process import ADMIN_KEY, ServerProcess
+from support.server_process import ADMIN_KEY, ServerProcess
 
 TENANT_A = "key-of-tenant-a"
 # How many cases of which endpoint that break the description, and how many that keep to it: 2,010 in all.

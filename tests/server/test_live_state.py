@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 

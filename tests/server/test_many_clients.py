@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import openai
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 from radixkv import LLM, SamplingParams
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
 

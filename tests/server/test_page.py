@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 from radixkv.server.run import ServeOptions, run_server
 
@@ -79,7 +79,7 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
 
 
 def test_a_dead_engine_ends_the_process_with_status_1() -> None:
-    broken = "from radixkv.engine.scheduler import Scheduler\nScheduler.schedule = lambda self: 1 / 0"
+    broken = "from radixkv.scheduling.scheduler import Scheduler\nScheduler.schedule = lambda self: 1 / 0"
     with ServerProcess(prelude=broken) as server:
         with server.client() as client:
             assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
@@ -101,7 +101,7 @@ def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any
 
 
 def test_what_is_not_installed_is_named() -> None:
-    program = "import sys; sys.modules['uvicorn'] = None\nfrom radixkv.cli import main; main()"
+    program = "import sys; sys.modules['uvicorn'] = None\nfrom radixkv.cli.main import main; main()"
     result = subprocess.run([sys.executable, "-c", program, "serve"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr == "radixkv: uvicorn is not installed: pip install 'radixkv[server]'\n"
@@ -110,7 +110,7 @@ def test_what_is_not_installed_is_named() -> None:
 def test_a_port_in_use_is_one_line_on_standard_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"{taken.getsockname()[1]}"
-        command = [sys.executable, "-c", "from radixkv.cli import main; main()", "serve", "--port", port]
+        command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", "serve", "--port", port]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import httpx
-from server_process import ServerProcess
+from support.server_process import ServerProcess
 
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: " * 4

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.attention import triton_backend
-from radixkv.engine import compiled_layers, kv_quantisation
+from radixkv.model import compiled_layers, kv_quantisation
 from radixkv_kernels import reference
 
 

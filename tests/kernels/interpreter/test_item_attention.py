@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_cases import Case, make_tree, relative_error
+from support.kernel_cases import Case, make_tree, relative_error
 
 from radixkv_kernels import attend_items, merge_partials, reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.engine.race import Racer, draw, starts
+from radixkv.sampling.exponential import Racer, draw, starts
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import draw_tokens
 

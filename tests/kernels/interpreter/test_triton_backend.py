@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_batches import Batch, check, check_cuts, make_batch, make_pool, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_batches import Batch, check, check_cuts, make_batch, make_pool, random_tokens
 
 from radixkv.attention import QueryChunk, gpu_cost_model
 from radixkv.attention.padded_decode import PaddedDecode

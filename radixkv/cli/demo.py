@@ -1,0 +1,211 @@
+"""A fixed tour on the real model: what sharing prefixes saves, with and without the cache, and equal answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.cache import PrefixCache
+from radixkv.chat import Chat
+from radixkv.llm import LLM
+from radixkv.observe.inspect.tree_view import draw_tree
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+SYSTEM = (
+    "You are the assistant of a small public library. You answer in one or two plain sentences. The library is open "
+    "from nine to six on weekdays and from ten to four on Saturdays. Books are lent for four weeks and can be renewed "
+    "twice unless somebody waits for them. Films and music are lent for one week. Children under twelve need a parent's "
+    "signature. There is a quiet room on the second floor, a workshop with two printers in the basement, and a garden "
+    "where readers may eat. Fines are ten cents a day. If you do not know something, say so and name the front desk. "
+) * 3
+QUESTIONS = [
+    "When are you open on Saturday?",
+    "How long may I keep a book?",
+    "Where can I print something?",
+    "My son is eight. Can he get a card?",
+    "May I eat my lunch here?",
+    "What does it cost to be three days late?",
+]
+TURNS = ["I would like to read about the sea. What do you suggest?", "Something shorter?", "And for a child of ten?"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+NO_CACHE = {"read": False, "write": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload, without and with the cache."""
+
+    name: str
+    prompt_tokens: int
+    computed_without: int
+    computed_with: int
+    blocks_without: int
+    blocks_with: int
+    seconds_without: float
+    seconds_with: float
+    equal: bool
+
+
+def run_demo(console: Console, json_path: Path | None = None) -> bool:
+    """Run the tour; returns whether all greedy answers were equal with and without the cache."""
+    console.rule("RadixKV")
+    start = time.perf_counter()
+    with console.status("loading the model"):
+        llm = LLM()
+    console.print(f"{llm.engine.loaded.name} ready in {time.perf_counter() - start:.1f} s")
+    llm.generate("Hello", SamplingParams(max_tokens=2), use_tqdm=False)
+    rows = []
+    for name, work in (
+        ("6 chats, one system prompt", _chats),
+        ("a conversation of 3 turns", _conversation),
+        ("n = 8 samples", _samples),
+        ("3 beam searches, width 4", _beams),
+    ):
+        with console.status(name):
+            rows.append(_compare(llm, name, work))
+        console.print(f"[green]✓[/] {name}: answers equal" if rows[-1].equal else f"[red]✗[/] {name}: answers differ")
+    console.print()
+    console.print(f"[bold]{QUESTIONS[0]}[/]")
+    console.print(llm.chat(_question(QUESTIONS[0]), GREEDY, use_tqdm=False)[0].outputs[0].text)
+    console.print()
+    console.print(draw_tree(llm.engine.cache.tree_snapshot(), llm.get_tokenizer().decode))
+    console.print()
+    console.print(_table(rows))
+    memory = [memory_example(lengths, reserved) for lengths, reserved in TEXTBOOK_EXAMPLES]
+    console.print(_memory_table(memory, llm.engine.pool.block_nbytes))
+    if json_path is not None:
+        document = {"rows": [asdict(row) for row in rows], "memory": memory}
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    return all(row.equal for row in rows)
+
+
+def _compare(llm: LLM, name: str, work: Callable[[LLM, bool], Any]) -> Row:
+    results: list[Any] = []
+    measured: list[tuple[int, int, int, float]] = []
+    for cached in (False, True):
+        llm.reset_prefix_cache()
+        llm.engine.peak_held_blocks = 0
+        before, start = llm.engine.cache.stats, time.perf_counter()
+        results.append(work(llm, cached))
+        seconds, after = time.perf_counter() - start, llm.engine.cache.stats
+        queried = after.queried_tokens - before.queried_tokens
+        computed = after.computed_tokens - before.computed_tokens
+        measured.append((queried, computed, llm.engine.peak_held_blocks, seconds))
+    (prompt_tokens, computed_without, blocks_without, seconds_without), (_, computed, blocks, seconds) = measured
+    return Row(
+        name,
+        prompt_tokens,
+        computed_without,
+        computed,
+        blocks_without,
+        blocks,
+        seconds_without,
+        seconds,
+        equal=results[0] == results[1],
+    )
+
+
+def _question(text: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def _chats(llm: LLM, cached: bool) -> list[list[int]]:
+    conversations = [_question(question) for question in QUESTIONS]
+    outputs = llm.chat(conversations, GREEDY, use_tqdm=False, cache=None if cached else NO_CACHE)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def _conversation(llm: LLM, cached: bool) -> list[str]:
+    if cached:
+        chat = Chat(llm, SYSTEM, GREEDY)
+        return [chat.send(turn) for turn in TURNS]
+    messages: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
+    answers = []
+    for turn in TURNS:
+        messages.append({"role": "user", "content": turn})
+        answers.append(llm.chat(messages, GREEDY, use_tqdm=False, cache=NO_CACHE)[0].outputs[0].text)
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def _samples(llm: LLM, cached: bool) -> list[list[int]]:
+    """Eight samples as forks of one prompt, or as eight requests that compute it each.
+
+    So cold a temperature makes each of them the greedy answer, so that the two ways can be compared.
+    """
+    prompt = SYSTEM + "Question: What can you do for me?\nAnswer:"
+    if cached:
+        params = SamplingParams(n=8, temperature=1e-4, max_tokens=32)
+        return [sample.token_ids for sample in llm.generate(prompt, params, use_tqdm=False)[0].outputs]
+    outputs = llm.generate([{"prompt": prompt, "cache": NO_CACHE}] * 8, GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def _beams(llm: LLM, cached: bool) -> list[list[int]]:
+    """Searches for three questions, one after the other; their beams share blocks in any case, their prompts do not."""
+    found = []
+    for question in QUESTIONS[:3]:
+        prompt: dict[str, Any] = {"prompt": f"{SYSTEM}Question: {question}\nAnswer:"}
+        if not cached:
+            prompt["cache"] = NO_CACHE
+        beams = llm.beam_search(prompt, BeamSearchParams(beam_width=4, max_tokens=24))[0].sequences
+        found += [beam.tokens for beam in beams]
+    return found
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="without → with the cache")
+    for column in ("workload", "prompt tokens", "computed", "blocks held", "seconds", "answers"):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.prompt_tokens:,}",
+            f"{row.computed_without:,} → {row.computed_with:,}",
+            f"{row.blocks_without} → {row.blocks_with}",
+            f"{row.seconds_without:.2f} → {row.seconds_with:.2f}",
+            "equal" if row.equal else "DIFFER",
+        )
+    return table
+
+
+TEXTBOOK_EXAMPLES = (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048))
+
+
+def memory_example(lengths: tuple[int, ...], reserved: int, block_size: int = 16) -> dict[str, Any]:
+    """Sequences of ``lengths`` tokens: slots wasted if each reserves ``reserved``, and with blocks."""
+    cache = PrefixCache(sum(lengths) // block_size + len(lengths), block_size)
+    for number, length in enumerate(lengths):
+        table = cache.open([number], read=False, write=False)
+        cache.reserve(table, length)
+    used, held = sum(lengths), cache.num_held_blocks * block_size
+    return {
+        "lengths": list(lengths),
+        "reserved_each": reserved,
+        "contiguous_slots": reserved * len(lengths),
+        "contiguous_waste": 1 - used / (reserved * len(lengths)),
+        "block_slots": held,
+        "block_waste": 1 - used / held,
+        "held_blocks": cache.num_held_blocks,
+    }
+
+
+def _memory_table(examples: list[dict[str, Any]], block_nbytes: int) -> Table:
+    table = Table(title="memory: contiguous reservation → blocks of 16 tokens")
+    for column in ("requests of", "slots", "wasted", "KV bytes in use"):
+        table.add_column(column, justify="left" if column == "requests of" else "right")
+    for example in examples:
+        table.add_row(
+            f"{', '.join(f'{n:,}' for n in example['lengths'])} tokens ({example['reserved_each']:,} reserved each)",
+            f"{example['contiguous_slots']:,} → {example['block_slots']:,}",
+            f"{example['contiguous_waste']:.1%} → {example['block_waste']:.1%}",
+            f"{example['held_blocks'] * block_nbytes / 2**20:,.0f} MiB",
+        )
+    return table

@@ -1,0 +1,84 @@
+"""What RadixKV found on this machine, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv import __version__
+from radixkv.errors import ModelLoadError
+from radixkv.model.default_model import (
+    DEFAULT_MODEL_NAME,
+    cache_folder,
+    converted_folder,
+    find_damage,
+    find_default_model,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; ``advice`` says what to do where something is missing."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything that matters; loads torch, but no model."""
+    import torch
+
+    findings = [Finding("RadixKV", __version__), Finding("Python", platform.python_version())]
+    for package in ("torch", "transformers", "numpy", "tokenizers"):
+        findings.append(Finding(package, importlib.metadata.version(package)))
+    capability = torch.backends.cpu.get_cpu_capability()
+    findings.append(Finding("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"))
+    packed = torch.backends.mkldnn.is_available()
+    findings.append(
+        Finding(
+            "oneDNN",
+            "yes" if packed else "no",
+            "" if packed else "linear layers run at half speed: use a torch with it",
+        )
+    )
+    if importlib.util.find_spec("triton"):
+        findings.append(Finding("Triton", importlib.metadata.version("triton")))
+    else:
+        findings.append(Finding("Triton", "not installed", "only needed on a GPU"))
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    findings.append(Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"))
+    findings.append(_default_model())
+    folder = cache_folder()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    findings.append(Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free"))
+    return findings
+
+
+def report(console: Console) -> None:
+    """Print the findings."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "found", "what to do"):
+        table.add_column(title, overflow="fold")
+    for finding in examine():
+        table.add_row(finding.what, finding.found, finding.advice)
+    console.print(table)
+
+
+def _default_model() -> Finding:
+    try:
+        gguf = find_default_model()
+    except ModelLoadError as error:
+        return Finding(DEFAULT_MODEL_NAME, "not installed", str(error).split(": ", 1)[1])
+    folder = converted_folder(gguf)
+    if not folder.exists():
+        return Finding(DEFAULT_MODEL_NAME, "installed, not converted yet", "radixkv doctor --prepare")
+    damage = find_damage(folder)
+    return Finding(DEFAULT_MODEL_NAME, damage or "ready", "it is converted again when it is used" if damage else "")

@@ -1,0 +1,89 @@
+"""Requests as the outputs that users get."""
+
+from __future__ import annotations
+
+from radixkv.model.loader import LoadedModel
+from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request import Request, Sequence
+
+
+def request_output(request: Request) -> RequestOutput:
+    """All that was generated so far."""
+    return _output(request, [_completion(s, _text(s), s.output_token_ids, 0) for s in request.sequences])
+
+
+def delta_output(request: Request) -> RequestOutput:
+    """What is new in each sample since the last call."""
+    completions = []
+    for sequence in request.sequences:
+        start = sequence.num_streamed
+        text = "" if sequence.detokenizer is None else sequence.detokenizer.delta()
+        new = sequence.token_ids[request.num_prompt_tokens + start : sequence.num_known]
+        completions.append(_completion(sequence, text, new, start))
+        sequence.num_streamed += len(completions[-1].token_ids)
+    return _output(request, completions)
+
+
+def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
+    """A finished search's beams, best first."""
+    assert request.beams is not None and isinstance(request.params, BeamSearchParams)
+    tokenizer = loaded.tokenizer
+    prompt_ids = request.prompt_token_list
+    sequences = []
+    for beam in request.beams.results():
+        logprobs = [
+            {
+                token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id]))
+                for token_id, logprob, rank in [*step.top_logprobs, (step.token_id, step.logprob, step.rank)]
+            }
+            for step in beam.history
+        ]
+        tokens = prompt_ids + beam.token_ids
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                logprobs=logprobs,
+                cum_logprob=beam.history[-1].score,
+                text=None if tokenizer is None else tokenizer.decode(tokens),
+                finish_reason=beam.finish_reason,
+                stop_reason=beam.stop_reason,
+            )
+        )
+    return BeamSearchOutput(
+        sequences=sequences,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens or 0,
+        metrics=request.metrics,
+    )
+
+
+def _text(sequence: Sequence) -> str:
+    return "" if sequence.detokenizer is None else sequence.detokenizer.text
+
+
+def _completion(sequence: Sequence, text: str, token_ids: list[int], first: int) -> CompletionOutput:
+    params = sequence.request.params
+    with_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
+    return CompletionOutput(
+        index=sequence.index,
+        text=text,
+        token_ids=token_ids,
+        cumulative_logprob=sequence.cumulative_logprob if with_logprobs else None,
+        logprobs=sequence.logprobs[first : first + len(token_ids)] if with_logprobs else None,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+    )
+
+
+def _output(request: Request, completions: list[CompletionOutput]) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_token_list,
+        prompt_logprobs=request.prompt_logprobs,
+        outputs=completions,
+        finished=request.finished,
+        num_cached_tokens=request.num_cached_tokens or 0,
+        metrics=request.metrics,
+    )

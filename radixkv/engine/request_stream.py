@@ -1,0 +1,83 @@
+"""One request's answer as it arrives in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from radixkv.engine.thread import News
+from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+
+Piece = RequestOutput | BeamSearchOutput
+
+
+class RequestStream:
+    """Iterate to get what is new; whoever stops before the end must `close` it, which aborts the request.
+
+    A reader slower than the engine gets larger pieces, not more of them, so nothing piles up.
+
+    Args:
+        request_id: the request's.
+        on_close: called once, when the stream is closed or read to its end.
+    """
+
+    def __init__(self, request_id: str, on_close: Callable[[RequestStream], None]) -> None:
+        self.request_id = request_id
+        self.ended = False
+        self._on_close: Callable[[RequestStream], None] | None = on_close
+        self._piece: Piece | None = None
+        self._failure: Exception | None = None
+        self._arrived = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be read: it was closed, or read to its end."""
+        return self._on_close is None
+
+    def put(self, news: News) -> None:
+        """Take in what the engine delivered."""
+        if isinstance(news, Exception):
+            self._failure = news
+        elif isinstance(news, RequestOutput) and isinstance(self._piece, RequestOutput):
+            self._piece = _joined(self._piece, news)
+        else:
+            self._piece = news
+        self.ended = not isinstance(news, RequestOutput) or news.finished
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Read no further; an unfinished request is aborted before the engine's next step."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close(self)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self.closed:
+            raise StopAsyncIteration
+        await self._arrived.wait()
+        self._arrived.clear()
+        piece, self._piece = self._piece, None
+        if self.ended:
+            self.close()
+        if self._failure is not None:
+            raise self._failure
+        assert piece is not None
+        return piece
+
+
+def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two successive pieces of one request as one."""
+    earlier = {output.index: output for output in first.outputs}
+    outputs = [_joined_output(earlier[o.index], o) if o.index in earlier else o for o in second.outputs]
+    return replace(second, outputs=outputs)
+
+
+def _joined_output(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
+    logprobs = None if second.logprobs is None else (first.logprobs or []) + second.logprobs
+    return replace(
+        second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs
+    )

@@ -1,0 +1,84 @@
+"""Recording a trace without any text or token: salted hashes, lengths and times.
+
+The salt is drawn anew for each recording and kept nowhere, so nobody can look for a known prompt in a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
+
+
+class TraceRecorder:
+    """Writes a line a request to a file that `radixkv simulate` reads.
+
+    Args:
+        path: a new file, or one to be overwritten.
+        block_size: tokens a block.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, block_size: int) -> None:
+        self._block_size = block_size
+        self._salt = secrets.token_bytes(32)
+        self._start = time.monotonic()
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._write({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": block_size})
+
+    def record(
+        self,
+        namespace: str,
+        prompt: Sequence[int] | NDArray[np.int32],
+        output: Sequence[int],
+        arrival: float | None = None,
+    ) -> None:
+        """Record a request that has ended.
+
+        Args:
+            output: the tokens generated.
+            arrival: when it came, by `time.monotonic`; None: now.
+        """
+        size = self._block_size
+        tokens = np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32)])
+        before = self._salt + namespace.encode()
+        names = []
+        for stop in range(size, len(tokens) + 1, size):
+            # 128 bits: chained hashes of 64 would be salted by no more than that after the first block.
+            before = xxhash.xxh3_128_digest(before + self._salt + tokens[stop - size : stop].tobytes())
+            names.append(int.from_bytes(before[:6], "little"))
+        num_prompt_blocks = len(prompt) // size
+        self._write(
+            {
+                "timestamp": round(((time.monotonic() if arrival is None else arrival) - self._start) * 1000),
+                "input_length": len(prompt),
+                "output_length": len(output),
+                "hash_ids": names[:num_prompt_blocks],
+                "output_hash_ids": names[num_prompt_blocks:],
+            }
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, fields: dict[str, object]) -> None:
+        self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")

@@ -1,0 +1,87 @@
+"""Every error that a user of the library can meet.
+
+The cache's own are defined with it, for it is used alone, and stand here too.
+"""
+
+from __future__ import annotations
+
+from radixkv.cache.errors import (
+    CacheError,
+    ClosedError,
+    InvalidArgumentError,
+    InvariantViolation,
+    OutOfBlocks,
+    PinQuotaExceeded,
+)
+
+__all__ = [
+    "CacheError",
+    "ClosedError",
+    "DrainingError",
+    "EngineDeadError",
+    "EngineError",
+    "InvalidArgumentError",
+    "InvariantViolation",
+    "ModelLoadError",
+    "NoBlocksLeftError",
+    "OutOfBlocks",
+    "PinQuotaExceeded",
+    "PromptTooLongError",
+    "QueueFullError",
+    "RequestTooLargeError",
+    "StepFailedError",
+    "StructuredOutputError",
+    "UnsupportedModelError",
+]
+
+
+class EngineError(Exception):
+    """Base of the engine's errors."""
+
+
+class ModelLoadError(EngineError):
+    """A model is not there or cannot be read; the message says what to do."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """A model cannot run over the cache's blocks; the message says why."""
+
+
+class PromptTooLongError(EngineError, ValueError):
+    """The prompt leaves the model no room for a token; the message gives the figures."""
+
+
+class RequestTooLargeError(EngineError, ValueError):
+    """The request could never fit, however empty the engine is; the message gives the figures."""
+
+
+class NoBlocksLeftError(EngineError):
+    """A request could not go on, although nothing else was running: pins keep its blocks."""
+
+
+class StructuredOutputError(EngineError, ValueError):
+    """A request's grammar cannot be followed further."""
+
+
+class StepFailedError(EngineError):
+    """The step that a request was in crashed; the cause says how. Other requests go on."""
+
+
+class QueueFullError(EngineError):
+    """As many requests wait, or are unfinished, as may; the message gives the figures.
+
+    Attributes:
+        retry_after: in how many seconds there is likely to be room.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DrainingError(EngineError):
+    """No new requests are taken: the engine is finishing what it has, or has stopped."""
+
+
+class EngineDeadError(EngineError):
+    """The engine's bookkeeping is broken, so it takes no further step; the cause says why."""

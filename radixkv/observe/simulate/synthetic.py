@@ -1,0 +1,114 @@
+"""Made-up traces of quite different character, to try policies on more than one kind of work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from radixkv.observe.simulate.trace import Trace, TracedRequest
+
+_BLOCK_SIZE = 64
+_Pieces = tuple[float, list[int], int]  # when, the prompt's blocks, how many the answer fills
+
+
+def chats(num_requests: int = 6000, seed: int = 0) -> Trace:
+    """Conversations under one system prompt: people come back after a minute or two, or not at all."""
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    system = _new(ids, 8)
+
+    def conversation(start: float) -> Iterator[_Pieces]:
+        history = system + _new(ids, 1 + int(rng.geometric(0.15)))
+        time = start
+        while True:
+            answer = 1 + int(rng.geometric(0.3))
+            yield time, list(history), answer
+            if rng.random() > 0.65:
+                return
+            time += float(rng.lognormal(4.5, 0.8))
+            history = history + [-1] * answer + _new(ids, 1 + int(rng.geometric(0.4)))
+
+    return _gather(conversation, rng, num_requests, 0.8, ids)
+
+
+def agents(num_requests: int = 6000, seed: int = 0) -> Trace:
+    """A few agents with long system prompts, whose steps follow each other within seconds, dozens to a task."""
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    systems = [_new(ids, 100) for _ in range(12)]
+
+    def task(start: float) -> Iterator[_Pieces]:
+        history = systems[int(rng.zipf(1.5)) % len(systems)] + _new(ids, 4)
+        time = start
+        for _ in range(int(rng.geometric(0.08))):
+            yield time, list(history), 2
+            time += float(rng.exponential(8.0))
+            history = history + [-1] * 2 + _new(ids, 1 + int(rng.geometric(0.25)))
+
+    return _gather(task, rng, num_requests, 6.0, ids)
+
+
+def documents(num_requests: int = 6000, seed: int = 0) -> Trace:
+    """Questions about documents, whose popularity follows Zipf's law; hardly anybody asks the same again."""
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    system = _new(ids, 4)
+    library = [_new(ids, 20 + int(rng.integers(60))) for _ in range(3000)]
+
+    def question(start: float) -> Iterator[_Pieces]:
+        document = library[(int(rng.zipf(1.2)) - 1) % len(library)]
+        yield start, [*system, *document, *_new(ids, 2)], 3
+
+    return _gather(question, rng, num_requests, 0.5, ids)
+
+
+def scans(num_requests: int = 6000, seed: int = 0) -> Trace:
+    """Chats, and long batch jobs that read every document of a collection once and never again."""
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+    system = _new(ids, 8)
+
+    def visitor(start: float) -> Iterator[_Pieces]:
+        if rng.random() < 0.02:
+            for number in range(100):
+                yield start + number * 0.3, _new(ids, 60), 1
+            return
+        history, time = system + _new(ids, 6), start
+        for _ in range(int(rng.geometric(0.35))):
+            yield time, list(history), 2
+            time += float(rng.lognormal(4.0, 0.7))
+            history = history + [-1] * 2 + _new(ids, 2)
+
+    return _gather(visitor, rng, num_requests, 0.6, ids)
+
+
+SYNTHETIC: dict[str, Callable[[], Trace]] = {"chats": chats, "agents": agents, "documents": documents, "scans": scans}
+
+
+def _new(ids: Iterator[int], count: int) -> list[int]:
+    return list(itertools.islice(ids, count))
+
+
+def _gather(
+    visit: Callable[[float], Iterator[_Pieces]],
+    rng: np.random.Generator,
+    num_requests: int,
+    mean_gap: float,
+    ids: Iterator[int],
+) -> Trace:
+    """Visits that begin at random, their requests in order of time. A -1 in a prompt is a block of the answer before."""
+    requests: list[TracedRequest] = []
+    start = 0.0
+    while len(requests) < num_requests:
+        start += float(rng.exponential(mean_gap))
+        answers: list[int] = []
+        for time, pieces, num_answer_blocks in visit(start):
+            pending = iter(answers)
+            prompt = [next(pending) if block == -1 else block for block in pieces]
+            output = _new(ids, num_answer_blocks)
+            answers += output
+            requests.append(TracedRequest(time, np.array(prompt, np.int32), np.array(output, np.int32)))
+    requests.sort(key=lambda request: request.time)
+    return Trace(requests[:num_requests], _BLOCK_SIZE)

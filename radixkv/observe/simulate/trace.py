@@ -1,0 +1,108 @@
+"""Traces: who asked for which blocks, and when.
+
+Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
+``hash_ids``: one number a block, equal only where the block and everything before it are equal.
+
+- Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled.
+- Our own (`TraceRecorder`): the first line names the format and the block size; only whole blocks; ``output_hash_ids`` are
+  the blocks that were filled while the answer was generated.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
+
+MOONCAKE_BLOCK_SIZE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request.
+
+    Attributes:
+        time: seconds since the trace began.
+        prompt: a number for each block of the prompt, int32; equal for equal prefixes.
+        output: the same for the blocks that the answer filled.
+    """
+
+    time: float
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of time, and the tokens that a block stands for."""
+
+    requests: list[TracedRequest]
+    block_size: int
+
+    @property
+    def num_asked_blocks(self) -> int:
+        return sum(len(request.prompt) for request in self.requests)
+
+    @property
+    def num_distinct_blocks(self) -> int:
+        """Blocks that a cache would have to hold to keep everything."""
+        ids: set[int] = set()
+        for request in self.requests:
+            ids.update(request.prompt.tolist(), request.output.tolist())
+        return len(ids)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace of either format.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: a line is not what it should be; the message names it.
+    """
+    block_size = MOONCAKE_BLOCK_SIZE
+    rows: list[tuple[float, list[int], list[int]]] = []
+    numbers: dict[int, int] = {}
+    # Bytes that are no text are found by their line, where it is parsed.
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+                if number == 1 and isinstance(fields, dict) and "format" in fields:
+                    block_size = _block_size(fields)
+                    continue
+                time, ids = float(fields["timestamp"]) / 1000, fields["hash_ids"]
+                prompt, output = (
+                    [numbers.setdefault(int(name), len(numbers)) for name in names]
+                    for names in (ids, fields.get("output_hash_ids", []))
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {error!r}"
+                ) from error
+            rows.append((time, prompt, output))
+    if not rows:
+        raise ValueError(f"{path}: there is no request in it")
+    rows.sort(key=lambda row: row[0])
+    start = rows[0][0]
+    requests = [
+        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
+        for time, prompt, output in rows
+    ]
+    return Trace(requests, block_size)
+
+
+def _block_size(header: dict[str, Any]) -> int:
+    if header["format"] != TRACE_FORMAT or header.get("version") != TRACE_VERSION:
+        raise ValueError(f"format: expected {TRACE_FORMAT!r}, version {TRACE_VERSION}, got {header!r}")
+    size = header["block_size"]
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"block_size: expected a whole number of at least 1, got {size!r}")
+    return size

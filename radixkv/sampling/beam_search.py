@@ -1,0 +1,196 @@
+"""Beam search over block tables: which continuations go on, which are done.
+
+The rules are those of transformers' `generate` (``early_stopping=False``), so that results are equal: of all beams'
+continuations the best ``2 x width`` are looked at; those that end among the best ``width`` compete for the finished
+places by ``score / length ** length_penalty``; the best ``width`` of the rest go on; the search ends when no running
+beam, scored at its present length, beats the worst finished one.
+
+Nothing here knows of blocks: `Continuation.parent` tells the engine which tables to fork and which to drop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from radixkv.sampling.structured_output import GrammarState, bar_tokens
+from radixkv.sampling_params import BeamSearchParams
+
+TopLogprobs = list[tuple[int, float, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Beam ``parent`` goes on with ``token_id``.
+
+    Attributes:
+        score: sum of the log-probabilities of all generated tokens, this one included.
+        logprob: this token's own.
+        rank: this token's place among its parent's continuations, from 1.
+        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where they were asked for.
+    """
+
+    parent: int
+    token_id: int
+    score: float
+    logprob: float
+    rank: int
+    top_logprobs: TopLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBeam:
+    """A complete beam: ``history`` is its continuations from the first generated token to the last."""
+
+    history: tuple[Continuation, ...]
+    penalized_score: float
+    finish_reason: str
+    stop_reason: int | str | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [continuation.token_id for continuation in self.history]
+
+
+class BeamSearch:
+    """The state of one search.
+
+    Args:
+        params: width, length penalty and the rest.
+        max_tokens: tokens to generate at most.
+        end_token_ids: tokens that end a beam.
+        grammar: what every beam must keep to; None: anything.
+        find_stop: given a beam's generated token ids, the stop string that its text now contains, or None.
+    """
+
+    def __init__(
+        self,
+        params: BeamSearchParams,
+        max_tokens: int,
+        end_token_ids: frozenset[int],
+        find_stop: Callable[[list[int]], str | None],
+        grammar: GrammarState | None = None,
+    ) -> None:
+        self._params = params
+        self._max_tokens = max_tokens
+        self._end_token_ids = end_token_ids
+        self._find_stop = find_stop
+        self._histories: list[tuple[Continuation, ...]] = [()]
+        # One a running beam, where there is a grammar.
+        self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
+        self._finished: list[FinishedBeam] = []
+        self.done = False
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of each running beam."""
+        return len(self._histories[0])
+
+    def results(self) -> list[FinishedBeam]:
+        """The finished beams, best first."""
+        return list(self._finished)
+
+    def advance(self, logits: torch.Tensor) -> list[Continuation]:
+        """Choose the next tokens.
+
+        Args:
+            logits: float32 ``[running beams, vocabulary]``.
+
+        Returns:
+            The beams that go on, best first, at most the width; none when the search is done.
+
+        Raises:
+            StructuredOutputError: the grammar cannot be followed further.
+        """
+        running: list[Continuation] = []
+        grammars: list[GrammarState] = []
+        length = self.num_generated + 1
+        ended: list[FinishedBeam] = []
+        for place, candidate in enumerate(self._candidates(logits)):
+            history = (*self._histories[candidate.parent], candidate)
+            reason = self._end_of(history)
+            if self._grammars:
+                grammar = self._advanced_grammar(candidate)
+                reason = ("stop", None) if reason is None and grammar.complete else reason
+                grammars += [grammar] if reason is None else []
+            if reason is None:
+                running.append(candidate)
+            elif place < self._params.beam_width:
+                ended.append(FinishedBeam(history, self._penalize(candidate.score, length), *reason))
+        # Stable: of equal scores, the beam that finished earlier stays.
+        self._finished = sorted(self._finished + ended, key=lambda beam: -beam.penalized_score)
+        del self._finished[self._params.beam_width :]
+
+        running = running[: self._params.beam_width]
+        if not running or not self._can_improve(running[0].score, length):
+            self.done = True
+            return []
+        self._histories = [(*self._histories[c.parent], c) for c in running]
+        self._grammars = grammars[: len(running)]
+        return running
+
+    def _advanced_grammar(self, candidate: Continuation) -> GrammarState:
+        grammar = self._grammars[candidate.parent].fork()
+        grammar.advance(candidate.token_id)
+        if grammar.failure is not None:
+            raise grammar.failure
+        return grammar
+
+    def _candidates(self, logits: torch.Tensor) -> Sequence[Continuation]:
+        """The best continuations of all beams: enough that ``width`` go on even if every end token is among them."""
+        width, vocab_size = self._params.beam_width, logits.shape[1]
+        count = max(2, 1 + len(self._end_token_ids)) * width
+        if self._params.temperature >= 1e-5:
+            logits = logits / self._params.temperature
+        # Only the best few of each row are wanted: their log-softmax needs the row's log-sum-exp, not a new matrix.
+        per_beam = min(count, vocab_size)
+        allowed = logits
+        if self._grammars:
+            allowed = logits.clone()
+            bar_tokens(allowed, dict(enumerate(self._grammars)))
+        # Probabilities stay those of the whole vocabulary, as in transformers' constrained beam search.
+        best, token_ids = torch.topk(allowed, per_beam)
+        logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
+        before = [[history[-1].score if history else 0.0] for history in self._histories]
+        scores = logprobs + torch.tensor(before, device=logits.device)
+        top_scores, places = torch.topk(scores.view(-1), min(count, scores.numel()))
+        num_top = self._params.logprobs or 0
+        tops = [
+            [(int(t), float(p), rank + 1) for rank, (t, p) in enumerate(zip(row_ids, row_logprobs, strict=True))]
+            for row_ids, row_logprobs in zip(
+                token_ids[:, :num_top].tolist(), logprobs[:, :num_top].tolist(), strict=True
+            )
+        ]
+        columns = (top_scores, places, token_ids.view(-1)[places], logprobs.view(-1)[places])
+        return [
+            Continuation(
+                parent=place // per_beam,
+                token_id=token_id,
+                score=score,
+                logprob=logprob,
+                rank=place % per_beam + 1,
+                top_logprobs=tops[place // per_beam],
+            )
+            for score, place, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
+            if score > -math.inf
+        ]
+
+    def _end_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:
+        if history[-1].token_id in self._end_token_ids:
+            return "stop", None
+        if self._params.stop_strings:
+            stop = self._find_stop([continuation.token_id for continuation in history])
+            if stop is not None:
+                return "stop", stop
+        return ("length", None) if len(history) >= self._max_tokens else None
+
+    def _can_improve(self, best_running_score: float, length: int) -> bool:
+        if len(self._finished) < self._params.beam_width:
+            return True
+        return self._penalize(best_running_score, length) > self._finished[-1].penalized_score
+
+    def _penalize(self, score: float, length: int) -> float:
+        return float(score / length**self._params.length_penalty)

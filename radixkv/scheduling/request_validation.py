@@ -1,0 +1,70 @@
+"""Whether a request can be answered at all, asked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.errors import PromptTooLongError, RequestTooLargeError
+from radixkv.sampling_params import BeamSearchParams
+from radixkv.scheduling.request import Request
+
+
+def check_prompt(
+    token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int
+) -> NDArray[np.int32]:
+    """The prompt as int32.
+
+    Raises:
+        TypeError: ids are not whole numbers.
+        ValueError: there are none, or one is outside the vocabulary.
+        PromptTooLongError: they leave no room for a token to be generated.
+    """
+    tokens = np.asarray(token_ids)
+    if tokens.ndim != 1 or tokens.size == 0:
+        raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {str(token_ids)[:80]}")
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise TypeError(f"prompt_token_ids: expected whole numbers, got {str(token_ids)[:80]}")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise ValueError(f"prompt_token_ids: {bad} is outside the vocabulary of {vocab_size} tokens")
+    if tokens.size >= max_model_len:
+        raise PromptTooLongError(
+            f"prompt_token_ids: {tokens.size} tokens; the model takes {max_model_len} in all, "
+            "of which at least one is to be generated"
+        )
+    return tokens.astype(np.int32)
+
+
+def check_fits(
+    request: Request, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
+) -> None:
+    """Refuse what would not fit into an empty engine.
+
+    Raises:
+        RequestTooLargeError: too many sequences side by side, or too few blocks; with the figures.
+    """
+    beams = isinstance(request.params, BeamSearchParams)
+    if request.num_slots > max_num_seqs:
+        name = "beam_width" if beams else "n"
+        raise RequestTooLargeError(
+            f"{name}: {request.num_slots} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
+        )
+    if beams and request.num_slots > max_num_batched_tokens:
+        raise RequestTooLargeError(
+            f"beam_width: {request.num_slots} beams take a token each in one step, "
+            f"max_num_batched_tokens={max_num_batched_tokens} allows no more"
+        )
+    # The last token generated is never computed, so it takes no slot.
+    needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // block_size)
+    if beams:
+        shared = request.num_prompt_tokens // block_size
+        needed = shared + request.num_slots * (needed - shared)
+    if needed > num_blocks:
+        raise RequestTooLargeError(
+            f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones need {needed} "
+            f"blocks of {block_size} tokens, and there are {num_blocks}: ask for less, or raise kv_cache_memory_bytes"
+        )

@@ -1,0 +1,118 @@
+"""The command line as a user runs it: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def radixkv(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+
+
+def test_help_does_not_load_torch() -> None:
+    program = (
+        "import sys\nfrom radixkv.cli.main import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("False\n")
+
+
+def test_the_cache_can_be_used_without_torch() -> None:
+    program = "import sys, radixkv.cache; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "demo.json"
+    result = radixkv("demo", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    document = json.loads(path.read_text())
+    assert [row["equal"] for row in document["rows"]] == [True] * 4
+    assert all(row["computed_with"] < row["computed_without"] for row in document["rows"])
+    wastes = [(round(m["contiguous_waste"], 3), m["block_waste"] < 0.02) for m in document["memory"]]
+    assert wastes == [(0.430, True), (0.451, True)]
+    assert "radix tree" in result.stdout
+
+
+def test_chat_answers_piped_turns_and_reuses_them() -> None:
+    result = radixkv("chat", "--max-tokens", "8", stdin="Hello!\n\nHow are you?\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("prompt tokens") == 2
+    assert " 0 reused" in result.stdout
+
+
+def test_generate_prints_json() -> None:
+    result = radixkv("generate", "One, two,", "--max-tokens", "5", "--kv-cache-dtype", "fp8", "--json")
+    assert result.returncode == 0, result.stderr
+    assert len(json.loads(result.stdout)["token_ids"]) == 5
+
+
+def test_no_line_of_an_answer_is_broken() -> None:
+    prompt = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen,"
+    plain = radixkv("generate", prompt, "--max-tokens", "5")
+    assert plain.stdout.startswith(prompt)
+    beams = radixkv("generate", prompt, "--max-tokens", "5", "--beam-width", "2", "--json")
+    assert [json.loads(line)["text"].startswith(prompt) for line in beams.stdout.splitlines()] == [True, True]
+
+
+def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
+    result = radixkv("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "\\xe9" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "soak", "--minutes", "60", "--json"],
+        ["demo", "--json"],
+        ["bench", "serve", "--plot"],
+        ["bench", "cache", "--scaling", "--plot"],
+        ["simulate", "documents", "--plot"],
+        ["inspect", "no-such-snapshot", "--svg"],
+        ["generate", "x", "--model", "/no/such/model", "--record-trace"],
+    ],
+    ids=" ".join,
+)
+def test_files_that_cannot_be_written_are_refused_before_the_work(arguments: list[str], tmp_path: Path) -> None:
+    for path, complaint in ((tmp_path / "no" / "x.png", "is no directory"), (tmp_path, "is a directory")):
+        result = radixkv(*arguments, str(path), COLUMNS="200", TERM="dumb")
+        assert result.returncode == 2
+        assert complaint in result.stderr
+        assert not result.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plot_has_a_format_that_can_be_drawn(tmp_path: Path) -> None:
+    for name in ("x.doc", "x"):
+        result = radixkv("bench", "serve", "--plot", str(tmp_path / name), COLUMNS="400", TERM="dumb")
+        assert result.returncode == 2
+        assert "must end in one of" in result.stderr
+
+
+def test_a_chat_without_standard_input_says_so() -> None:
+    command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", "chat", "--model", "/no/such/model"]
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    result = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr == "radixkv: standard input is closed, and turns are read from it\n"
+
+
+def test_what_a_user_can_mend_is_one_line() -> None:
+    for arguments in (["generate", "x", "--model", "/no/such/model"], ["generate", "x", "--top-p", "2"]):
+        result = radixkv(*arguments)
+        assert result.returncode == 1
+        assert result.stderr.startswith("radixkv: ")
+        assert result.stderr.count("\n") == 1
+    blocks_of_nothing = radixkv("explain", "x", "--after", "y", "--block-size", "0")
+    assert blocks_of_nothing.returncode == 2
+    assert "--block-size" in blocks_of_nothing.stderr

@@ -1,0 +1,132 @@
+"""Compiled decoder layers: the same tokens, few compilations, and a clear word where there can be none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.model_zoo import VOCAB_SIZE, build, build_supported
+from torch._dynamo.utils import counters
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import UnsupportedModelError
+from radixkv.model import compiled_layers
+from radixkv.model.loader import load_model
+from radixkv.model.runner import ModelRunner
+
+OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_tokens": 16}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are traced as for any backend, with shapes of the operators but their real work; no code is generated."""
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+
+
+def num_graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    """Greedy tokens of prompts that share a prefix: together, alone, and from the cache."""
+    generator = torch.Generator().manual_seed(1)
+    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
+    prompts = [stem + tails[0], stem + tails[1], list(stem), stem + tails[0] + tails[1], tails[2]]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    outputs = [*llm.generate(inputs, params, use_tqdm=False), *llm.generate(inputs[0], params, use_tqdm=False)]
+    llm.engine.cache.check()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# Windows and capped scores; sinks; norms of heads; experts; latent attention; layers that share keys, of more kinds than
+# torch keeps.
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "qwen3", "qwen3_moe", "deepseek_v3", "gemma4_text"])
+@pytest.mark.usefixtures("traced")
+def test_compiled_layers_give_the_same_tokens(name: str) -> None:
+    expected = answers(LLM(build_supported(name), **OPTIONS))
+    before = num_graphs()
+    llm = LLM(build_supported(name), enable_torch_compile=True, **OPTIONS)
+    assert num_graphs() > before
+    assert answers(llm) == expected
+
+
+def test_generated_code_gives_the_same_tokens() -> None:
+    expected = answers(LLM(build_supported("llama"), **OPTIONS))
+    assert answers(LLM(build_supported("llama"), enable_torch_compile=True, **OPTIONS)) == expected
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_layer_that_cannot_be_compiled_in_one_piece_is_compiled_in_several() -> None:
+    """As experts do that ask for a value."""
+    expected = answers(LLM(build_supported("llama"), **OPTIONS))
+    model = build_supported("llama")
+    asked = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda module, args: asked.append(args[0].sum().item()))
+    before = num_graphs()
+    llm = LLM(model, enable_torch_compile=True, **OPTIONS)
+    assert num_graphs() - before > 2
+    asked.clear()
+    assert answers(llm) == expected
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"),
+    [
+        ("llama", {}, 1),
+        ("ministral", {"layer_types": ["sliding_attention", "full_attention"] * 6, "sliding_window": 12}, 2),
+    ],
+)
+@pytest.mark.usefixtures("traced")
+def test_twelve_layers_are_compiled_once_for_one_token_and_once_for_more(
+    name: str, options: dict[str, Any], kinds: int
+) -> None:
+    """More layers than the eight variants that torch would keep, and batches of many sizes after the start."""
+    before = num_graphs()
+    llm = LLM(
+        build(name, {"num_hidden_layers": 12, **options}),
+        enable_torch_compile=True,
+        block_size=4,
+        num_blocks=400,
+        max_num_seqs=20,
+    )
+    assert num_graphs() - before == 2 * kinds
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    for size in (1, 2, 3, 5, 8, 9, 17, 20):
+        prompts = [{"prompt_token_ids": list(range(3 + i, 3 + i + 7 * size))} for i in range(size)]
+        llm.generate(prompts, params, use_tqdm=False)
+    assert num_graphs() - before == 2 * kinds
+
+
+@pytest.mark.usefixtures("traced")
+def test_models_do_not_use_up_each_others_compilations() -> None:
+    before = num_graphs()
+    for heads in range(1, 7):
+        sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 8}
+        LLM(build("llama", {**sizes, "num_hidden_layers": 2}), enable_torch_compile=True, **OPTIONS)
+    assert num_graphs() - before == 12
+
+
+def test_layers_that_cannot_be_compiled_are_refused_and_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        raise NotImplementedError("no such processor")
+
+    monkeypatch.setattr(compiled_layers, "_BACKEND", backend)
+    model = build_supported("llama")
+    with pytest.raises(UnsupportedModelError, match=r"cannot compile its layers \(.*no such processor.*=False"):
+        LLM(model, enable_torch_compile=True, **OPTIONS)
+    assert not any(layer._compiled_call_impl for layer in compiled_layers.decoder_layers(model))
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_model_that_was_compiled_runs_uncompiled_in_the_next_runner() -> None:
+    loaded = load_model(build_supported("llama"))
+    ModelRunner(loaded, enable_torch_compile=True)
+    layers = compiled_layers.decoder_layers(loaded.model)
+    assert len(layers) == 3
+    assert all(layer._compiled_call_impl for layer in layers)
+    ModelRunner(loaded)
+    assert not any(layer._compiled_call_impl for layer in layers)

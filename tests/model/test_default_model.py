@@ -1,0 +1,239 @@
+"""The whole of RadixKV on the real default model, against transformers on the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from radixkv import LLM, BeamSearchParams, Chat, SamplingParams
+from radixkv.model.default_model import ensure_converted, find_default_model
+
+SYSTEM = "You are a helpful librarian. Answer briefly and politely, and never invent a book. " * 6
+QUESTIONS = ["What is the capital of France?", "Name three colours.", "Who wrote Hamlet?", "Count to five."]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    folder = ensure_converted(find_default_model(), print)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+
+
+def test_it_answers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    output = llm.chat([{"role": "user", "content": QUESTIONS[0]}], params, use_tqdm=False)[0].outputs[0]
+    assert "Paris" in output.text
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert "<|im_end|>" not in output.text
+
+
+def test_greedy_tokens_equal_generate_cold_and_cached(llm: LLM, reference: Any) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    conversations = [messages(question) for question in QUESTIONS]
+    cold = llm.chat(conversations, params, use_tqdm=False)
+    cached = llm.chat(conversations, params, use_tqdm=False)
+    for first, second in zip(cold, cached, strict=True):
+        prompt = torch.tensor([first.prompt_token_ids])
+        # Without a mask, generate would take the end-of-message tokens in the prompt for padding.
+        mask = torch.ones_like(prompt)
+        expected = reference.generate(
+            prompt, attention_mask=mask, max_new_tokens=100, do_sample=False, eos_token_id=None
+        )
+        assert first.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
+        assert second.outputs[0].token_ids == first.outputs[0].token_ids
+        assert second.num_cached_tokens == len(second.prompt_token_ids) - 1
+    assert sum(output.num_cached_tokens for output in cold) > 3 * 80
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
+@pytest.mark.parametrize("width", [1, 4])
+def test_beam_search_equals_transformers(llm: LLM, reference: Any, width: int, length_penalty: float) -> None:
+    text = "The best thing about a library is"
+    params = BeamSearchParams(width, 24, length_penalty=length_penalty)
+    beams = llm.beam_search(text, params)[0].sequences
+    prompt = torch.tensor([llm.get_tokenizer()(text)["input_ids"]])
+    expected = reference.generate(
+        prompt,
+        max_new_tokens=24,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=length_penalty,
+        do_sample=False,
+    )
+    for beam, tokens in zip(beams, expected.tolist(), strict=True):
+        assert beam.tokens == tokens[: len(beam.tokens)]
+    assert llm.engine.cache.stats.forked_tables > 0 or width == 1
+
+
+def test_logprobs_equal_the_models_own(llm: LLM, reference: Any) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    output = llm.generate("The sea is blue because", params, use_tqdm=False)[0]
+    tokens = output.prompt_token_ids + output.outputs[0].token_ids
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    given = output.prompt_logprobs[1:] + (output.outputs[0].logprobs or [])
+    for position, entry in enumerate(given):
+        token = tokens[position + 1]
+        assert entry is not None
+        assert entry[token].logprob == pytest.approx(float(expected[position, token]), abs=1e-3)
+        assert int(expected[position].argmax()) in entry
+    chosen = [entry[token].logprob for entry, token in zip(given[-8:], tokens[-8:], strict=True)]  # type: ignore[index]
+    assert output.outputs[0].cumulative_logprob == pytest.approx(sum(chosen))
+
+
+def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    prompt = "One, two, three, four, five, six, seven,"
+
+    def complete(**options: Any) -> Any:
+        params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **options})
+        return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+
+    whole = complete()
+    word = whole.text.split(",")[1]
+    stopped = complete(stop=[word])
+    assert stopped.text == whole.text[: whole.text.index(word)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
+    assert complete(stop=[word], include_stop_str_in_output=True).text.endswith(word)
+    comma = tokenizer(",", add_special_tokens=False)["input_ids"][0]
+    stopped = complete(stop_token_ids=[comma])
+    assert (stopped.stop_reason, stopped.token_ids[-1]) == (comma, comma)
+    assert stopped.text == whole.text[: whole.text.index(",")]
+    assert complete(stop_token_ids=[comma], include_stop_str_in_output=True).text == stopped.text + ","
+    late = complete(stop_token_ids=[comma], min_tokens=10)
+    assert comma not in late.token_ids[:10]
+    later = complete(stop=[word, "ten"], min_tokens=8)
+    assert word in later.text
+    assert (whole.finish_reason, len(whole.token_ids)) == ("length", 24)
+
+
+def test_stop_strings_end_beams(llm: LLM) -> None:
+    params = BeamSearchParams(3, 24, stop=[","], logprobs=2)
+    for beam in llm.beam_search("One, two, three, four", params)[0].sequences:
+        assert beam.stop_reason == "," or beam.finish_reason == "length"
+        generated = beam.tokens[-len(beam.logprobs) :]
+        total = sum(entry[token].logprob for entry, token in zip(beam.logprobs, generated, strict=True))
+        assert total == pytest.approx(beam.cum_logprob, abs=1e-3)
+
+
+def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    chat = Chat(llm, SYSTEM, params)
+    known = 0
+    for question in QUESTIONS:
+        assert chat.send(question)
+        output = chat.last_output
+        assert output is not None
+        # The answer's last token was never fed back, so all but it is in the cache.
+        assert output.num_cached_tokens >= known - 1
+        known = len(output.prompt_token_ids) + chat.last_num_tokens
+    assert [message["role"] for message in chat.history] == ["system"] + ["user", "assistant"] * 4
+    other = chat.fork()
+    assert chat.send("Say it again.") == other.send("Say it again.")
+    assert other.last_output is not None
+    assert other.last_output.num_cached_tokens == len(other.last_output.prompt_token_ids) - 1
+
+
+def test_an_abandoned_turn_leaves_the_chat_as_it_was(llm: LLM) -> None:
+    chat = Chat(llm, SYSTEM)
+    next(chat.stream(QUESTIONS[0]))
+    assert [message["role"] for message in chat.history] == ["system"]
+    with pytest.raises(ValueError, match="n=2"):
+        chat.send("Hi", SamplingParams(n=2))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ("", ValueError, "at least one"),
+        ([1, 2, 3], TypeError, "prompt_token_ids"),
+        (7, TypeError, "prompts"),
+        ({"text": "x"}, ValueError, "'prompt'"),
+        ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),
+        ({"prompt": "x", "cache_salt": 3}, TypeError, "cache_salt"),
+        ("x\ud83d", ValueError, "prompts: character 1 is half of a surrogate pair"),
+    ],
+)
+def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        llm.generate(prompts, use_tqdm=False)
+
+
+def test_parameters_of_another_type_are_named(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, got dict"):
+        llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def test_messages_may_come_in_parts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Who are you?"}]
+    whole = llm.chat([{"role": "user", "content": "Be brief.\nWho are you?"}], params, use_tqdm=False)
+    in_parts = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    assert in_parts[0].prompt == whole[0].prompt
+    assert in_parts[0].outputs[0].text == whole[0].outputs[0].text
+
+
+def test_the_last_message_may_be_continued(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    begun = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": "The capital of France"}]
+    (output,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt is not None
+    assert output.prompt.endswith(f"{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\nThe capital of France")
+    assert output.outputs[0].text.startswith(" is Paris")
+    (plain,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False)
+    assert plain.prompt == f"{output.prompt}<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error", "message"),
+    [
+        ("The", {}, ValueError, "continue_final_message: only for add_generation_prompt=False"),
+        (None, {"add_generation_prompt": False}, ValueError, "continue_final_message: the last message has no text"),
+        ("The", {"add_generation_prompt": 0}, TypeError, "add_generation_prompt: expected True or False, got 0"),
+    ],
+)
+def test_messages_that_cannot_be_continued_are_refused(
+    llm: LLM, content: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    with pytest.raises(error, match=message):
+        llm.chat(conversation, use_tqdm=False, continue_final_message=True, **options)
+    with pytest.raises(ValueError, match=r"continue_final_message: expected .* got role 'user'"):
+        llm.chat(conversation[:1], use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_developer_is_the_system(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    prompts = [
+        llm.chat([{"role": role, "content": SYSTEM}, *messages("Hi")[1:]], params, use_tqdm=False)[0].prompt
+        for role in ("system", "developer")
+    ]
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        [],
+        [[]],
+        [{"role": "user"}],
+        "hello",
+        [["hello"]],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": ["hello"]}],
+        [{"role": "user", "content": "\ud83d"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
+def test_impossible_messages_are_refused(llm: LLM, conversation: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="messages"):
+        llm.chat(conversation, use_tqdm=False)

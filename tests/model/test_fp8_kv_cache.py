@@ -1,0 +1,224 @@
+"""An engine whose cache is float8: more tokens fit, sharing changes no token, and answers stay close to the model's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.model_zoo import VOCAB_SIZE, build_supported
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.engine.engine import Engine
+from radixkv.model import compiled_layers
+from radixkv.model.kv_quantisation import KV_CACHE_DTYPES
+from radixkv.model.loader import load_model
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Batches of other shapes differ by 1e-16 there, too little to carry any number over a border between two of float8's."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def tiny(name: str = "llama", dtype: torch.dtype = torch.float64, **options: Any) -> LLM:
+    options = {"block_size": 4, "num_blocks": 400, "kv_cache_dtype": "fp8", **options}
+    return LLM(build_supported(name).to(dtype), **options)
+
+
+def family(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
+    """Prompts that continue one another's prefixes, cut anywhere."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = [[rng.randrange(3, VOCAB_SIZE) for _ in range(longest)]]
+    while len(prompts) < count:
+        stem = rng.choice(prompts)[: rng.randint(0, longest)]
+        prompts.append(stem + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, longest))])
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.cache.check()
+    return [sample.token_ids for output in outputs for sample in output.outputs]
+
+
+def alone(name: str = "llama", dtype: torch.dtype = torch.float64) -> list[list[int]]:
+    """What an engine without any cache answers, one request at a time."""
+    return tokens_of(tiny(name, dtype, enable_prefix_caching=False, max_num_seqs=1), family(1, 12))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
+def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
+    expected = alone(name)
+    for block_size, chunk in ((1, 16), (3, 7), (16, 64)):
+        llm = tiny(name, block_size=block_size, num_blocks=-(-300 // block_size), max_num_batched_tokens=chunk)
+        for _ in range(2):
+            assert tokens_of(llm, family(1, 12)) == expected
+        assert llm.engine.cache.stats.reused_tokens > 12 * 30
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
+def test_windows_sinks_and_unequal_heads(name: str) -> None:
+    """In float32, where a number may fall on the other side of a border; in full precision all twelve answers differ."""
+    expected = alone(name, torch.float32)
+    llm = tiny(name, torch.float32, max_num_batched_tokens=16)
+    for _ in range(2):
+        answers = tokens_of(llm, family(1, 12))
+        assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
+    in_full = tokens_of(tiny(name, torch.float32, kv_cache_dtype="auto"), family(1, 12))
+    assert sum(answer == truth for answer, truth in zip(in_full, expected, strict=True)) < 6
+
+
+def test_compiled_layers_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, where a number may fall on the other side of a border."""
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+    expected = tokens_of(tiny(dtype=torch.float32), family(1, 12))
+    answers = tokens_of(tiny(dtype=torch.float32, enable_torch_compile=True), family(1, 12))
+    assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
+
+
+@pytest.mark.usefixtures("float64")
+def test_samples_and_beams_fork_with_copy_on_write() -> None:
+    prompt = {"prompt_token_ids": list(range(3, 45))}
+    params = SamplingParams(n=6, temperature=1.5, seed=1, max_tokens=12, ignore_eos=True)
+    beams = BeamSearchParams(3, 12, ignore_eos=True)
+    llm, lonely = tiny(), tiny(enable_prefix_caching=False, block_size=1)
+    assert tokens_of(llm, [prompt], params) == tokens_of(lonely, [prompt], params)
+    assert llm.engine.cache.stats.copied_blocks >= 5
+    found, truth = (engine.beam_search(prompt, beams)[0].sequences for engine in (llm, lonely))
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in truth]
+
+
+@pytest.mark.usefixtures("float64")
+def test_probabilities_equal_transformers_with_rounded_keys_and_values() -> None:
+    llm = tiny(max_num_batched_tokens=16)
+    scales = llm.engine.pool.scales
+
+    def attend_rounded(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        rounded = []
+        for tensor, scale in zip((key, value), scales(module.layer_idx), strict=True):
+            assert scale is not None
+            per_head = scale[None, :, None, None]
+            rounded.append((tensor / per_head).to(torch.float8_e4m3fn).double() * per_head)
+        return sdpa_attention_forward(module, query, *rounded, mask, is_causal=True, **options)
+
+    transformers.AttentionInterface.register("rounded", attend_rounded)
+    model = build_supported("llama").double()
+    model.set_attn_implementation("rounded")
+    prompt = family(1, 1)[0]["prompt_token_ids"]
+    exact, _ = logprobs(llm, prompt)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    torch.testing.assert_close(exact, logits.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_so_many_times_as_many_blocks_fit(dtype: torch.dtype, times: int) -> None:
+    # A block of the tiny model takes 6,144 bytes in float32.
+    plain, small = (
+        LLM(build_supported("llama").to(dtype), kv_cache_memory_bytes=6144 * 20, kv_cache_dtype=name).engine
+        for name in KV_CACHE_DTYPES
+    )
+    assert small.cache.num_blocks == small.pool.num_blocks == times * plain.pool.num_blocks
+    assert small.pool.nbytes == plain.pool.nbytes == 6144 * 20
+    assert small.pool.nbytes == sum(tensor.nbytes for tensor in (*small.pool.keys, *small.pool.values))
+
+
+def scale_heads(model: torch.nn.Module, keys: float, values: float) -> None:
+    """Make keys and values so many times larger, and what reads them so many times smaller: the same model."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            for projection, factor in (
+                (attention.k_proj, keys),
+                (attention.q_proj, 1 / keys),
+                (attention.v_proj, values),
+                (attention.o_proj, 1 / values),
+            ):
+                projection.weight.mul_(factor)
+
+
+@pytest.mark.parametrize(("keys", "values"), [(2.0**12, 2.0**-12), (2.0**-20, 2.0**15)])
+def test_keys_and_values_of_any_size_keep_their_precision(keys: float, values: float) -> None:
+    """Powers of two change no rounding, so that answers are the same if the scales follow exactly."""
+    model = build_supported("llama")
+    scale_heads(model, keys, values)
+    llm = LLM(model, block_size=4, num_blocks=400, kv_cache_dtype="fp8")
+    assert tokens_of(llm, family(1, 12)) == tokens_of(tiny(dtype=torch.float32), family(1, 12))
+
+
+def test_an_unknown_type_is_refused_before_anything_is_done() -> None:
+    loaded = load_model(build_supported("llama"))
+    kept = loaded.model.config._attn_implementation
+    with pytest.raises(ValueError, match="kv_cache_dtype: expected one of auto, fp8, got 'int4'"):
+        Engine(loaded, num_blocks=10, kv_cache_dtype="int4")
+    assert loaded.model.config._attn_implementation == kept
+
+
+def test_a_gpu_without_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 3090")
+    loaded = dataclasses.replace(load_model(build_supported("llama")), device=torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"'fp8' needs a GPU of compute capability 8\.9 .* got 8\.6 \(RTX 3090\)"):
+        Engine(loaded, num_blocks=10, kv_cache_dtype="fp8")
+
+
+def test_keys_that_are_not_finite_are_refused() -> None:
+    model = build_supported("llama")
+    scale_heads(model, float("inf"), 1.0)
+    with pytest.raises(ValueError, match="keys of attention layer 0 are not finite"):
+        LLM(model, num_blocks=10, kv_cache_dtype="fp8")
+
+
+TEXT = (
+    "The old library stood at the end of the street, where the trams turned round. Every morning at eight the porter "
+    "opened the heavy doors, and a small crowd of students, pensioners and people who simply had nowhere warm to go came "
+    "in from the rain. Nobody knew exactly how many books it held. The catalogue had been begun in 1871 by a man who "
+    "wished to describe every volume in verse, and although his successors had given up the rhymes, they had kept his "
+    "numbering, which followed no system that anybody could explain.\n\n"
+    "def total(prices, discount=0.1):\n    return sum(price * (1 - discount) for price in prices)\n"
+)
+QUESTIONS = ["What is the capital of France?", "Write a short poem about the sea.", "List five fruits."]
+
+
+def logprobs(llm: LLM, token_ids: list[int]) -> tuple[torch.Tensor, list[int]]:
+    """The log-probability of every token but the first, and the likeliest token in each place."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    given = llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].prompt_logprobs
+    assert given is not None
+    steps = [step for step in given[1:] if step]
+    own = [step[token].logprob for step, token in zip(steps, token_ids[1:], strict=True)]
+    return torch.tensor(own), [max(step, key=lambda token: step[token].logprob) for step in steps]
+
+
+def test_the_real_models_probabilities_stay_close(llm: LLM) -> None:
+    """Over a text and the model's own answers; measured over longer ones: 0.08 and 0.05, 94 % the same likeliest token."""
+    rounded = LLM(block_size=16, num_blocks=100, kv_cache_dtype="fp8")
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), use_tqdm=False)
+    texts = [llm.get_tokenizer()(TEXT)["input_ids"]]
+    texts += [[*answer.prompt_token_ids, *answer.outputs[0].token_ids] for answer in answers]
+    difference, same = [], []
+    for text in texts:
+        (exact, likeliest), (given, chosen) = logprobs(llm, text), logprobs(rounded, text)
+        difference.append((given - exact).abs())
+        same += [a == b for a, b in zip(likeliest, chosen, strict=True)]
+    assert 0.001 < torch.cat(difference).mean() < 0.12
+    assert sum(same) > 0.88 * len(same)

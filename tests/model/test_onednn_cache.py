@@ -1,0 +1,80 @@
+"""A serving process keeps few prepared products, however many shapes its steps have."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from radixkv.model.onednn_cache import limit_prepared_products
+
+# glibc counts what is allocated and not freed; unlike resident memory it does not depend on holes in the heap.
+_PROGRAM = """
+import ctypes
+import os
+
+import torch
+from torch import nn
+
+from radixkv.model.packed_linear import pack_linears
+from radixkv.model.onednn_cache import limit_prepared_products
+
+NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES.split()]
+
+
+limit_prepared_products(os.environ)
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Mallinfo2
+model = nn.Sequential(nn.Linear(64, 128, bias=False))
+x = torch.zeros(901, 64)
+num_packed = pack_linears(model, lambda: model(x[:1]))
+with torch.inference_mode():
+    for num_rows in range(1, 301):
+        model(x[:num_rows])
+    before = libc.mallinfo2().uordblks
+    for num_rows in range(301, 901):
+        model(x[:num_rows])
+print(num_packed, libc.mallinfo2().uordblks - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's mallinfo2")
+def test_a_process_that_has_seen_many_shapes_holds_no_more_after_many_others() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
+    run = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    num_packed, grown_bytes = map(int, run.stdout.split())
+    if num_packed == 0:
+        pytest.skip("no oneDNN for this processor")
+    # Without either of the two limits it is 110 MB and more.
+    assert grown_bytes < 10 << 20
+
+
+def test_what_the_operator_has_set_stays() -> None:
+    environment = {"LRU_CACHE_CAPACITY": "7"}
+    limit_prepared_products(environment)
+    assert environment == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+
+def test_a_server_keeps_few() -> None:
+    program = """
+import os
+import radixkv.server.run
+from radixkv.cli.main import main
+
+radixkv.server.run.run_server = lambda *arguments: print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
+main()
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
+    run = subprocess.run(
+        [sys.executable, "-c", program, "serve"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "256\n"

@@ -1,0 +1,145 @@
+"""Explaining, pinning, inspecting, recording and following a real model's cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from radixkv.cache import Reason
+from radixkv.cli.main import app
+
+if TYPE_CHECKING:
+    from radixkv.llm import LLM
+
+
+def tiny_llm(**options: Any) -> LLM:
+    from support.model_zoo import build_supported
+
+    from radixkv.llm import LLM
+
+    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 100, **options})
+
+
+SYSTEM = "You are the assistant of a small public library. Answer in one sentence, and be polite. "
+
+
+def answer(llm: LLM, prompt: object, **options: object) -> None:
+    from radixkv import SamplingParams
+
+    llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0), use_tqdm=False, **options)  # type: ignore[arg-type]
+
+
+def test_an_explanation_shows_both_texts_where_prompts_part(llm: LLM) -> None:
+    answer(llm, SYSTEM + "Today is 2026-11-20. When do you open?")
+    told = llm.explain(SYSTEM + "Today is 2026-11-21. When do you open?")
+    assert told.num_reused_tokens + sum(part.num_tokens for part in told.computed) == told.num_prompt_tokens
+    assert told.difference is not None
+    assert told.difference.before.endswith("2026-11-2")
+    assert (told.difference.prompt[0], told.difference.cached[0]) == ("1", "0")
+    assert f"differs at token {told.difference.position}: `1|" in str(told)
+    assert "put what changes after what stays" in str(told)
+    assert json.loads(json.dumps(told.as_dict()))["num_reused_tokens"] == told.num_reused_tokens
+    from radixkv import SamplingParams
+
+    (output,) = llm.generate(SYSTEM + "Today is 2026-11-21. When do you open?", SamplingParams(max_tokens=1))
+    assert output.num_cached_tokens == told.num_reused_tokens
+
+
+def test_other_salts_and_switched_off_reading_are_told(llm: LLM) -> None:
+    answer(llm, {"prompt": SYSTEM, "cache_salt": "theirs"})
+    mine = llm.explain(SYSTEM, cache_salt="mine")
+    assert [part.reason for part in mine.computed] == [Reason.OTHER_NAMESPACE]
+    assert "under another cache salt" in str(mine)
+    assert "theirs" not in str(mine) + json.dumps(mine.as_dict())
+    off = llm.explain({"prompt": SYSTEM, "cache_salt": "theirs", "cache": {"read": False}})
+    assert [part.reason for part in off.computed] == [Reason.READ_OFF]
+    assert "does not read the cache" in str(off)
+    assert "all is cached" in str(llm.explain({"prompt": SYSTEM, "cache_salt": "theirs"}))
+
+
+def test_a_conversation_is_explained_as_it_would_be_answered(llm: LLM) -> None:
+    from radixkv import SamplingParams
+
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Hello."}]
+    assert "not seen before" in str(llm.explain(messages))
+    llm.chat(messages, SamplingParams(max_tokens=4), use_tqdm=False)
+    told = llm.explain([*messages[:1], {"role": "user", "content": "Hello. Who are you?"}])
+    assert told.difference is not None
+    assert told.difference.before.endswith("Hello.")
+    with pytest.raises(ValueError, match="explain takes one conversation, got 2"):
+        llm.explain([messages, messages])
+
+
+def test_a_pinned_prompt_outlives_what_drives_others_out() -> None:
+    llm = tiny_llm(num_blocks=40)
+    kept = list(range(20))
+    pin = llm.pin({"prompt_token_ids": kept}, ttl=3600)
+    assert (pin.num_tokens, llm.pins()) == (20, [pin])
+    for number in range(4):
+        answer(llm, {"prompt_token_ids": [30 + number] * 60})
+    cache = llm.engine.cache
+    assert cache.stats.evicted_blocks > 0
+    assert cache.match(kept) == 20
+    assert cache.explain([30] * 60).computed[0].reason is Reason.EVICTED
+    llm.unpin(pin)
+    assert llm.pins() == []
+    cache.check()
+
+
+def test_what_was_evicted_is_told(llm: LLM) -> None:
+    answer(llm, SYSTEM)
+    cache = llm.engine.cache
+    table = cache.open([1], read=False, write=False)
+    cache.reserve(table, cache.num_blocks * cache.block_size)
+    cache.abort(table)
+    told = llm.explain(SYSTEM)
+    assert told.computed[0].reason is Reason.EVICTED
+    assert "evicted 0 s ago, when nobody had used them for 0 s; used once before" in str(told)
+
+
+def test_what_is_cached_can_be_inspected(llm: LLM) -> None:
+    for question in ("When do you open?", "Who are you?"):
+        answer(llm, SYSTEM + question)
+    snapshot = llm.inspect()
+    assert snapshot.sharing_factor > 1
+    assert snapshot.saved_bytes == (snapshot.num_unshared_blocks - snapshot.num_cached_blocks) * (
+        llm.engine.pool.block_nbytes
+    )
+    assert any((node.text or "").startswith("You are the assistant") for node in snapshot.nodes)
+
+
+def test_a_recorded_trace_can_be_replayed_and_holds_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    llm = tiny_llm(record_trace=path, eviction_policy="adaptive")
+    for tail in ([1], [2]):
+        answer(llm, {"prompt_token_ids": [*range(10, 30), *tail]})
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    assert set(json.loads(lines[1])) == {"timestamp", "input_length", "output_length", "hash_ids", "output_hash_ids"}
+    result = CliRunner().invoke(app, ["simulate", str(path), "--blocks", "4,20", "--policy", "lru"])
+    assert result.exit_code == 0, result.output
+    with pytest.raises(ValueError, match="eviction_policy: expected one of lru"):
+        tiny_llm(eviction_policy="best")
+
+
+def test_the_events_of_a_model_are_published(tmp_path: Path) -> None:
+    import zmq
+    from test_kv_events import replay
+
+    asked_at = f"ipc://{tmp_path}/replay"
+    llm = tiny_llm(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=asked_at)
+    answer(llm, {"prompt_token_ids": list(range(10, 30))})
+    llm.reset_prefix_cache()
+    with zmq.Context() as context:
+        assert len(replay(context, asked_at, 0)) >= 2
+        context.destroy(linger=0)
+
+
+def test_the_command_explains_with_a_tokenizer_alone() -> None:
+    result = CliRunner().invoke(app, ["explain", "Today is 2026-11-21. Hello", "--after", "Today is 2026-11-20. Hello"])
+    assert result.exit_code == 0, result.output
+    assert "against `0|.| Hello`" in result.output

@@ -1,0 +1,123 @@
+"""Snapshots say what a cache holds, survive JSON, and can be drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import xml.etree.ElementTree as ElementTree
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.cache_driver import leave
+from typer.testing import CliRunner
+
+from radixkv.cache import PrefixCache
+from radixkv.cli.main import app
+from radixkv.observe.inspect.picture import to_svg
+from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
+from radixkv.observe.inspect.terminal import draw
+
+
+def decode(tokens: list[int]) -> str:
+    return " ".join(f"<{token}>" for token in tokens)
+
+
+@pytest.fixture
+def snapshot() -> CacheSnapshot:
+    """Three answers under one system prompt of three blocks, and another tenant's prompt."""
+    now = [50.0]
+    cache = PrefixCache(40, 2, clock=lambda: now[0])
+    for number in range(3):
+        leave(cache, [1, 2, 3, 4, 5, 6, 10 + number, 7, 8])
+    leave(cache, [1, 2], namespace="a secret salt")
+    now[0] += 5
+    return take_snapshot(cache, decode, bytes_per_block=1 << 20)
+
+
+def test_what_sharing_saves_is_counted(snapshot: CacheSnapshot) -> None:
+    assert snapshot.num_cached_blocks == 3 + 3 * 2 + 1
+    assert snapshot.num_unshared_blocks == 3 * (3 + 2) + 1
+    assert snapshot.sharing_factor == pytest.approx(16 / 10)
+    assert snapshot.saved_bytes == 6 << 20
+    system = next(node for node in snapshot.nodes if node.num_tokens == 6)
+    assert (system.uses, system.num_live, system.idle_seconds, system.depth_tokens) == (3, 0, 5, 0)
+    assert snapshot.blocks_below()[snapshot.nodes.index(system)] == 9
+
+
+def test_a_snapshot_survives_json_and_names_no_namespace(snapshot: CacheSnapshot) -> None:
+    text = snapshot.to_json()
+    assert CacheSnapshot.from_json(text) == snapshot
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "radixkv-snapshot", "version": 2}', "null"])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a snapshot"):
+        CacheSnapshot.from_json(text)
+
+
+def test_a_node_before_its_parent_is_refused(snapshot: CacheSnapshot) -> None:
+    fields = json.loads(snapshot.to_json())
+    fields["nodes"][0]["parent"] = 2
+    with pytest.raises(ValueError, match="before its parent"):
+        CacheSnapshot.from_json(json.dumps(fields))
+
+
+def test_an_empty_cache_can_be_shown() -> None:
+    snapshot = take_snapshot(PrefixCache(4, 2), None, None)
+    assert (snapshot.sharing_factor, snapshot.saved_bytes) == (0, None)
+    ElementTree.fromstring(to_svg(snapshot))
+    Console(quiet=True).print(draw(snapshot))
+
+
+def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=160).print(draw(snapshot, max_children=2))
+    text = shown.getvalue()
+    for expected in (
+        "1.60 times as many",
+        "6.0 MiB saved",
+        "… and 1 more",
+        "used 3 times",
+        "<1> <2> <3>",
+        "namespace ",
+    ):
+        assert expected in text
+    assert "secret" not in text
+
+
+def test_the_picture_has_a_rectangle_a_node_and_no_markup_from_texts(snapshot: CacheSnapshot) -> None:
+    picture = ElementTree.fromstring(to_svg(snapshot))
+    rectangles = picture.findall("{http://www.w3.org/2000/svg}rect")
+    assert len(rectangles) == len(snapshot.nodes)
+    bottoms = [float(r.attrib["y"]) + float(r.attrib["height"]) for r in rectangles]
+    assert max(bottoms) <= float(picture.attrib["height"]) + 0.5
+
+
+def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: Path) -> None:
+    path = tmp_path / "cache.json"
+    path.write_text(snapshot.to_json())
+    shown = CliRunner().invoke(app, ["inspect", str(path), "--svg", str(tmp_path / "tree.svg")])
+    assert shown.exit_code == 0, shown.output
+    assert "radix tree" in shown.output
+    assert (tmp_path / "tree.svg").read_text().startswith("<svg")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(snapshot.to_json().encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/cache"
+        answer = CliRunner().invoke(app, ["inspect", url, "--json"])
+        thread.join()
+    assert CacheSnapshot.from_json(answer.output) == snapshot

@@ -1,0 +1,161 @@
+"""Events over ZeroMQ, read as a subscriber of vLLM's reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from support.cache_driver import leave
+
+from radixkv.cache import EventLog, PrefixCache
+from radixkv.observe.kv_events import ZmqEventPublisher
+
+
+class Event(msgspec.Struct, tag=True):
+    """The base of vLLM's events since they are maps."""
+
+
+class BlockStored(Event):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+
+
+class BlockRemoved(Event):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(Event):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class OldEvent(msgspec.Struct, array_like=True, tag=True):
+    """Their base before that."""
+
+
+class OldBlockStored(OldEvent, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+
+
+class OldBlockRemoved(OldEvent, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class OldBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[OldBlockStored | OldBlockRemoved]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def replay(context: zmq.Context[Any], endpoint: str, start: int) -> list[tuple[int, bytes]]:
+    """Every batch from a number on. One request has many replies, so a DEALER asks as a REQ would."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+    dealer.connect(endpoint)
+    dealer.send_multipart([b"", start.to_bytes(8, "big")])
+    batches = []
+    while True:
+        _, number, batch = dealer.recv_multipart()
+        if not batch:
+            assert number == (-1).to_bytes(8, "big", signed=True)
+            return batches
+        batches.append((int.from_bytes(number, "big"), batch))
+
+
+def test_what_was_missed_can_be_asked_for(context: zmq.Context[Any], tmp_path: Path) -> None:
+    log = EventLog(medium="GPU")
+    cache = PrefixCache(8, 2, events=log)
+    asked_at = f"ipc://{tmp_path}/replay"
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events", asked_at, data_parallel_rank=3) as publisher:
+        # The last is less than a block: routers do not hear of it.
+        for step in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9]):
+            leave(cache, step)
+            publisher.publish(log)
+        cache.clear("nobody")
+        cache.clear("")
+        cache.clear()
+        publisher.publish(log)
+        batches = replay(context, asked_at, 0)
+        assert [number for number, _ in batches] == [0, 1, 2]
+        assert replay(context, asked_at, 2) == batches[2:]
+    decoded = [msgspec.msgpack.decode(batch, type=Batch) for _, batch in batches]
+    first, second = decoded[0].events[0], decoded[1].events[0]
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
+    assert (first.token_ids, first.parent_block_hash, first.block_size) == ([1, 2, 3, 4], None, 2)
+    assert (second.token_ids, second.parent_block_hash, second.medium) == ([6, 7], first.block_hashes[-1], "GPU")
+    *removed, cleared = decoded[2].events
+    assert isinstance(cleared, AllBlocksCleared)
+    gone = [name for event in removed if isinstance(event, BlockRemoved) for name in event.block_hashes]
+    assert set(gone) >= {*first.block_hashes, *second.block_hashes}
+    assert decoded[0].data_parallel_rank == 3
+
+
+@pytest.mark.parametrize("kind", [Batch, OldBatch])
+def test_a_subscriber_hears_of_it(context: zmq.Context[Any], tmp_path: Path, kind: Any) -> None:
+    log = EventLog()
+    cache = PrefixCache(8, 2, events=log)
+    heard = context.socket(zmq.SUB)
+    heard.connect(f"ipc://{tmp_path}/events")
+    heard.setsockopt_string(zmq.SUBSCRIBE, "kv-events")
+    encoding: Any = "array" if kind is OldBatch else "map"
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding=encoding) as publisher:
+        token = 0
+        while not heard.poll(50):  # until the subscription has reached the publisher
+            token += 1
+            leave(cache, [token, token])
+            publisher.publish(log)
+        topic, number, batch = heard.recv_multipart()
+    assert (topic, len(number)) == (b"kv-events", 8)
+    event = msgspec.msgpack.decode(batch, type=kind).events[0]
+    assert event.token_ids[0] == int.from_bytes(number, "big") + 1
+
+
+def test_a_closed_publisher_refuses(tmp_path: Path) -> None:
+    log = EventLog()
+    leave(PrefixCache(8, 2, events=log), [1, 2])
+    publisher = ZmqEventPublisher(f"ipc://{tmp_path}/events")
+    publisher.close()
+    publisher.close()
+    with pytest.raises(ValueError, match="closed"):
+        publisher.publish(log)
+    with pytest.raises(ValueError, match="encoding"):
+        ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding="json")  # type: ignore[arg-type]
+
+
+def test_events_that_nobody_takes_are_dropped_and_counted() -> None:
+    log = EventLog(max_events=2)
+    cache = PrefixCache(8, 1, events=log)
+    for token in range(5):
+        leave(cache, [token])
+    assert (len(log), log.num_dropped) == (2, 3)
+    assert len(log.take(1)) == 1
+    assert len(log.take()) == 1

@@ -1,0 +1,169 @@
+"""Replays give the hit rates that can be counted by hand, and the bounds bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from radixkv.cache import LRU, POLICIES
+from radixkv.cli.main import app
+from radixkv.engine.trace_recorder import TraceRecorder
+from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
+from radixkv.observe.simulate.replay import hit_rate
+from radixkv.observe.simulate.report import Report, advise, parse_policies, parse_sizes
+from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, scans
+from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
+
+
+def trace_of(*prompts: list[int]) -> Trace:
+    return Trace(
+        [TracedRequest(float(t), np.array(p, np.int32), np.array([], np.int32)) for t, p in enumerate(prompts)], 16
+    )
+
+
+def test_hits_are_counted_by_blocks() -> None:
+    trace = trace_of([1, 2, 3], [1, 2, 4], [9, 9], [1, 2, 3])
+    assert unlimited(trace) == (2 + 3) / 11
+    assert hit_rate(trace, 100, LRU()) == (2 + 3) / 11
+    # Five blocks: the scan of the third request drives 3 out, the oldest leaf.
+    assert hit_rate(trace, 5, LRU()) == (2 + 2) / 11
+
+
+def test_the_bound_knows_the_future() -> None:
+    trace = trace_of([1], [2], [3], [1], [2], [3], [1], [2], [3])
+    assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 0
+    assert belady(trace, 2) == 4 / 9
+    assert belady(trace, 3) == unlimited(trace) == 6 / 9
+
+
+def test_a_request_larger_than_the_cache_leaves_nothing() -> None:
+    trace = trace_of([1, 2], [1, 2, 3, 4], [1, 2])
+    assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 4 / 8
+
+
+def test_answers_are_known_afterwards_and_not_asked_for() -> None:
+    trace = Trace(
+        [
+            TracedRequest(0.0, np.array([1], np.int32), np.array([2, 3], np.int32)),
+            TracedRequest(1.0, np.array([1, 2, 3, 4], np.int32), np.array([], np.int32)),
+        ],
+        16,
+    )
+    assert unlimited(trace) == hit_rate(trace, 9, LRU()) == block_lru(trace, 9) == belady(trace, 9) == 3 / 5
+
+
+@pytest.mark.parametrize("make", [chats, agents, documents, scans])
+def test_on_work_of_every_kind_adaptive_is_near_the_best_and_nobody_beats_the_bound(make: object) -> None:
+    trace = make(num_requests=1500)  # type: ignore[operator]
+    size = trace.num_distinct_blocks // 20
+    rates = {name: hit_rate(trace, size, policy()) for name, policy in POLICIES.items()}
+    assert rates["adaptive"] >= max(rates.values()) - 0.02
+    assert max(rates.values()) <= belady(trace, size) <= unlimited(trace)
+    assert rates["lru"] == pytest.approx(block_lru(trace, size), abs=0.02)
+
+
+def test_mooncakes_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [7, 10**15]}
+    path.write_text(json.dumps(line) + "\n\n" + json.dumps(line | {"timestamp": 1500, "hash_ids": [7]}))
+    trace = read_trace(path)
+    assert trace.block_size == 512
+    assert [(r.time, r.prompt.tolist()) for r in trace.requests] == [(0.0, [0]), (1.5, [0, 1])]
+    assert (trace.num_asked_blocks, trace.num_distinct_blocks) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "text",
+        "\udcff\udcfe",
+        "[1]",
+        '{"timestamp": 1}',
+        '{"timestamp": "soon", "hash_ids": [1]}',
+        '{"timestamp": 1, "hash_ids": 5}',
+        '{"format": "other", "version": 1, "block_size": 16}',
+        '{"format": "radixkv-trace", "version": 1, "block_size": 0}',
+    ],
+)
+def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)"):
+        read_trace(path)
+
+
+def test_a_recorded_trace_shares_what_the_prompts_share_and_tells_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceRecorder(path, 4) as recorder:
+        recorder.record("", list(range(10)), [50, 51, 52])
+        recorder.record("", [*range(10), 50, 51, 99], [])
+        recorder.record("tenant", list(range(10)), [], arrival=0.0)
+    with TraceRecorder(tmp_path / "again.jsonl", 4) as recorder:
+        recorder.record("", list(range(10)), [50, 51, 52])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0] == {"format": "radixkv-trace", "version": 1, "block_size": 4}
+    first, second, tenant = lines[1:]
+    assert (first["input_length"], first["output_length"]) == (10, 3)
+    assert len(first["hash_ids"]) == 2
+    assert [*first["hash_ids"], *first["output_hash_ids"]] == second["hash_ids"]
+    assert not set(tenant["hash_ids"]) & set(first["hash_ids"])
+    again = json.loads((tmp_path / "again.jsonl").read_text().splitlines()[1])
+    assert not set(again["hash_ids"]) & set(first["hash_ids"])
+    trace = read_trace(path)
+    assert trace.block_size == 4
+    assert len(trace.requests) == 3
+
+
+def test_sizes_and_policies_are_parsed() -> None:
+    assert parse_sizes("2000,1000, 5%", 30_000) == [1000, 1500, 2000]
+    assert parse_sizes("2%,40%", 10) == [1, 4]
+    assert parse_policies("all") == list(POLICIES)
+    assert parse_policies("lru, adaptive") == ["lru", "adaptive"]
+    for wrong in ("", "0", "-5", "many", "0%", "nan%", "inf%"):
+        with pytest.raises(ValueError, match="--blocks"):
+            parse_sizes(wrong, 1000)
+    with pytest.raises(ValueError, match=r"--policy: expected all or some of lru.*got 'best'"):
+        parse_policies("best")
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        (
+            {"lru": [0.28, 0.34], "adaptive": [0.34, 0.35]},
+            "1,000 blocks more (2.0 GiB) would raise the hit rate of lru from 0.28 to 0.34; adaptive gets there without.",
+        ),
+        (
+            {"lru": [0.28, 0.34], "adaptive": [0.30, 0.35]},
+            "1,000 blocks more (2.0 GiB) would raise the hit rate of lru from 0.28 to 0.34; "
+            "adaptive reaches 0.30 with 1,000.",
+        ),
+        ({"lru": [0.28, 0.28]}, "lru stays near 0.28 up to 2,000 blocks."),
+        ({"lfu": [0.5, 0.5]}, "1,000 blocks are enough: no cache of any size would hit more than 0.50."),
+    ],
+)
+def test_advice(rates: dict[str, list[float]], said: str) -> None:
+    report = Report("trace", 10, 100, 100, 16, [1000, 2000], 0.5, rates)
+    assert advise(report, bytes_per_token=2**17) == said
+
+
+def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 1000 * t, "hash_ids": [0, 1 + t % 7, 100 + t]} for t in range(60)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    options = ["--blocks", "6,20%", "--policy", "lru,adaptive", "--json", str(figures), "--plot", str(plot)]
+    result = CliRunner().invoke(app, ["simulate", str(path), *options])
+    assert result.exit_code == 0, result.output
+    written = json.loads(figures.read_text())
+    assert list(written["rates"]) == ["lru", "adaptive", "LRU by blocks", "Belady's bound"]
+    assert written["advice"].split()[0] in result.output
+    assert plot.stat().st_size > 1000
+    path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
+    assert "no request in it has a whole block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
+    assert set(SYNTHETIC) == {"chats", "agents", "documents", "scans"}

@@ -1,0 +1,78 @@
+"""The beam rules against an exhaustive search and against what they promise."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling_params import BeamSearchParams
+
+
+def never_stops(token_ids: list[int]) -> str | None:
+    return None
+
+
+def run(search: BeamSearch, model: torch.Tensor) -> BeamSearch:
+    """Search over a Markov model: ``model[last token]`` are the next token's logits; token 0 comes before the first."""
+    last = [0]
+    while not search.done:
+        last = [continuation.token_id for continuation in search.advance(model[last])]
+    return search
+
+
+def test_a_beam_as_wide_as_all_continuations_finds_the_best_of_all() -> None:
+    torch.manual_seed(3)
+    vocab_size, length = 4, 3
+    model = torch.randn(vocab_size, vocab_size)
+    logprobs = model.log_softmax(-1)
+    params = BeamSearchParams(beam_width=vocab_size**length, max_tokens=length, ignore_eos=True)
+    search = run(BeamSearch(params, length, frozenset(), never_stops), model)
+    every = {
+        path: sum(float(logprobs[a, b]) for a, b in itertools.pairwise((0, *path)))
+        for path in itertools.product(range(vocab_size), repeat=length)
+    }
+    best = sorted(every, key=lambda path: -every[path])
+    found = search.results()
+    assert [tuple(beam.token_ids) for beam in found[:10]] == best[:10]
+    assert found[0].history[-1].score == pytest.approx(every[best[0]], abs=1e-5)
+
+
+def test_the_length_penalty_prefers_long_or_short_beams() -> None:
+    # Token 1 ends; going on costs little a token but never ends by itself.
+    model = torch.tensor([[-9.0, 0.5, 0.0], [0.0, 0.0, 0.0], [-9.0, 0.5, 0.4]])
+    lengths = {}
+    for penalty in (0.0, 3.0):
+        params = BeamSearchParams(beam_width=2, max_tokens=6, length_penalty=penalty)
+        search = run(BeamSearch(params, 6, frozenset({1}), never_stops), model)
+        lengths[penalty] = len(search.results()[0].history)
+    assert lengths[0.0] < lengths[3.0]
+
+
+def test_a_stop_string_ends_a_beam_and_is_named() -> None:
+    model = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [1.0, 0.0, 2.0]])
+    params = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True, stop=["12"])
+
+    def find(token_ids: list[int]) -> str | None:
+        return "12" if "12" in "".join(map(str, token_ids)) else None
+
+    search = run(BeamSearch(params, 5, frozenset(), find), model)
+    stopped = [beam for beam in search.results() if beam.stop_reason == "12"]
+    assert stopped
+    for beam in stopped:
+        assert beam.token_ids[-2:] == [1, 2]
+        assert "12" not in "".join(map(str, beam.token_ids[:-1]))
+
+
+def test_logprobs_name_the_best_continuations_and_the_chosen_ones_rank() -> None:
+    torch.manual_seed(0)
+    model = torch.randn(6, 6)
+    params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True, logprobs=2)
+    for beam in run(BeamSearch(params, 4, frozenset(), never_stops), model).results():
+        for last, step in zip([0, *beam.token_ids], beam.history, strict=False):
+            row = model[last].log_softmax(-1)
+            assert step.logprob == pytest.approx(float(row[step.token_id]), abs=1e-5)
+            assert step.rank == int((row > row[step.token_id]).sum()) + 1
+            assert [token for token, _, _ in step.top_logprobs] == row.topk(2).indices.tolist()

@@ -1,0 +1,224 @@
+"""The sampler against an obvious one in float64, and that a draw depends on its request alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixkv.sampling import exponential
+from radixkv.sampling import sampler as sampler_module
+from radixkv.sampling.sampler import Sampler, SamplingRow
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+
+def row(params: SamplingParams, **options: Any) -> SamplingRow:
+    return SamplingRow(**{"params": params, "seed": 1, "sample_index": 0, "prompt_token_ids": [0, 1], **options})
+
+
+def reference_probs(logits: torch.Tensor, sampling_row: SamplingRow) -> torch.Tensor:
+    """The distribution that the parameters ask for, step by step over the whole vocabulary."""
+    params = sampling_row.params
+    logits = logits.double().clone()
+    for token, bias in params.biases.items():
+        logits[token] += bias
+    if len(sampling_row.output_token_ids) < params.min_tokens:
+        for token in sampling_row.forbidden_token_ids:
+            logits[token] = -math.inf
+    for token in {*sampling_row.prompt_token_ids, *sampling_row.output_token_ids}:
+        penalty = params.repetition_penalty
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    for token in set(sampling_row.output_token_ids):
+        count = sampling_row.output_token_ids.count(token)
+        logits[token] -= params.presence_penalty + params.frequency_penalty * count
+    probs = (logits / params.temperature).softmax(-1)
+    probs[probs < params.min_p * probs.max()] = 0
+    order = probs.argsort(descending=True)
+    if params.top_k > 0:
+        probs[order[params.top_k :]] = 0
+    mass, total = 0.0, float(probs.sum())
+    for token in order.tolist():
+        if mass >= params.top_p * total:
+            probs[token] = 0
+        mass += float(probs[token])
+    return probs / probs.sum()
+
+
+def variates(racer: exponential.Racer, ids: torch.Tensor) -> torch.Tensor:
+    return exponential.exponentials(exponential.starts([racer], ids.device), ids.unsqueeze(0))[0].double()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    top_k=st.sampled_from([0, -1, 1, 5, 60]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    penalties=st.sampled_from([(0.0, 0.0, 1.0), (1.0, 0.5, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.3, 0.8)]),
+    bias=st.sampled_from([None, {3: 4.0, 7: -100.0}]),
+    min_tokens=st.sampled_from([0, 9]),
+    first_look=st.sampled_from([1, 4, 1024]),
+)
+def test_the_draw_wins_the_race_of_the_reference_distribution(
+    seed: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    penalties: tuple[float, float, float],
+    bias: dict[int, float] | None,
+    min_tokens: int,
+    first_look: int,
+) -> None:
+    logits = torch.randn(80, generator=torch.Generator().manual_seed(seed)) * 3
+    presence, frequency, repetition = penalties
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        repetition_penalty=repetition,
+        logit_bias=bias,
+        min_tokens=min_tokens,
+    )
+    sampling_row = row(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler_module, "FIRST_LOOK", first_look)
+        patch.setattr(
+            sampler_module, "draw", lambda logits, racers, look=first_look: exponential.draw(logits, racers, look)
+        )
+        (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
+    ratios = reference_probs(logits, sampling_row) / variates(sampling_row.racer(), torch.arange(80))
+    assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -6.0])
+    sampling_row = row(SamplingParams())
+    counts = torch.zeros(5)
+    for number in range(5000):
+        sampling_row.sample_index = number
+        counts[Sampler().sample(logits.unsqueeze(0), [sampling_row])[0].token_id] += 1
+    expected = logits.softmax(-1) * 5000
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 18.5  # the 0.999 quantile at 4 degrees of freedom
+
+
+@pytest.mark.parametrize("vocab_size", [256, 257, 700, 1024])
+def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
+    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
+    racers = [exponential.Racer(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
+    token_ids, settled = exponential.draw(logits, racers)
+    assert settled.all()
+    for row_logits, racer, token_id in zip(logits, racers, token_ids.tolist(), strict=True):
+        blocks = (row_logits.double() / racer.params.temperature).softmax(-1).split(256)
+        masses = torch.stack([block.sum() for block in blocks])
+        winner = int((masses / variates(racer, -2 - torch.arange(len(blocks)))).argmax())
+        ids = winner * 256 + torch.arange(len(blocks[winner]))
+        assert token_id == ids[(blocks[winner] / variates(racer, ids)).argmax()]
+
+
+def test_draws_from_many_blocks_follow_the_distribution() -> None:
+    """Some likely tokens in all blocks, the last one partly there, and each block's others together."""
+    logits = torch.full((700,), -6.0)
+    likely = [0, 3, 255, 256, 400, 511, 512, 699]
+    logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
+    num_draws = 20_000
+    racers = [exponential.Racer(SamplingParams(), 7, 0, number) for number in range(num_draws)]
+    token_ids, _ = exponential.draw(logits.expand(num_draws, -1), racers)
+    # Each likely token is a class of its own, the rest of a block another.
+    classes = torch.arange(700) // 256 + len(likely)
+    classes[likely] = torch.arange(len(likely))
+    expected = torch.zeros(11).index_add_(0, classes, logits.softmax(-1)) * num_draws
+    counts = torch.bincount(classes[token_ids], minlength=11)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 29.6  # the 0.999 quantile at 10 degrees of freedom
+
+
+def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
+    kinds = [{"temperature": 0.0}, {}, {"top_p": 0.8}, {"top_k": 7}, {"presence_penalty": 1.0}, {"logprobs": 3}]
+    rows = [row(SamplingParams(**kind), seed=i, output_token_ids=[i]) for i, kind in enumerate(kinds)]
+    together = [token.token_id for token in Sampler().sample(logits, rows)]
+    backwards = [token.token_id for token in Sampler().sample(logits.flip(0), rows[::-1])][::-1]
+    alone = [Sampler().sample(logits[i : i + 1], [rows[i]])[0].token_id for i in range(6)]
+    assert together == backwards == alone
+
+
+def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    params = SamplingParams(temperature=0.0, logit_bias={9: 100.0}, logprobs=3)
+    (token,) = Sampler().sample(logits.unsqueeze(0), [row(params)])
+    expected = logits.log_softmax(-1)
+    assert token.token_id == 9
+    assert token.logprob == pytest.approx(float(expected[9]), abs=1e-5)
+    assert [entry[0] for entry in token.top_logprobs[:3]] == expected.topk(3).indices.tolist()
+    assert token.top_logprobs[-1][2] == int((expected > expected[9]).sum()) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n: expected at least 1, got 0"),
+        ({"n": True}, "n: expected a whole number, got True"),
+        ({"n": np.bool_(True)}, "n: expected a whole number, got"),
+        ({"n": np.float64(1)}, "n: expected a whole number, got"),
+        ({"temperature": np.bool_(True)}, "temperature: expected a number, got"),
+        ({"temperature": np.float32("nan")}, "temperature"),
+        ({"n": 2, "temperature": 0.0}, "n: expected 1 with temperature 0"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p: expected more than 0.0"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens: expected at most max_tokens=8"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 1.5}, "prompt_logprobs"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ],
+)
+def test_impossible_parameters_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        SamplingParams(**arguments)
+
+
+def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
+    given: dict[str, Any] = {
+        "n": np.int64(2),
+        "temperature": np.float32(0.5),
+        "top_p": np.float16(0.75),
+        "top_k": np.int8(5),
+        "min_p": np.float64(0.25),
+        "seed": np.uint64(2**64 - 1),
+        "max_tokens": np.int32(9),
+        "logprobs": np.int16(3),
+        "prompt_logprobs": np.int16(1),
+    }
+    plain = {name: value.item() for name, value in given.items()}
+    params = SamplingParams(**given, stop_token_ids=np.array([7, 7, 8]), logit_bias={np.int64(4): np.float32(0.5)})
+    found = asdict(params)
+    assert {name: found[name] for name in plain} == plain
+    # numpy's own would wrap around, and are not known to JSON.
+    assert all(type(found[name]) is type(value) for name, value in plain.items())
+    for numbers in (params.biases, params.biases.values(), params.end_token_ids):
+        assert all(type(number) in (int, float) for number in numbers)
+    assert (params.biases, params.end_token_ids) == ({4: 0.5}, {7, 8})
+    beams = BeamSearchParams(np.int64(3), np.int64(4), length_penalty=np.float32(0.5))  # type: ignore[arg-type]
+    assert [type(value) for value in (beams.beam_width, beams.max_tokens, beams.length_penalty)] == [int, int, float]

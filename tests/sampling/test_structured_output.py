@@ -1,0 +1,176 @@
+"""Answers keep to their grammar, however they are sampled; what nothing can satisfy is refused before it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.errors import StructuredOutputError
+from radixkv.sampling import structured_output
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["tall", "short"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PROMPT = "A person as JSON, please: "
+ARITHMETIC = 'start: sum\nsum: NUMBER (("+" | "-") NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/\n'
+GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
+
+
+def params(**spec: Any) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=120, temperature=0.5, seed=3, n=4, structured_outputs=StructuredOutputsParams(**spec)
+    )
+
+
+def is_person(text: str) -> bool:
+    person = json.loads(text)
+    return (
+        list(person) == ["name", "age", "tags"]
+        and 0 <= person["age"] <= 120
+        and set(person["tags"]) <= {"tall", "short"}
+        and len(person["tags"]) <= 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "holds"),
+    [
+        ({"json": PERSON}, is_person),
+        ({"json": json.dumps(PERSON)}, is_person),
+        ({"regex": r"[A-Z]{3}-[0-9]{4}\.?"}, lambda text: re.fullmatch(r"[A-Z]{3}-[0-9]{4}\.?", text)),
+        ({"choice": ["yes (of course)", "no", "no."]}, lambda text: text in ("yes (of course)", "no", "no.")),
+        ({"grammar": ARITHMETIC}, lambda text: re.fullmatch(r"[0-9]{1,3}([+-][0-9]{1,3}){1,3}", text)),
+        ({"grammar": GBNF}, lambda text: re.fullmatch(r"\((red|green|blue)(, (red|green|blue))?\)", text)),
+    ],
+)
+def test_every_sample_and_every_beam_keeps_to_the_grammar(llm: LLM, spec: dict[str, Any], holds: Any) -> None:
+    (output,) = llm.generate(PROMPT, params(**spec), use_tqdm=False)
+    assert [sample.finish_reason for sample in output.outputs] == ["stop"] * 4
+    assert all(holds(sample.text) for sample in output.outputs)
+    search = BeamSearchParams(3, 120, structured_outputs=StructuredOutputsParams(**spec))
+    for beam in llm.beam_search(PROMPT, search)[0].sequences:
+        assert beam.text is not None
+        text = beam.text.removeprefix(PROMPT).removesuffix("<|im_end|>")
+        assert beam.finish_reason == "stop"
+        assert holds(text)
+
+
+def test_json_has_at_most_one_space_between_its_parts(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, params(json={"const": {"a": [1, 2]}}), use_tqdm=False)
+    for sample in output.outputs:
+        assert re.fullmatch(r' ?\{ ?"a" ?: ?\[ ?1 ?, ?2 ?\] ?\} ?', sample.text)
+
+
+def test_any_json_object(llm: LLM) -> None:
+    spec = StructuredOutputsParams(json_object=True)
+    sampling = SamplingParams(max_tokens=40, temperature=0, structured_outputs=spec)
+    (sample,) = llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs
+    assert sample.text.startswith("{")
+    if sample.finish_reason == "stop":
+        assert isinstance(json.loads(sample.text), dict)
+
+
+def test_a_grammar_goes_with_what_else_can_be_asked_for(llm: LLM) -> None:
+    spec = StructuredOutputsParams(choice=["red", "green"])
+    (red,) = llm.get_tokenizer()("red")["input_ids"]
+    options = SamplingParams(
+        temperature=0, max_tokens=50, min_tokens=20, ignore_eos=True, logprobs=3, logit_bias={red: 100},
+        repetition_penalty=1.3, structured_outputs=spec,
+    )  # fmt: skip
+    (sample,) = llm.generate("The colour of tomatoes is:", options, use_tqdm=False)[0].outputs
+    assert (sample.text, sample.finish_reason) == ("red", "stop")
+    assert sample.logprobs is not None
+    # The model's own, from before anything was barred.
+    assert len(sample.logprobs[0]) >= 3
+
+
+def test_neighbours_without_a_grammar_are_left_alone(llm: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=12)
+    (expected,) = llm.generate("One, two, three,", free, use_tqdm=False)[0].outputs
+    outputs = llm.generate(["One, two, three,", PROMPT], [free, params(json=PERSON)], use_tqdm=False)
+    assert outputs[0].outputs[0].text == expected.text
+    assert all(is_person(sample.text) for sample in outputs[1].outputs)
+
+
+def test_preemption_keeps_the_grammar() -> None:
+    llm = LLM(num_blocks=24, block_size=4)
+    sampling = SamplingParams(max_tokens=60, temperature=1.0, structured_outputs=StructuredOutputsParams(json=PERSON))
+    outputs = llm.generate([f"{number} {PROMPT}" for number in range(6)], sampling, use_tqdm=False)
+    assert llm.engine.scheduler.num_preemptions
+    for output in outputs:
+        (sample,) = output.outputs
+        assert sample.finish_reason == "length" or is_person(sample.text)
+    llm.engine.cache.check()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"json": {"type": "integer", "minimum": 5, "maximum": 1}}, "minimum"),
+        ({"json": {"enum": []}}, "Unsatisfiable"),
+        ({"json": False}, "Unsatisfiable"),
+        ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "incompatible types"),
+        ({"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}}, "'a' is unsatisfiable"),
+        ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
+        ({"json": {"$ref": "#"}}, "cannot be followed"),
+        ({"json": {"type": "nonsense"}}, "Invalid type"),
+        ({"json": "{"}, "json cannot be read"),
+        ({"json": "[]"}, "expected a JSON schema"),
+        ({"json": '{"type":"array","items":' * 300 + "{}" + "}" * 300}, "recursion"),
+        ({"json": {"type": "string", "pattern": "a?" * 5000}}, "at most 8192"),
+        ({"regex": "("}, "unclosed group"),
+        ({"regex": "[^\\x00-\\U0010FFFF]"}, "cannot be followed"),
+        ({"regex": "a?" * 4000 + "a" * 100}, "cannot be followed"),
+        ({"regex": "a" * 9000}, "at most 8192"),
+        ({"grammar": "start: nowhere\n"}, "unknown name"),
+        ({"grammar": "nonsense"}, "cannot be read"),
+        ({"grammar": ""}, "No 'root' rule found"),
+        ({"grammar": "start: start\n"}, "cannot be followed"),
+        ({"choice": []}, "choice must be"),
+        ({"choice": "yes"}, "choice must be"),
+        ({"choice": ["yes", ""]}, "choice must be"),
+        ({"regex": "a", "choice": ["a"]}, "got regex and choice"),
+        ({}, "got none"),
+    ],
+)
+def test_what_nothing_can_satisfy_is_refused(llm: LLM, spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"structured_outputs.*{re.escape(message)}"):
+        llm.generate(PROMPT, params(**spec), use_tqdm=False)
+    llm.generate("x", SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+@pytest.mark.parametrize("beams", [False, True])
+def test_a_grammar_that_outgrows_its_bounds_fails_its_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
+) -> None:
+    monkeypatch.setattr(structured_output, "_MAX_ITEMS_A_TOKEN", 150)
+    # So ambiguous that every letter adds to the ways in which the letters before can be read.
+    hostile = StructuredOutputsParams(grammar=f'start: start start | "{"a" if beams else "b"}"\n')
+    engine = llm.engine
+    neighbour = engine.make_request("neighbour", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
+    victim = engine.make_request(
+        "victim",
+        [5, 6, 8],
+        BeamSearchParams(2, 200, structured_outputs=hostile)
+        if beams
+        else SamplingParams(max_tokens=200, min_tokens=200, structured_outputs=hostile),
+    )
+    engine.add(neighbour)
+    engine.add(victim)
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert isinstance(victim.failure, StructuredOutputError)
+    assert "Too many items" in str(victim.failure)
+    assert neighbour.failure is None
+    assert len(neighbour.sequences[0].output_token_ids) == 20

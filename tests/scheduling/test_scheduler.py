@@ -1,0 +1,363 @@
+"""What the scheduler promises, without a model; `scheduler_driver` says what is verified in every step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.scheduler_driver import SchedulerDriver
+
+from radixkv.scheduling.request import Request
+
+_STEMS = [[100 * stem + token for token in range(40)] for stem in range(3)]
+
+
+def tail(number: int, length: int) -> list[int]:
+    return [10_000 + 50 * number + token for token in range(length)]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, run, are aborted and preempted at random, in small caches, narrow lines and tight budgets."""
+
+    @initialize(
+        num_blocks=st.integers(24, 60),
+        budget=st.integers(1, 24),
+        max_num_seqs=st.integers(1, 6),
+        window=st.integers(1, 5),
+        max_overtaken=st.integers(0, 3),
+        samples=st.sampled_from([1, 1, 3]),
+        ahead=st.booleans(),
+    )
+    def start(self, samples: int, ahead: bool, **sizes: int) -> None:
+        self.driver = SchedulerDriver(**sizes, ahead=ahead)
+        self.max_samples = min(samples, sizes["max_num_seqs"])
+
+    @rule(
+        stem=st.integers(0, 2),
+        shared=st.integers(0, 40),
+        own=st.integers(1, 20),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        max_new=st.integers(1, 30),
+        ends_after=st.integers(1, 60),
+        n=st.integers(1, 3),
+        copies=st.integers(1, 4),
+    )
+    def add(
+        self, stem: int, shared: int, own: int, priority: int, max_new: int, ends_after: int, n: int, copies: int
+    ) -> None:
+        n = min(n, self.max_samples)
+        for _ in range(copies):
+            prompt = _STEMS[stem][:shared] + tail(len(self.driver.requests), own)
+            self.driver.add(prompt, priority=priority, max_new=max_new, ends_after=ends_after, n=n)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.driver.has_work:
+                self.driver.step()
+
+    @precondition(lambda self: self.driver.requests)
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which: int) -> None:
+        self.driver.abort(self.driver.requests[which % len(self.driver.requests)])
+
+    @invariant()
+    def cache_is_sound(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.cache.check()
+            assert self.driver.scheduler.num_free_slots >= 0
+            ranks = [group.rank for group in self.driver.scheduler.running]
+            assert ranks == sorted(ranks)
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.run()
+            cache = self.driver.cache
+            assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def numbers(requests: list[Request]) -> list[int]:
+    return [request.arrival for request in requests]
+
+
+def warm(driver: SchedulerDriver, prompt: list[int]) -> None:
+    """Leave a prompt in the cache."""
+    driver.add(prompt, max_new=1)
+    driver.run()
+    driver.requests.clear()
+    driver.admitted.clear()
+
+
+def test_the_most_cached_goes_first_and_equals_in_order_of_arrival() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    warm(driver, _STEMS[0])
+    first = 1
+    for number, shared in enumerate([0, 8, 0, 32, 8]):
+        driver.add(_STEMS[0][:shared] + tail(number, 5))
+    driver.run()
+    assert [number - first for number in numbers(driver.admitted)] == [3, 1, 4, 0, 2]
+
+
+def test_priorities_come_before_what_is_cached_and_before_age() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    warm(driver, _STEMS[0])
+    for number, (priority, shared) in enumerate([(1, 32), (0, 0), (1, 0), (-2, 0), (0, 32)]):
+        driver.add(_STEMS[0][:shared] + tail(number, 5), priority=priority)
+    driver.run()
+    assert [number - 1 for number in numbers(driver.admitted)] == [3, 4, 1, 0, 2]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_cold_prompt_among_hot_ones_is_overtaken_a_bounded_number_of_times(ahead: bool) -> None:
+    """Cached prompts come faster than they are answered: the longest match alone would never take the cold one."""
+    driver = SchedulerDriver(max_num_seqs=2, max_overtaken=7, ahead=ahead)
+    warm(driver, _STEMS[0])
+    for number in range(3):
+        driver.add(_STEMS[0] + tail(number, 3))
+    cold = driver.add(tail(99, 30))
+    number = 3
+    while cold not in driver.admitted:
+        driver.add(_STEMS[0] + tail(number, 3))
+        driver.step()
+        number += 1
+    assert driver.admitted.index(cold) == 3 + 7
+    driver.run()
+
+
+def test_two_families_that_do_not_fit_together_are_answered_one_after_the_other() -> None:
+    """Interleaved arrivals, and a cache that holds one family's stem: order of arrival evicts it every time."""
+    computed: dict[int, int] = {}
+    for window in (1, 32):
+        driver = SchedulerDriver(num_blocks=16, max_num_seqs=1, window=window)
+        for number in range(12):
+            driver.add(_STEMS[number % 2] + tail(number, 4), max_new=2)
+        driver.run()
+        computed[window] = driver.num_computed_tokens
+    # One stem of 40 each, and 4 prompt tokens and 1 of 2 generated ones for each of twelve.
+    assert computed[32] == 2 * 40 + 12 * 5
+    assert computed[1] > 2 * computed[32]
+
+
+def test_what_waits_for_a_prefix_in_progress_is_passed_by_others_only_so_often() -> None:
+    """The waiting one's prefix takes forty steps; others would be let in meanwhile without end."""
+    driver = SchedulerDriver(budget=8, max_num_seqs=4, max_overtaken=2, num_blocks=400)
+    long = [token for stem in range(8) for token in range(1000 * stem, 1000 * stem + 40)]
+    owner = driver.add(long)
+    driver.step()
+    # More urgent ones are computed before the owner, and nobody else may pass it more than twice.
+    waits = driver.add([*long, 1])
+    for number in range(6):
+        driver.add(tail(number, 3))
+    driver.run()
+    order = numbers(driver.admitted)
+    assert order[0] == owner.arrival
+    assert order.index(waits.arrival) <= 1 + 2
+    assert driver.num_computed_tokens == len(long) + 1 + 6 * 3 + 8 * 3
+
+
+def test_an_urgent_request_does_not_wait_for_a_less_urgent_prompt_nor_for_its_prefix() -> None:
+    driver = SchedulerDriver(budget=8)
+    background = driver.add(_STEMS[0], priority=1)
+    driver.step()
+    urgent = driver.add([*_STEMS[0], 7], priority=0)
+    driver.step()
+    assert numbers(driver.admitted) == [0, 1]
+    while not urgent.sequences[0].output_token_ids:
+        assert background.sequences[0].num_computed == 8
+        driver.step()
+    driver.run()
+
+
+@pytest.mark.parametrize("long_prompt", [100, 2000])
+def test_streams_get_a_token_every_step_while_a_long_prompt_is_computed(long_prompt: int) -> None:
+    driver = SchedulerDriver(budget=16, num_blocks=4000)
+    streams = [driver.add(tail(number, 5), max_new=1000) for number in range(5)]
+    while any(request.sequences[0].num_pending > 1 for request in streams):
+        driver.step()
+    lengths = [len(request.sequences[0].token_ids) for request in streams]
+    long = driver.add(list(range(50_000, 50_000 + long_prompt)))
+    steps = 0
+    while not long.sequences[0].output_token_ids:
+        chunks = driver.step()
+        steps += 1
+        assert sum(chunk.num_tokens for chunk in chunks) <= 16
+        assert [len(request.sequences[0].token_ids) - steps for request in streams] == lengths
+    # What the streams leave of each step is the prompt's.
+    assert steps == -(-long_prompt // (16 - 5))
+
+
+def test_short_prompts_do_not_wait_for_the_end_of_a_long_one() -> None:
+    driver = SchedulerDriver(budget=16, num_blocks=4000)
+    long = driver.add(list(range(50_000, 50_400)))
+    driver.step()
+    steps = 1
+    while long.sequences[0].num_pending > 16:
+        short = driver.add(tail(steps, 8), max_new=1)
+        before = long.sequences[0].num_computed
+        chunks = driver.step()
+        steps += 1
+        assert short.sequences[0].output_token_ids
+        assert long.sequences[0].num_computed - before == 8
+        assert sum(chunk.num_tokens for chunk in chunks) == 16
+    # Alone it would have taken 25 steps.
+    assert steps == 1 + (400 - 16 - 16) // 8
+    driver.step()
+    assert long.sequences[0].output_token_ids
+
+
+def test_a_second_long_prompt_waits_for_the_first() -> None:
+    """Side by side, both would be late."""
+    driver = SchedulerDriver(budget=16, num_blocks=4000)
+    first, second = (driver.add(list(range(start, start + 160))) for start in (50_000, 60_000))
+    for _ in range(10):
+        driver.step()
+    assert first.sequences[0].output_token_ids
+    assert second.sequences[0].num_computed == 0
+    driver.run()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_preemptions_are_bounded_by_what_is_generated(ahead: bool) -> None:
+    """Twice as many sequences as blocks allow, each generating ten blocks."""
+    driver = SchedulerDriver(num_blocks=64, block_size=4, max_num_seqs=16, budget=64, ahead=ahead)
+    for number in range(24):
+        driver.add(tail(number, 12), max_new=40)
+    driver.run()
+    assert 0 < len(driver.preempted) < 24 * 40 // 4
+    # Half of all work at most is prompts computed again; here it is far less.
+    assert driver.num_computed_tokens < 1.25 * 24 * (12 + 39)
+
+
+def test_a_preempted_request_resumes_before_new_ones() -> None:
+    driver = SchedulerDriver(num_blocks=12, max_num_seqs=3)
+    for number in range(2):
+        driver.add(tail(number, 8), max_new=32)
+    while not driver.preempted:
+        driver.step()
+    (victim,) = driver.preempted
+    assert victim.arrival == 1
+    newcomer = driver.add([5], max_new=1)
+    while not newcomer.sequences[0].output_token_ids:
+        driver.step()
+    assert len(victim.sequences[0].output_token_ids) > 10
+    driver.run()
+
+
+def test_when_blocks_run_out_the_least_urgent_gives_way() -> None:
+    driver = SchedulerDriver(num_blocks=12, max_num_seqs=3)
+    background = driver.add(tail(0, 8), max_new=32, priority=5)
+    driver.add(tail(1, 8), max_new=32, priority=0)
+    while not driver.preempted:
+        driver.step()
+    assert driver.preempted == [background]
+    driver.run()
+
+
+def test_a_big_request_that_does_not_fit_is_waited_for() -> None:
+    """Small ones that would fit do not slip past it for ever."""
+    driver = SchedulerDriver(num_blocks=20, max_num_seqs=8)
+    driver.add(tail(0, 30), max_new=8)
+    driver.step()
+    big = driver.add(tail(1, 60), max_new=2)
+    for number in range(5):
+        driver.add(tail(2 + number, 2), max_new=2)
+    driver.run()
+    assert numbers(driver.admitted)[:2] == [0, big.arrival]
+
+
+def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SchedulerDriver(num_blocks=200, max_num_seqs=2, budget=64)
+    calls = {"match": 0, "open": 0}
+    for name in calls:
+        original = getattr(driver.cache, name)
+
+        def counted(*args: object, name: str = name, original: object = original, **options: object) -> object:
+            calls[name] += 1
+            return original(*args, **options)  # type: ignore[operator]
+
+        monkeypatch.setattr(driver.cache, name, counted)
+    for number in range(2):
+        driver.add(tail(number, 8), max_new=200)
+    driver.step()
+    for number in range(100):
+        driver.add(tail(2 + number, 8), max_new=4)
+    before = dict(calls)
+    for _ in range(150):
+        driver.step()
+    assert calls == before, "all slots are taken: nobody can be let in"
+    while len(driver.admitted) == 2:
+        driver.step()
+    assert calls["match"] - before["match"] <= 32 + 32
+
+
+def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SchedulerDriver()
+    warm(driver, _STEMS[0])
+    for number in range(50):
+        driver.add(_STEMS[0] + tail(number, 3))
+    line, cache = driver.scheduler.waiting, driver.cache
+    looked_up: list[int] = []
+    match = cache.match
+    monkeypatch.setattr(cache, "match", lambda tokens, namespace: looked_up.append(1) or match(tokens, namespace))
+    line.candidates(look_up=True)
+    assert len(looked_up) == 32
+    line.candidates(look_up=True)
+    assert len(looked_up) == 32
+    cache.clear()
+    line.candidates(look_up=True)
+    assert len(looked_up) == 64
+
+
+def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SchedulerDriver(num_blocks=40, max_num_seqs=4, budget=64)
+    for number in range(2):
+        driver.add(tail(number, 40), max_new=20 + 10 * number)
+    driver.step()
+    driver.add(tail(2, 100), max_new=4)
+    opened: list[int] = []
+    original = driver.cache.open
+    monkeypatch.setattr(driver.cache, "open", lambda *args, **options: opened.append(1) or original(*args, **options))
+    driver.run()
+    # On arrival, when the others' prompts are computed, when the first of them is done, and when both are.
+    assert len(opened) <= 4
+
+
+def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_computed() -> None:
+    """Until then, the others are left blocks for all the steps that it takes."""
+    driver = SchedulerDriver(budget=8, num_blocks=84, max_num_seqs=8)
+    stream = driver.add(tail(0, 7), max_new=150)
+    while not stream.sequences[0].output_token_ids:
+        driver.step()
+    long = driver.add(list(range(50_000, 50_160)), max_new=100)
+    driver.step()
+    late = driver.add(tail(1, 3), max_new=100)
+    driver.step()
+    assert driver.scheduler.refused is not None
+    while not long.sequences[0].output_token_ids:
+        driver.step()
+    driver.step()
+    assert driver.admitted == [stream, long, late]
+    assert len(driver.scheduler.running) == 3
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_line_is_random_but_nobody_waits_for_ever(ahead: bool) -> None:
+    """A long run under steady overload: whoever came before the end is answered soon after it."""
+    rng = random.Random(1)
+    driver = SchedulerDriver(num_blocks=120, max_num_seqs=6, budget=48, max_overtaken=10, ahead=ahead)
+    for number in range(300):
+        stem = rng.choice(_STEMS)[: rng.choice([0, 0, 20, 40])]
+        driver.add(stem + tail(number, rng.randint(1, 20)), max_new=rng.randint(1, 20))
+        driver.step()
+    places = {request.arrival: place for place, request in enumerate(driver.admitted)}
+    # Who is let in as number p was overtaken by at most ten, so at most ten of the first p came later.
+    assert all(place - arrival <= 10 for arrival, place in places.items())
+    driver.run()
+    assert len(driver.admitted) == 300

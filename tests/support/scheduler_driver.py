@@ -1,0 +1,196 @@
+"""The real scheduler over a real cache, without a model: tokens are made up, and every decision is verified from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixkv.cache import PrefixCache
+from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request, SequenceGroup
+from radixkv.scheduling.request import Sequence as TokenSequence
+from radixkv.scheduling.scheduler import ScheduledChunk, Scheduler
+from radixkv.scheduling.waiting_queue import WaitingQueue
+
+
+class SchedulerDriver:
+    """Steps as the engine takes them.
+
+    Args:
+        max_overtaken: what the scheduler promises; checked at every admission.
+        ahead: launch each step before the tokens of the one before are known, as with asynchronous scheduling.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 1000,
+        block_size: int = 4,
+        budget: int = 32,
+        max_num_seqs: int = 8,
+        window: int = 32,
+        max_overtaken: int = 32,
+        ahead: bool = False,
+    ) -> None:
+        self.cache = PrefixCache(num_blocks, block_size)
+        queue = WaitingQueue(self.cache, window, max_overtaken)
+        self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue)
+        self.budget = budget
+        self.max_overtaken = max_overtaken
+        self.requests: list[Request] = []
+        self.admitted: list[Request] = []  # in the order in which they first ran
+        self.preempted: list[Request] = []
+        self.num_computed_tokens = 0
+        self._ahead = ahead
+        self._in_flight: list[SequenceGroup] = []  # who gets a token from the step that was launched last
+        self._ends_after: dict[Request, int] = {}
+        # Kept apart from the scheduler's own figures, which they verify.
+        self._overtaken: dict[SequenceGroup, int] = {}
+        self._num_tokens_when_started: dict[SequenceGroup, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        priority: int = 0,
+        max_new: int = 4,
+        n: int = 1,
+        namespace: str = "",
+        ends_after: int | None = None,
+    ) -> Request:
+        """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
+        request = Request(
+            f"{len(self.requests)}",
+            None,
+            np.array(prompt, dtype=np.int32),
+            SamplingParams(n=n, max_tokens=max_new),
+            seed=0,
+            max_new_tokens=max_new,
+            end_token_ids=frozenset(),
+            namespace=namespace,
+            priority=priority,
+        )
+        sequence = TokenSequence(request, 0, list(prompt))
+        request.sequences = [sequence]
+        self.requests.append(request)
+        self._ends_after[request] = min(max_new, ends_after or max_new)
+        self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
+        return request
+
+    def abort(self, request: Request) -> None:
+        for group in self.scheduler.groups_of(request):
+            for sequence in group.sequences:
+                self.scheduler.drop(sequence)
+            self.scheduler.remove(group)
+        assert not self.scheduler.groups_of(request)
+
+    def step(self) -> list[ScheduledChunk]:
+        scheduler = self.scheduler
+        had_work = self.has_work
+        previous, self._in_flight = self._in_flight, []
+        if previous and not scheduler.reserve_decoding():
+            self._take(previous)
+            return []
+        running = dict.fromkeys(scheduler.running)
+        started = {group: group.started for group in scheduler.waiting}
+        decoding = [group for group in running if group.num_pending == 1]
+        chunks = scheduler.schedule()
+        assert chunks or previous or not had_work, "nothing runs, although somebody waits"
+        self.cache.drain_copies()
+        self._verify_batch(chunks, decoding)
+        for group in running:
+            if group not in scheduler.running:
+                self._verify_preemption(group)
+                started[group] = True
+        for group in dict.fromkeys(chunk.group for chunk in chunks):
+            if group in started:
+                self._verify_admission(group, started)
+        launched = self._launch(chunks)
+        self._take(previous)
+        if self._ahead:
+            self._in_flight = launched
+        else:
+            self._take(launched)
+        return chunks
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """To the end of all work; how many steps it took."""
+        for step in range(max_steps):
+            if not self.has_work:
+                return step
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def _verify_batch(self, chunks: list[ScheduledChunk], decoding: list[SequenceGroup]) -> None:
+        assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
+        planned = {chunk.group for chunk in chunks}
+        if len(decoding) <= self.budget:
+            for group in decoding:
+                assert group in planned or group not in self.scheduler.running, "a stream was held up"
+
+    def _verify_admission(self, group: SequenceGroup, started: dict[SequenceGroup, bool]) -> None:
+        """``started`` are those who waited, and whether they had run before; whoever is let in is taken out."""
+
+        def place(group: SequenceGroup) -> tuple[int, bool, int, int]:
+            return group.request.priority, not started[group], group.request.arrival, group.sequences[0].index
+
+        if not started[group]:
+            self.admitted.append(group.request)
+            for other in started:
+                if place(other) < place(group):
+                    self._overtaken[other] = self._overtaken.get(other, 0) + 1
+                    assert self._overtaken[other] <= self.max_overtaken, "overtaken too often"
+        del started[group]
+        self._overtaken.pop(group, None)
+        self._num_tokens_when_started[group] = len(group.sequences[0].token_ids)
+
+    def _verify_preemption(self, group: SequenceGroup) -> None:
+        self.preempted.append(group.request)
+        assert all(sequence.table is None for sequence in group.sequences)
+        # Samples that part from each other while nothing else runs may run out of blocks earlier.
+        if all(len(request.sequences) == 1 and request.num_slots == 1 for request in self.requests):
+            generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
+            assert generated >= self.cache.block_size, "preempted too soon"
+
+    def _launch(self, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
+        """Note what the chunks compute; returns the groups that get a token from it, new samples among them."""
+        ready = []
+        for chunk in chunks:
+            completes = chunk.num_tokens == chunk.sequence.num_pending
+            self.scheduler.commit(chunk.sequence, chunk.num_tokens)
+            self.num_computed_tokens += chunk.num_tokens
+            if completes:
+                ready.append(chunk)
+        groups = []
+        for chunk in ready:
+            request = chunk.group.request
+            groups.append(chunk.group)
+            if len(request.sequences) < request.num_slots:
+                for index, sequence in enumerate(self.scheduler.fork(chunk.sequence, request.num_slots - 1), start=1):
+                    sequence.index = index
+                    request.sequences.append(sequence)
+                    groups.append(SequenceGroup(request, [sequence], chunk.group.prompt))
+                    self.scheduler.start(groups[-1])
+                    self._num_tokens_when_started[groups[-1]] = len(sequence.token_ids)
+        for group in groups:
+            group.sequences[0].expect_token()
+        return groups
+
+    def _take(self, groups: list[SequenceGroup]) -> None:
+        """Learn the tokens of a step, and let go of who has ended."""
+        for group in groups:
+            request, (sequence,) = group.request, group.sequences
+            if sequence.table is None:
+                continue  # it ended, or was given up, when the step was launched already
+            # Every sample of every request goes its own way.
+            sequence.learn_token(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known)
+            self.scheduler.record_at_border(sequence)
+            if len(sequence.output_token_ids) == self._ends_after[request]:
+                sequence.forget_unknown()
+                self.scheduler.release(sequence)
+                self.scheduler.remove(group)

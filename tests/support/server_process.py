@@ -1,0 +1,74 @@
+"""A real `radixkv serve` process, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any
+
+import httpx
+import openai
+
+ADMIN_KEY = "the-admin-key"
+
+
+class ServerProcess:
+    """Starts the server on a free port and waits until it listens; leaving the context terminates it.
+
+    Args:
+        options: as on the command line.
+        prelude: Python statements that run in the process before.
+    """
+
+    def __init__(self, *options: str, prelude: str = "") -> None:
+        program = f"{prelude}\nfrom radixkv.cli.main import main; main()"
+        command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY, *options]
+        # A few busy threads a process are enough on a small machine; many of them only wait for each other.
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("Serving "), f"the server did not start: {line!r}"
+        self.url = line.split()[-1]
+
+    def client(self, api_key: str | None = None) -> httpx.Client:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120)
+
+    def openai(self, api_key: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120)
+
+    def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What an administrator's request returns."""
+        with self.client(ADMIN_KEY) as client:
+            response = client.post(f"/admin/{path}", json=body)
+        assert response.status_code == 200, response.text
+        result: dict[str, Any] = response.json()
+        return result
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by its name, labels included."""
+        with self.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def terminate(self) -> int:
+        """Send SIGTERM and wait for the end; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
