@@ -79,7 +79,7 @@ class PromptExplanation:
         }
 
 
-def in_words(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
+def decode_explanation(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
     """An explanation with texts in place of token ids."""
     divergence = explanation.divergence
     difference = None
@@ -109,7 +109,7 @@ def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_siz
         cache.reserve(table, len(tokens))
         cache.append(table, tokens[table.num_tokens :])
         cache.close(table)
-    return in_words(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
+    return decode_explanation(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
 
 
 def _sentence(part: Computed) -> str:
