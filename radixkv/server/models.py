@@ -46,7 +46,7 @@ def model_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models", tags=["models"])
     async def list_models(credentials: Credentials) -> ModelList:
-        """The models that can be asked for."""
+        """The models that can be requested."""
         service.tenants.authenticate(credentials)
         return ModelList(data=[model()])
 
