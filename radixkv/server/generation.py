@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.engine.request_stream import Piece, RequestStream
+from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestOutput
@@ -65,7 +65,7 @@ class Generation:
         self._timers = [RequestTimer(metrics) for _ in streams]
         self._num_cached_tokens = [0] * len(prompts)
         self._num_completion_tokens = 0
-        # By prompt; set when the prompt's first piece arrives.
+        # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         # By prompt; None unless the request asked for them.
         self.explanations: list[CacheExplanation] | None = None
@@ -106,13 +106,13 @@ class Generation:
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         finished: set[int] = set()
         try:
-            async with aclosing(_merge_streams(self._streams)) as pieces:
-                async for prompt, piece in pieces:
-                    self._timers[prompt].observe(piece)
-                    self._num_cached_tokens[prompt] = piece.num_cached_tokens
-                    if isinstance(piece, RequestOutput):
-                        self.prompt_logprobs[prompt] = piece.prompt_logprobs
-                    for output in self._outputs(piece):
+            async with aclosing(_merge_streams(self._streams)) as deltas:
+                async for prompt, delta in deltas:
+                    self._timers[prompt].observe(delta)
+                    self._num_cached_tokens[prompt] = delta.num_cached_tokens
+                    if isinstance(delta, RequestOutput):
+                        self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                    for output in self._outputs(delta):
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError("the server is shutting down; the answer is incomplete")
@@ -140,11 +140,11 @@ class Generation:
                     complete.finish_reason, complete.stop_reason = output.finish_reason, output.stop_reason
         return [choices[choice] for choice in sorted(choices)]
 
-    def _outputs(self, piece: Piece) -> list[CompletionOutput]:
-        if isinstance(piece, RequestOutput):
-            return piece.outputs
-        best = piece.sequences[: self._num_choices]
-        return [self._beam_output(index, beam, piece.num_prompt_tokens) for index, beam in enumerate(best)]
+    def _outputs(self, delta: OutputDelta) -> list[CompletionOutput]:
+        if isinstance(delta, RequestOutput):
+            return delta.outputs
+        best = delta.sequences[: self._num_choices]
+        return [self._beam_output(index, beam, delta.num_prompt_tokens) for index, beam in enumerate(best)]
 
     def _beam_output(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
         prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
@@ -247,11 +247,11 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-async def _merge_streams(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all streams in order of arrival, each with the index of its stream."""
+async def _merge_streams(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    """The deltas of all streams in order of arrival, each with the index of its stream."""
     if len(streams) == 1:
-        async for piece in streams[0]:
-            yield 0, piece
+        async for delta in streams[0]:
+            yield 0, delta
         return
     pending = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
     try:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.engine.request_stream import Piece
+from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
 
@@ -55,31 +55,31 @@ class ServerMetrics:
 
 
 class RequestTimer:
-    """Measures one request as its pieces arrive."""
+    """Measures one request as its deltas arrive."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
-        self._last_piece_time: float | None = None
+        self._last_delta_time: float | None = None
 
-    def observe(self, piece: Piece) -> None:
-        metrics, times, now = self._metrics, piece.metrics, time.monotonic()
-        if self._last_piece_time is None and times.first_token_time is not None:
+    def observe(self, delta: OutputDelta) -> None:
+        metrics, times, now = self._metrics, delta.metrics, time.monotonic()
+        if self._last_delta_time is None and times.first_token_time is not None:
             metrics.time_to_first_token.observe(times.first_token_time - times.arrival_time)
-        if isinstance(piece, BeamSearchOutput):
-            counts = [len(beam.tokens) - piece.num_prompt_tokens for beam in piece.sequences]
-            reasons = [beam.finish_reason for beam in piece.sequences]
-            num_prompt_tokens, finished = piece.num_prompt_tokens, True
+        if isinstance(delta, BeamSearchOutput):
+            counts = [len(beam.tokens) - delta.num_prompt_tokens for beam in delta.sequences]
+            reasons = [beam.finish_reason for beam in delta.sequences]
+            num_prompt_tokens, finished = delta.num_prompt_tokens, True
         else:
-            counts = [len(output.token_ids) for output in piece.outputs]
-            # A finished choice is also in all later pieces, without tokens.
-            reasons = [o.finish_reason for o in piece.outputs if o.finish_reason is not None and o.token_ids]
-            num_prompt_tokens, finished = len(piece.prompt_token_ids), piece.finished
-            # Where the reader is slow, a piece holds several tokens of a choice: the time is divided among them.
+            counts = [len(output.token_ids) for output in delta.outputs]
+            # A finished choice is also in all later deltas, without tokens.
+            reasons = [o.finish_reason for o in delta.outputs if o.finish_reason is not None and o.token_ids]
+            num_prompt_tokens, finished = len(delta.prompt_token_ids), delta.finished
+            # Where the reader is slow, a delta holds several tokens of a choice: the time is divided among them.
             longest = max(counts, default=0)
-            if self._last_piece_time is not None and longest:
+            if self._last_delta_time is not None and longest:
                 for _ in range(longest):
-                    metrics.inter_token_latency.observe((now - self._last_piece_time) / longest)
-        self._last_piece_time = now
+                    metrics.inter_token_latency.observe((now - self._last_delta_time) / longest)
+        self._last_delta_time = now
         metrics.generation_tokens.inc(sum(counts))
         for reason in reasons:
             metrics.finished.labels(reason).inc()
