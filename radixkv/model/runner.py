@@ -235,7 +235,7 @@ class ModelRunner:
     def measure_activations(
         self, num_tokens: int, num_logit_rows: int, use_logits: Callable[[torch.Tensor], None]
     ) -> int:
-        """Run a step of ``num_tokens`` on a GPU. Instead of attention, have its room.
+        """Run a step of ``num_tokens`` on a GPU, with memory for attention's results but without attending.
 
         Args:
             use_logits: does with the step's logits what takes the most memory.
@@ -264,7 +264,7 @@ class ModelRunner:
         self._forward(torch.zeros_like(positions), positions, positions[:1], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-        self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()
     def _compile(self, name: str) -> None:
