@@ -65,7 +65,7 @@ class Adaptive:
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def wait_begins(self, node: EvictableLeaf) -> None:
+    def on_idle(self, node: EvictableLeaf) -> None:
         uses, parent_uses, num_blocks = node.uses.bit_length(), node.parent_uses.bit_length(), node.num_blocks
         length = (num_blocks - 1).bit_length() // 2
         # Written out: a sequence's end asks this of every node on its path.
@@ -79,9 +79,9 @@ class Adaptive:
         if self._reuse_times.num_new_waits >= self._refit_at:
             self._refit()
 
-    def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
         self._now = now
-        self._reuse_times.end(group, num_blocks, begun_at, now)
+        self._reuse_times.end(group, num_blocks, idle_since, now)
 
     def _refit(self) -> None:
         self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
