@@ -1,4 +1,4 @@
-"""Prefixes that are kept from eviction, within a quota and for as long as asked."""
+"""Prefixes that are kept from eviction, within a quota, until they are released or expire."""
 
 from __future__ import annotations
 
