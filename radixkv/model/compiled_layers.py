@@ -29,8 +29,10 @@ from typing import Any
 import torch
 from torch import nn
 
-# Attends one layer, by its index in the model; options as `AttentionBatch.attend`'s.
-Attend = Callable[..., torch.Tensor]
+from radixkv.attention import AttentionOptions
+
+# Attends one layer: its index, query, key and value as `AttentionBatch.attend` takes them, and its options.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
 
 _BACKEND = "inductor"
 
@@ -65,10 +67,8 @@ def attend_opaquely(
     Args:
         layer_idx: a number in a tensor on the CPU: a plain number would be compiled in, and each layer by itself.
     """
-    attended = _attend_of_batch.get()(
-        int(layer_idx), query, key, value, scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks
-    )
-    return attended.contiguous()
+    options = AttentionOptions(scale, softcap, sliding_window, sinks)
+    return _attend_of_batch.get()(int(layer_idx), query, key, value, options).contiguous()
 
 
 @attend_opaquely.register_fake

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, QueryChunk
+from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.attention.cpu import CpuBackend
 from radixkv.cache import BlockCopy, BlockTable
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -34,7 +34,7 @@ from radixkv.model.compiled_layers import (
 from radixkv.model.loader import LoadedModel
 
 if TYPE_CHECKING:
-    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
@@ -65,7 +65,7 @@ class ModelChunk:
 
 
 def _attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Attention that looks at nothing, to measure what all the rest takes."""
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -154,9 +154,9 @@ class ModelRunner:
 
     def _run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
-        batch = self._backend.prepare(
-            [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
-        )
+        num_context = np.array([chunk.num_context for chunk in chunks], dtype=np.int64)
+        num_new = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int64)
+        batch = self._backend.prepare(QueryBatch([chunk.table for chunk in chunks], num_context, num_new))
         token_ids = self._token_ids([chunks[i] for i in batch.order], batch.row_starts, chosen)
         if self._graphs is not None and all(
             len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
@@ -192,12 +192,12 @@ class ModelRunner:
         return token_ids
 
     def attend_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attend(self._layer_of[layer_idx], query, key, value, **options)
+        return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
@@ -290,17 +290,13 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    given = {
-        "scale": options.get("scaling") or query.shape[-1] ** -0.5,
-        "softcap": options.get("softcap"),
-        "sliding_window": options.get("sliding_window"),
-        "sinks": options.get("s_aux"),
-    }
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    given = scale, options.get("softcap"), options.get("sliding_window"), options.get("s_aux")
     if torch.compiler.is_compiling():
-        return attend_opaquely(module.radixkv_layer_idx, query, key, value, **given), None
+        return attend_opaquely(module.radixkv_layer_idx, query, key, value, *given), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
-    return runner.attend_layer(module.layer_idx, query, key, value, **given), None
+    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)
