@@ -20,8 +20,6 @@ Between priorities the order is strict: as long as more urgent requests keep com
 from __future__ import annotations
 
 import itertools
-import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,7 +58,6 @@ class WaitingQueue:
         self._window = window
         self._max_overtaken = max_overtaken
         self._line: SortedDict[_Place, _Waiting] = SortedDict()
-        self._admission_times: deque[float] = deque(maxlen=32)
 
     def __len__(self) -> int:
         return len(self._line)
@@ -78,8 +75,6 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup) -> None:
         """Let a group stand in line: a new one, or one that was preempted."""
-        if not self._line:
-            self._admission_times.clear()
         self._line[_place(group)] = _Waiting(group)
 
     def remove(self, group: SequenceGroup) -> None:
@@ -126,16 +121,8 @@ class WaitingQueue:
         del self._line[admitted]
         if group.started:
             return
-        self._admission_times.append(time.monotonic())
         for place in self._line.irange(maximum=admitted):
             self._line[place].num_overtaken += 1
-
-    def seconds_to_drain(self) -> float:
-        """How long the line would take at the recent rate of admissions, from 1 to 60: when to try again."""
-        if len(self._admission_times) < 2:
-            return 1.0
-        each = (time.monotonic() - self._admission_times[0]) / len(self._admission_times)
-        return min(60.0, max(1.0, each * len(self)))
 
     def _look_up(self, compete: list[_Waiting]) -> None:
         version = self._cache.version
