@@ -49,10 +49,10 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
     names = inspect.signature(serve).parameters
     for variable, meant in mistyped_variables(os.environ, names).items():
         print(f"radixkv: {variable} is no option and is ignored; did you mean {meant}?", file=sys.stderr)
-    from radixkv.model.onednn_cache import limit_prepared_products
+    from radixkv.model.onednn_cache import limit_primitive_cache
 
     # Before torch is imported; this process is a server and nothing else.
-    limit_prepared_products(os.environ)
+    limit_primitive_cache(os.environ)
     try:
         from radixkv.server.run import run_server
     except ImportError as error:
