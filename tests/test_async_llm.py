@@ -46,7 +46,7 @@ async def assert_empty(llm: AsyncLLM) -> None:
     def look(engine: Engine) -> tuple[bool, int]:
         engine.cache.check()
         in_use = engine.cache.num_blocks - engine.cache.num_available_blocks
-        return engine.has_unfinished_requests or engine.scheduler.has_work, in_use
+        return engine.has_unfinished_requests or bool(engine.scheduler.running or engine.scheduler.waiting), in_use
 
     assert await llm.call(look) == (False, 0)
     assert llm.num_unfinished == 0

@@ -200,7 +200,7 @@ class EngineThread:
         for request in requests:
             if request.failure is not None:
                 news[request.request_id] = _failure_of(request)
-            elif request.beams is None:
+            elif request.beam_search is None:
                 output = delta_output(request)
                 if output.finished or any(part.token_ids for part in output.outputs):
                     news[request.request_id] = output

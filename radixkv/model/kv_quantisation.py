@@ -25,11 +25,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from radixkv.attention import QueryBatch
 from radixkv.cache import PrefixCache
 from radixkv.memory import KVPool, KVScales
 from radixkv.memory.fp8_kv_pool import FP8
 from radixkv.model.loader import LoadedModel
-from radixkv.model.runner import LogitRows, ModelChunk, ModelRunner
+from radixkv.model.runner import HOST_TOKEN, ModelInput, ModelRunner
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 
@@ -72,6 +73,8 @@ def calibrate(runner: ModelRunner, loaded: LoadedModel, backend: str, block_size
     cache = PrefixCache(num_blocks, block_size)
     table = cache.open(token_ids)
     cache.reserve(table, num_tokens)
-    runner.run([ModelChunk(token_ids, 0, table, LogitRows.NONE)])
+    zero = np.zeros(1, dtype=np.int64)
+    queries = QueryBatch([table], num_context=zero, num_new=zero + num_tokens)
+    runner.run(ModelInput(token_ids, queries, num_logits=zero, device_indices=zero + HOST_TOKEN))
     keys, values = ([rows.float().abs().amax((0, 2)) for rows in r] for r in (pool.key_rows, pool.value_rows))
     return KVScales.for_largest(keys, values, loaded.dtype)

@@ -44,7 +44,7 @@ def assert_empty(llm: LLM) -> None:
     cache = llm.engine.cache
     cache.check()
     assert not llm.engine.has_unfinished_requests
-    assert not llm.engine.scheduler.has_work
+    assert not llm.engine.scheduler.waiting and not llm.engine.scheduler.running
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
     assert llm.reset_prefix_cache()
 
@@ -110,8 +110,8 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
             llm_engine.step()
             llm_engine.cache.check()
         assert request.failure is None
-        assert request.beams is not None
-        answers.append([beam.token_ids for beam in request.beams.results()])
+        assert request.beam_search is not None
+        answers.append([beam.token_ids for beam in request.beam_search.results()])
     assert engine.scheduler.num_preemptions > 0
     assert answers[0] == answers[1]
 
@@ -254,7 +254,7 @@ def test_leaving_a_stream_early_aborts_it() -> None:
     assert_empty(llm)
 
 
-@pytest.mark.parametrize("place", ["run", "schedule", "take"])
+@pytest.mark.parametrize("place", ["run", "schedule", "process"])
 def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after_it(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -262,7 +262,9 @@ def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after
     prompts = family(1, 2)
     streams = [llm.stream(prompts[0], GREEDY)]
     next(streams[0])
-    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "take": llm.engine._taker}[place]
+    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "process": llm.engine._output_processor}[
+        place
+    ]
     whole = getattr(owner, place)
 
     def collecting(*arguments: Any) -> Any:

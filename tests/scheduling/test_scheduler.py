@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cache_is_sound(self) -> None:
         if hasattr(self, "driver"):
             self.driver.cache.check()
-            assert self.driver.scheduler.num_free_slots >= 0
+            assert self.driver.scheduler.num_free_seqs >= 0
             ranks = [group.rank for group in self.driver.scheduler.running]
             assert ranks == sorted(ranks)
 
@@ -339,7 +339,7 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_com
     driver.step()
     late = driver.add(tail(1, 3), max_new=100)
     driver.step()
-    assert driver.scheduler.refused is not None
+    assert driver.scheduler.deferred is not None
     while not long.sequences[0].output_token_ids:
         driver.step()
     driver.step()

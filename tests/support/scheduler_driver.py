@@ -8,9 +8,9 @@ import numpy as np
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
-from radixkv.scheduling.request import Request, SequenceGroup
-from radixkv.scheduling.request import Sequence as TokenSequence
-from radixkv.scheduling.scheduler import ScheduledChunk, Scheduler
+from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -51,7 +51,7 @@ class SchedulerDriver:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self.scheduler.waiting or self.scheduler.running)
 
     def add(
         self,
@@ -85,7 +85,7 @@ class SchedulerDriver:
     def abort(self, request: Request) -> None:
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
-                self.scheduler.drop(sequence)
+                self.scheduler.blocks.drop(sequence)
             self.scheduler.remove(group)
         assert not self.scheduler.groups_of(request)
 
@@ -153,7 +153,7 @@ class SchedulerDriver:
         self.preempted.append(group.request)
         assert all(sequence.table is None for sequence in group.sequences)
         # Samples that part from each other while nothing else runs may run out of blocks earlier.
-        if all(len(request.sequences) == 1 and request.num_slots == 1 for request in self.requests):
+        if all(len(request.sequences) == 1 and request.num_seqs == 1 for request in self.requests):
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
             assert generated >= self.cache.block_size, "preempted too soon"
 
@@ -162,7 +162,7 @@ class SchedulerDriver:
         ready = []
         for chunk in chunks:
             completes = chunk.num_tokens == chunk.sequence.num_pending
-            self.scheduler.commit(chunk.sequence, chunk.num_tokens)
+            self.scheduler.blocks.commit(chunk.sequence, chunk.num_tokens)
             self.num_computed_tokens += chunk.num_tokens
             if completes:
                 ready.append(chunk)
@@ -170,15 +170,17 @@ class SchedulerDriver:
         for chunk in ready:
             request = chunk.group.request
             groups.append(chunk.group)
-            if len(request.sequences) < request.num_slots:
-                for index, sequence in enumerate(self.scheduler.fork(chunk.sequence, request.num_slots - 1), start=1):
+            if len(request.sequences) < request.num_seqs:
+                for index, sequence in enumerate(
+                    self.scheduler.blocks.fork(chunk.sequence, request.num_seqs - 1), start=1
+                ):
                     sequence.index = index
                     request.sequences.append(sequence)
                     groups.append(SequenceGroup(request, [sequence], chunk.group.prompt))
                     self.scheduler.start(groups[-1])
                     self._num_tokens_when_started[groups[-1]] = len(sequence.token_ids)
         for group in groups:
-            group.sequences[0].expect_token()
+            group.sequences[0].append_placeholder()
         return groups
 
     def _take(self, groups: list[SequenceGroup]) -> None:
@@ -188,9 +190,9 @@ class SchedulerDriver:
             if sequence.table is None:
                 continue  # it ended, or was given up, when the step was launched already
             # Every sample of every request goes its own way.
-            sequence.learn_token(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known)
-            self.scheduler.record_at_border(sequence)
+            sequence.fill_placeholder(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known_tokens)
+            self.scheduler.blocks.publish_at_block_boundary(sequence)
             if len(sequence.output_token_ids) == self._ends_after[request]:
-                sequence.forget_unknown()
-                self.scheduler.release(sequence)
+                sequence.drop_placeholders()
+                self.scheduler.blocks.release(sequence)
                 self.scheduler.remove(group)
