@@ -24,7 +24,7 @@ def server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
     """The server with an empty cache; afterwards nothing runs, every block is free or cached, every rule holds."""
     shared_server.admin("clear_cache", {})
     yield shared_server
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (found := shared_server.admin("check"))["running_requests"] + found["waiting_requests"]:
         assert time.monotonic() < deadline, f"requests of clients that are gone still run: {found}"
     assert found["blocks_in_use"] == 0

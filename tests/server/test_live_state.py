@@ -19,7 +19,7 @@ def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> Non
 
 def live(http: httpx.Client, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """A picture of which ``until`` is true: for half a second, an earlier one may be shown again."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         response = http.get("/live")
         assert response.status_code == 200, response.text

@@ -35,7 +35,7 @@ def builtin_names(namespace: Any) -> tuple[str, ...]:
 
 @pytest.fixture(autouse=True)
 def names_of_builtins_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter looks through all of `triton.language` at every call of a function on the device: a third of its time."""
+    """The interpreter looks through all of `triton.language` at each call of a device function: a third of its time."""
 
     def patch_builtins(namespace: Any, builder: Any, scope: Any) -> None:
         for name in builtin_names(namespace):
