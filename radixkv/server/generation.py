@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.engine.request_stream import Piece, RequestStream
+from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestOutput
@@ -138,7 +138,7 @@ class Generation:
                     whole.finish_reason, whole.stop_reason = new.output.finish_reason, new.output.stop_reason
         return [choices[choice] for choice in sorted(choices)]
 
-    def _outputs(self, piece: Piece) -> list[CompletionOutput]:
+    def _outputs(self, piece: OutputDelta) -> list[CompletionOutput]:
         if isinstance(piece, RequestOutput):
             return piece.outputs
         best = piece.sequences[: self._num_choices]
@@ -245,7 +245,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Piece], None]:
+async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
     """The pieces of all streams as they come, each with the place of its stream."""
     if len(streams) == 1:
         async for piece in streams[0]:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.engine.request_stream import Piece
+from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
 
@@ -59,7 +59,7 @@ class RequestTimer:
         self._metrics = metrics
         self._last: float | None = None
 
-    def observe(self, piece: Piece) -> None:
+    def observe(self, piece: OutputDelta) -> None:
         metrics, times, now = self._metrics, piece.metrics, time.monotonic()
         if self._last is None and times.first_token_time is not None:
             metrics.first_token.observe(times.first_token_time - times.arrival_time)

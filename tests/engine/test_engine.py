@@ -44,7 +44,8 @@ def assert_empty(llm: LLM) -> None:
     cache = llm.engine.cache
     cache.check()
     assert not llm.engine.has_unfinished_requests
-    assert not llm.engine.scheduler.waiting and not llm.engine.scheduler.running
+    assert not llm.engine.scheduler.waiting
+    assert not llm.engine.scheduler.running
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
     assert llm.reset_prefix_cache()
 
@@ -244,6 +245,18 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
         finished += [request for request in llm.engine.step() if request.finished]
     assert [request.request_id for request in finished] == ["1"]
     assert_empty(llm)
+
+
+@pytest.mark.parametrize(("policy", "num_cached"), [("priority", 19), ("lru", 16)])
+def test_the_priority_policy_evicts_what_less_urgent_requests_used(policy: str, num_cached: int) -> None:
+    """The urgent request's prompt is the least recently used, so LRU evicts its last blocks; priorities keep them."""
+    llm = tiny(num_blocks=16, eviction_policy=policy)
+    urgent, background, newest = ([5 + seed, *range(20, 39)] for seed in range(3))
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    for prompt, priority in ((urgent, -1), (background, 3), (newest, 3)):
+        llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False, priority=priority)
+    again = llm.generate({"prompt_token_ids": urgent}, params, use_tqdm=False, priority=-1)[0]
+    assert again.num_cached_tokens == num_cached
 
 
 def test_leaving_a_stream_early_aborts_it() -> None:
