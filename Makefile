@@ -2,6 +2,7 @@
 # make test    all tests
 # make chat    talk to the default model
 # make check   lint, format, types, the direction of imports
+# make docs    build the documentation into site/; a broken link or an undocumented public name fails
 # make bench   end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
 # make soak    random work on the cache for half an hour, every rule checked; for nightly runs
 # make mutate  break the cache on purpose, line by line, and see which tests notice (20 minutes)
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 BROWSER := $(VENV)/.browser
 
-.PHONY: demo test test-bookkeeping test-interpreted chat check bench soak mutate clean
+.PHONY: demo test test-bookkeeping test-interpreted chat check docs docs-serve bench soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
@@ -38,6 +39,12 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: $(MODEL)
 	$(BIN)/radixkv bench e2e
@@ -77,4 +84,4 @@ $(BROWSER): $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info
