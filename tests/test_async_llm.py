@@ -276,6 +276,9 @@ def test_a_lower_priority_is_let_in_earlier() -> None:
 
 @pytest.mark.parametrize("where", ["model", "sampling"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
+    ]
     offline = tiny(max_num_seqs=4)
     owner, name = (offline.engine._runner, "run") if where == "model" else (executor, "InFlightTokens")
     original = getattr(owner, name)
@@ -299,9 +302,6 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         # What the crashed step left in the cache is right: everybody gets the tokens of an engine that never crashed.
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
 
-    expected = [
-        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
-    ]
     run(test, offline)
 
 

@@ -29,7 +29,7 @@ from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError, QueueFullError
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
-from radixkv.model.kv_quantisation import cache_element_type, calibrate
+from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_dtype
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
@@ -125,7 +125,7 @@ class Engine:
             _check_whole("max_num_waiting", max_num_waiting, 0)
         if num_blocks is not None and kv_cache_memory_bytes is not None:
             raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
-        element_type = cache_element_type(kv_cache_dtype, loaded)
+        element_type = resolve_kv_cache_dtype(kv_cache_dtype, loaded)
         self.loaded = loaded
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
@@ -135,7 +135,7 @@ class Engine:
         shapes = self._runner.layer_shapes
         scales = None
         if kv_cache_dtype == "fp8":
-            scales = calibrate(self._runner, loaded, attention_backend, block_size)
+            scales = calibrate_kv_scales(self._runner, loaded, attention_backend, block_size)
         if num_blocks is None:
             num_blocks = choose_num_blocks(
                 block_nbytes(shapes, block_size, element_type),

@@ -25,10 +25,10 @@ from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.compiled_layers import (
     Attend,
-    attend_opaquely,
-    attention_of_compiled_layers,
     compile_layers,
-    run_layers_as_they_are,
+    opaque_attention,
+    set_compiled_attention,
+    uncompile_layers,
 )
 from radixkv.model.loader import LoadedModel
 
@@ -103,7 +103,7 @@ class ModelRunner:
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 module.radixkv_runner = self
-        run_layers_as_they_are(self._model)
+        uncompile_layers(self._model)
         self._probe(loaded.name)
         if enable_torch_compile:
             self._compile(loaded.name)
@@ -213,7 +213,7 @@ class ModelRunner:
         """The logits of ``rows``; without ``attend``, the layers' shapes are noted and nothing is attended."""
         self._attend = attend
         try:
-            with attention_of_compiled_layers(self.attend_layer):
+            with set_compiled_attention(self.attend_layer):
                 output = self._model(
                     input_ids=token_ids.unsqueeze(0),
                     position_ids=positions.unsqueeze(0),
@@ -235,7 +235,7 @@ class ModelRunner:
     def measure_activations(
         self, num_tokens: int, num_logit_rows: int, use_logits: Callable[[torch.Tensor], None]
     ) -> int:
-        """Run a step of ``num_tokens`` on a GPU. Instead of attention, have its room.
+        """Run a step of ``num_tokens`` on a GPU, with memory for attention's results but without attending.
 
         Args:
             use_logits: does with the step's logits what takes the most memory.
@@ -264,7 +264,7 @@ class ModelRunner:
         self._forward(torch.zeros_like(positions), positions, positions[:1], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-        self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()
     def _compile(self, name: str) -> None:
@@ -275,7 +275,7 @@ class ModelRunner:
                 positions = torch.arange(num_tokens, device=self._device)
                 self._forward(torch.zeros_like(positions), positions, positions[:1], _attend_nothing)
         except Exception as error:  # uncompiled, the same has just run
-            run_layers_as_they_are(self._model)
+            uncompile_layers(self._model)
             reason = " ".join(str(error).split("\n")[:2])
             raise UnsupportedModelError(
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
@@ -311,7 +311,7 @@ def _attention_function(
         "sinks": options.get("s_aux"),
     }
     if torch.compiler.is_compiling():
-        return attend_opaquely(module.radixkv_layer_idx, query, key, value, **given), None
+        return opaque_attention(module.radixkv_layer_idx, query, key, value, **given), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
     return runner.attend_layer(module.layer_idx, query, key, value, **given), None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
 from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, SamplingRow, draw
-from radixkv.sampling.structured_output import GrammarState, bar_tokens
+from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -90,7 +90,7 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
     if changed or grammars:
         logits = logits.clone()
         if grammars:
-            bar_tokens(logits, grammars)
+            apply_grammar_bitmask(logits, grammars)
         for i in changed:
             _change_logits(logits[i], states[i])
     token_ids, _ = InFlightTokens(logits, states, [0] * len(states)).fetch()
