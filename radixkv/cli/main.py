@@ -315,6 +315,15 @@ def tiles(
 
 
 @bench.command()
+def check() -> None:
+    """Run the fast benches, and say what became slower than the committed figures by more than the noise."""
+    from radixkv.bench.check import run_check
+
+    if not run_check(Console()):
+        raise typer.Exit(1)
+
+
+@bench.command()
 def plan(
     json_path: JsonPath = None,
     steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
