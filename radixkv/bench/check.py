@@ -121,7 +121,11 @@ def cases(results: Path) -> Iterator[Case]:
     # A figure of the planner has no baseline of its own, so the chain's must come from the same processor.
     if find_spec("triton") is None or planned["machine"]["cpu"] != committed["machine"]["cpu"]:
         return
-    from radixkv.bench.plan import CHANGES, LEVELS, measure_plan
+    from radixkv.bench.plan import CHANGES, LEVELS, Change, Levels, measure_plan, one_torch_thread
+
+    def measure(levels: Levels, change: Change) -> Timing:
+        with one_torch_thread():
+            return measure_plan(levels, change, STEPS)
 
     for figure in planned["rows"]:
         shared, change = figure["shared"], figure["change"]
@@ -130,7 +134,7 @@ def cases(results: Path) -> Iterator[Case]:
                 f"plan: {shared}; {change}",
                 Timing(figure["median_us"], figure["min_us"]),
                 figures[YARDSTICK]["hash_chain_median_us"],
-                partial(measure_plan, LEVELS[shared], CHANGES[change], STEPS),
+                partial(measure, LEVELS[shared], CHANGES[change]),
                 partial(yardstick, ROUNDS),
             )
 
