@@ -2,5 +2,6 @@
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch
 from radixkv.attention.plan import AttentionPlan, QueryChunk, WorkItem, build_plan
+from radixkv.attention.query_batch import QueryBatch
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionPlan", "QueryChunk", "WorkItem", "build_plan"]
+__all__ = ["AttentionBackend", "AttentionBatch", "AttentionPlan", "QueryBatch", "QueryChunk", "WorkItem", "build_plan"]
