@@ -137,7 +137,7 @@ def _sentences() -> list[tuple[Path, str]]:
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
         (INDEX, f"{first:.1f} times as fast"),
         (INDEX, f"{alone:.1f} times as fast"),
-        (BENCHMARKS, f"{http['ms_per_token']:.2f} ms per token"),
+        (BENCHMARKS, f"{http['ms_a_token']:.2f} ms per token"),
         (BENCHMARKS, f"{http['throughput_lost']:.1%}".replace("%", " %")),
         (BENCHMARKS, f"{soak['steps'] / 1e6:.2f} million steps in {soak['minutes']:.0f} minutes"),
         (BENCHMARKS, f"{soak['verifications']:,} verifications"),
