@@ -20,7 +20,7 @@ def validate_prompt(
     Raises:
         TypeError: ids are not whole numbers.
         ValueError: there are none, or one is outside the vocabulary.
-        PromptTooLongError: they leave no room for a token to be generated.
+        PromptTooLongError: not even one token could be generated after them.
     """
     tokens = np.asarray(token_ids)
     if tokens.ndim != 1 or tokens.size == 0:

@@ -16,14 +16,14 @@ from radixkv.sampling import exponential, sampler
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[LLM, LLM]:
-    """The same model with and without, with few slots and so few blocks that somebody has to give way."""
+    """The same model with and without, for few concurrent sequences, and with so few blocks that some are preempted."""
     options: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
     return tuple(LLM(build_supported("llama"), async_scheduling=kind, **options) for kind in (False, True))  # type: ignore[return-value]
 
 
 @st.composite
 def work(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
-    """Requests with prompts that share, each with its own length, end, way of sampling, and need of the host."""
+    """Requests with common prefixes, each with its own length, end, sampling parameters, and need of the host."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
     stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
     kinds: list[dict[str, Any]] = [
