@@ -133,7 +133,7 @@ class BlockTable:
             try:
                 own = store.allocate_one(self._last_block())
             except OutOfBlocks:
-                store.tree.unlock(self._node)
+                store.tree.unlock(self._node, self._node.priority)
                 raise
             store.queue_copy(match.partial_block, own, match.num_partial_tokens)
             self._add_block(own)
@@ -300,7 +300,7 @@ class BlockTable:
         num_bytes = (stop - start) * store.block_size * TOKEN_BYTES
         tokens, self._tail = self._tail, self._tail[num_bytes:]
         del tokens[num_bytes:]
-        self._node, kept = store.tree.publish(self._node, tokens, own, past_uses)
+        self._node, kept = store.tree.publish(self._node, tokens, own, self.priority, past_uses)
         self._num_published = stop
         if kept is own:
             return

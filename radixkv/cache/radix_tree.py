@@ -156,11 +156,11 @@ class RadixTree:
         for step in node.path():
             step.lock_count += count
 
-    def unlock(self, node: Node, priority: int = 0) -> None:
+    def unlock(self, node: Node, priority: int) -> None:
         """One lock fewer; nodes without any become evictable.
 
         Args:
-            priority: the retention priority of the sequence that ends: the path keeps the highest (`EvictableLeaf`).
+            priority: retention priority of the sequence that ends: every node on the path keeps the highest.
         """
         now = self._now()
         for step in node.path():
@@ -205,7 +205,9 @@ class RadixTree:
             node = self.roots[namespace] = Root(namespace)
         return node
 
-    def publish(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> tuple[Node, BlockIds]:
+    def publish(
+        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0
+    ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
         The caller's ownership of the blocks becomes the tree's, except for those whose tokens the tree already holds:
@@ -214,6 +216,7 @@ class RadixTree:
         Args:
             tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
+            priority: retention priority of a new node.
             past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
 
         Returns:
@@ -228,8 +231,8 @@ class RadixTree:
             child = node.children.by_key.get(key) if node.children is not None else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[start:], past_uses)
-                return extended, kept
+                rest = tokens[offset:] if offset else tokens
+                return self._extend(node, rest, blocks[start:], priority, past_uses), kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
@@ -243,7 +246,7 @@ class RadixTree:
             start += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int = 0) -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and changes nothing,
@@ -257,18 +260,17 @@ class RadixTree:
         self.version += 1
         blocks = np.array([block], dtype=np.int32)
         if self._grows_in_place(node):
-            self._extend(node, tokens, blocks)
+            self._extend(node, tokens, blocks, priority)
         else:
-            child = self._add_child(node, tokens, blocks)
+            child = self._add_child(node, tokens, blocks, priority)
             child.last_use = self._now()
-            child.priority = priority
             self._to_idle(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> Node:
+    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
         if not self._grows_in_place(node, past_uses):
-            child = self._add_child(node, tokens, blocks)
+            child = self._add_child(node, tokens, blocks, priority)
             child.lock_count = 1
             child.uses += past_uses
             return child
@@ -286,8 +288,9 @@ class RadixTree:
         # their prospects.
         return not self._on_reuse or node.uses == 1 + past_uses
 
-    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
+    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
+        child.priority = priority
         if node.children is None:
             node.children = Children()
         node.children[bytes(tokens[: self._block_bytes])] = child
