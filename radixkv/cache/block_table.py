@@ -215,8 +215,8 @@ class BlockTable:
     def close(self) -> None:
         """Publish a partly filled last block, then `abort`."""
         store = self._store
-        last, num_partial = divmod(self._num_tokens, store.block_size)
-        if num_partial and self._write and self._node is not None:
+        if self._num_tokens % store.block_size and self._write and self._node is not None:
+            last = self._num_tokens // store.block_size
             tail = int(self._ids[last])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
             if store.pool.ref_counts[tail] == 1 and store.tree.publish_partial(
@@ -230,7 +230,8 @@ class BlockTable:
         store = self._store
         self.closed = True
         store.stats.abandoned_tokens += self._num_unaccounted
-        store.pool.release(self.own_block_ids)
+        if self._num_published < self._num_blocks:
+            store.pool.release(self.own_block_ids)
         if self._node is not None:
             store.tree.unlock(self._node, self.priority)
             self._node = None

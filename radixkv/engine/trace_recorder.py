@@ -1,6 +1,6 @@
 """Recording a trace without any text or token: salted hashes, lengths and times.
 
-The salt is drawn anew for each recording and kept nowhere, so nobody can look for a known prompt in a trace.
+The salt is drawn for each recording and not stored, so a trace cannot be searched for a known prompt.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
 
 class TraceRecorder:
-    """Writes a line a request to a file that `radixkv simulate` reads.
+    """Writes one line per request to a file that `radixkv simulate` reads.
 
     Args:
         path: a new file, or one to be overwritten.
-        block_size: tokens a block.
+        block_size: tokens per block.
 
     Raises:
         OSError: the file cannot be written.
@@ -49,7 +49,7 @@ class TraceRecorder:
 
         Args:
             output: the tokens generated.
-            arrival: when it came, by `time.monotonic`; None: now.
+            arrival: of the request, by `time.monotonic`; None: now.
             priority: the request's; the lowest number is the most urgent.
         """
         size = self._block_size

@@ -63,7 +63,7 @@ def test_answers_are_known_afterwards_and_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("make", [chats, agents, documents, scans])
-def test_on_work_of_every_kind_adaptive_is_near_the_best_and_nobody_beats_the_bound(make: object) -> None:
+def test_on_work_of_every_kind_adaptive_is_near_the_best_and_none_beats_the_bound(make: object) -> None:
     trace = make(num_requests=1500)  # type: ignore[operator]
     size = trace.num_distinct_blocks // 20
     rates = {name: hit_rate(trace, size, policy()) for name, policy in POLICIES.items()}

@@ -1,4 +1,4 @@
-"""Made-up traces of quite different character, to try policies on more than one kind of work."""
+"""Synthetic traces of different character, to try policies on more than one kind of work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Pieces = tuple[float, list[int], int]  # when, the prompt's blocks, how many th
 
 
 def chats(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Conversations under one system prompt: people come back after a minute or two, or not at all."""
+    """Conversations under one system prompt: the next turn follows after a minute or two, or never."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 8)
@@ -51,7 +51,7 @@ def agents(num_requests: int = 6000, seed: int = 0) -> Trace:
 
 
 def documents(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Questions about documents, whose popularity follows Zipf's law; hardly anybody asks the same again."""
+    """Questions about documents, whose popularity follows Zipf's law; the same question is hardly ever repeated."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 4)
@@ -65,7 +65,7 @@ def documents(num_requests: int = 6000, seed: int = 0) -> Trace:
 
 
 def scans(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Chats, and long batch jobs that read every document of a collection once and never again."""
+    """Chats, and long batch jobs that read every document of a collection once."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 8)
