@@ -50,6 +50,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
+        """Whether the answer has ended."""
         return self.finish_reason is not None
 
 

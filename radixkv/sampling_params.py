@@ -134,6 +134,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is taken: at temperature 0, or too close to it to divide by."""
         # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
         return self.temperature < 1e-5
 

@@ -18,6 +18,8 @@ from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, StepF
 from radixkv.prompts import Prompt
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+# Seconds after which something hangs, on however busy a machine.
+HANGING = 600
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -39,7 +41,7 @@ def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None,
             await test(llm)
             await assert_empty(llm)
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 async def assert_empty(llm: AsyncLLM) -> None:
@@ -86,21 +88,34 @@ def test_samples_and_beams() -> None:
     run(test)
 
 
-def test_a_slow_reader_gets_larger_pieces_and_loses_nothing() -> None:
+def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+    step, touched, is_first_read = offline.engine.step, [], threading.Event()
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+
+    def step_once_the_first_piece_is_read() -> Any:
+        if touched:
+            assert is_first_read.wait(HANGING)
+        requests = step()
+        touched.extend(requests)
+        return requests
+
     async def test(llm: AsyncLLM) -> None:
         (prompt,) = prompts(1)
-        expected = await tokens_of(llm, prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2))
+        expected = await tokens_of(llm, prompt, params)
+        monkeypatch.setattr(offline.engine, "step", step_once_the_first_piece_is_read)
         pieces = []
-        async for output in llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2)):
+        async for output in llm.generate(prompt, params):
             if not pieces:
-                while llm.stats.num_running:
-                    await asyncio.sleep(0.001)
+                is_first_read.set()
+                while await llm.call(lambda engine: engine.has_unfinished_requests):
+                    pass
             pieces.append(output)
         assert len(pieces) == 2
         assert [t for piece in pieces for t in piece.outputs[0].token_ids] == expected[0]
         assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
 
-    run(test)
+    run(test, offline)
 
 
 def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
@@ -170,7 +185,7 @@ def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) 
     step = llm.engine.step
 
     def slow_step() -> Any:
-        assert release.wait(60)
+        assert release.wait(HANGING)
         return step()
 
     monkeypatch.setattr(llm.engine, "step", slow_step)
@@ -355,7 +370,7 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
@@ -381,7 +396,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         with pytest.raises(DrainingError):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_streams_that_come_and_go_at_random() -> None:

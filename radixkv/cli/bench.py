@@ -93,6 +93,15 @@ def decode(
 
 
 @app.command()
+def check() -> None:
+    """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
+    from radixkv.bench.check import run_check
+
+    if not run_check(Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
 def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
     seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,

@@ -32,7 +32,7 @@ def small_server() -> Iterator[ServerProcess]:
 
 def test_full_queue_and_drain(small_server: ServerProcess) -> None:
     async def main() -> None:
-        async with httpx.AsyncClient(base_url=small_server.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=small_server.url, timeout=600) as client:
             assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
             async with (
                 client.stream("POST", "/v1/completions", json=SHORT) as running,
@@ -62,7 +62,7 @@ def test_full_queue_and_drain(small_server: ServerProcess) -> None:
                 assert '"finish_reason":"length"' in others[-2]
 
     asyncio.run(main())
-    assert small_server.process.wait(60) == 0
+    assert small_server.process.wait(600) == 0
 
 
 def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
@@ -77,7 +77,7 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert "shutting down" in rest[-2]
-        assert server.process.wait(60) == 0
+        assert server.process.wait(600) == 0
 
 
 def test_a_dead_engine_ends_the_process_with_status_1() -> None:
@@ -85,7 +85,7 @@ def test_a_dead_engine_ends_the_process_with_status_1() -> None:
     with ServerProcess(prelude=broken) as server:
         with server.client() as client:
             assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
-        assert server.process.wait(60) == 1
+        assert server.process.wait(600) == 1
 
 
 @pytest.mark.parametrize(
