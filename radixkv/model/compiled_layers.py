@@ -28,8 +28,10 @@ from typing import Any
 import torch
 from torch import nn
 
-# Attention of one layer, by its index in the model; options as of `AttentionBatch.attend`.
-Attend = Callable[..., torch.Tensor]
+from radixkv.attention import AttentionOptions
+
+# Attends one layer: its index, query, key and value as `AttentionBatch.attend` takes them, and its options.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions], torch.Tensor]
 
 _BACKEND = "inductor"
 
@@ -64,10 +66,8 @@ def opaque_attention(
     Args:
         layer_idx: a tensor on the CPU with one number: a plain number would be a constant, with one compilation per layer.
     """
-    attended = _current_attend.get()(
-        int(layer_idx), query, key, value, scale=scale, softcap=softcap, sliding_window=sliding_window, sinks=sinks
-    )
-    return attended.contiguous()
+    options = AttentionOptions(scale, softcap, sliding_window, sinks)
+    return _current_attend.get()(int(layer_idx), query, key, value, options).contiguous()
 
 
 @opaque_attention.register_fake

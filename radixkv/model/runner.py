@@ -6,19 +6,19 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, QueryBatch, QueryChunk
+from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.attention.cpu import CpuBackend
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -33,7 +33,7 @@ from radixkv.model.compiled_layers import (
 from radixkv.model.loader import LoadedModel
 
 if TYPE_CHECKING:
-    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
@@ -62,7 +62,7 @@ class ModelInput:
 
 
 def _attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Attention that looks at nothing, to measure what all the rest takes."""
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -152,15 +152,7 @@ class ModelRunner:
     def _run(self, model_input: ModelInput, device_tokens: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
-        queries = model_input.queries
-        batch = self._backend.prepare(
-            [
-                QueryChunk(table.block_ids, context, new, cast(Hashable, table), table.version)
-                for table, context, new in zip(
-                    queries.tables, queries.num_context.tolist(), num_new.tolist(), strict=True
-                )
-            ]
-        )
+        batch = self._backend.prepare(model_input.queries)
         order = np.array(batch.order)
         row_starts = np.array(batch.row_starts)
         token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
@@ -200,12 +192,12 @@ class ModelRunner:
         return token_ids
 
     def attend_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attend(self._layer_of[layer_idx], query, key, value, **options)
+        return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
@@ -304,17 +296,13 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    given = {
-        "scale": options.get("scaling") or query.shape[-1] ** -0.5,
-        "softcap": options.get("softcap"),
-        "sliding_window": options.get("sliding_window"),
-        "sinks": options.get("s_aux"),
-    }
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    given = scale, options.get("softcap"), options.get("sliding_window"), options.get("s_aux")
     if torch.compiler.is_compiling():
-        return opaque_attention(module.radixkv_layer_idx, query, key, value, **given), None
+        return opaque_attention(module.radixkv_layer_idx, query, key, value, *given), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
-    return runner.attend_layer(module.layer_idx, query, key, value, **given), None
+    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

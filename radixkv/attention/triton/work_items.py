@@ -1,10 +1,12 @@
-"""From runs of keys to work items: how a batch's attention is cut for layers of one shape of heads.
+"""From a plan's ranges of keys to work items: how a batch's attention is cut for layers of one shape of heads.
 
 ::
 
-    run                                       work items: tiles of rows x pieces of keys
-    node, rows 0 .. 40, keys 0 .. 3500        rows 0 .. 32 and 32 .. 40, keys 0 .. 1760 and 1760 .. 3500
-    rest, row 2, keys 3500 .. and further     row 2, keys 3500 ..
+    range                                     work items: tiles of rows x pieces of keys
+    prefix, rows 0 .. 40, keys 0 .. 3500      rows 0 .. 32 and 32 .. 40, keys 0 .. 1760 and 1760 .. 3500
+    tail, row 2, keys 3500 .. and further     row 2, keys 3500 ..
+
+The last item of a private tail is open at the end: it stays true while the sequence grows, however far.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention.gpu_cost_model import num_pieces, tile_classes
+from radixkv.attention.plan import KeyRanges
+from radixkv.attention.triton.cost_model import num_pieces, tile_classes
 from radixkv.memory.upload import upload
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
 
@@ -49,7 +52,7 @@ class DeviceItems:
     num_partials: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HostItems:
     """The same on the host."""
 
@@ -67,31 +70,14 @@ class HostItems:
         return DeviceItems(dict(zip(self.by_tile, by_tile, strict=True)), starts, partials, self.num_partials)
 
 
-@dataclass(slots=True)
-class Runs:
-    """Ranges of keys with the rows that read them: shared nodes first, then every sequence's rest. Arrays, one a field.
-
-    Attributes:
-        key_stop: of the longest row.
-        num_nodes: how many of them are shared.
-    """
-
-    row_start: Ints
-    row_stop: Ints
-    table: Ints
-    key_start: Ints
-    key_stop: Ints
-    num_nodes: int
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Cuts:
-    """How each run is cut. Arrays, one a field.
+    """How each range is cut; all columns are int64 ``[ranges]``.
 
     Attributes:
         tile_class: index into `TILE_ROWS`.
         tile_rows: query rows of a tile, all heads of a group in one.
-        piece_keys: whole 16, so that blocks are read whole.
+        piece_keys: multiples of 16, so that blocks are read whole.
     """
 
     tile_class: Ints
@@ -101,43 +87,43 @@ class _Cuts:
     piece_keys: Ints
 
 
-def lower(runs: Runs, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> HostItems:
+def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> HostItems:
     """The work items for layers of this shape.
 
     Args:
         dtype: of queries.
         multiprocessors: of the device.
     """
-    cuts = _cut(runs, shape, dtype, multiprocessors)
-    # What is known of a run, taken by ``of``, holds for each of its tiles x pieces.
+    cuts = _cut(ranges, shape, dtype, multiprocessors)
+    # The range of each item: one for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
     of = np.arange(len(count)).repeat(count)
     tile, piece = divmod(np.arange(len(of)) - (count.cumsum() - count)[of], cuts.num_pieces[of])
-    tile_rows, piece_keys, key_stop = cuts.tile_rows[of], cuts.piece_keys[of], runs.key_stop[of]
+    tile_rows, piece_keys, key_stop = cuts.tile_rows[of], cuts.piece_keys[of], ranges.key_stop[of]
 
-    row = runs.row_start[of] + tile * tile_rows
-    num_rows = np.minimum(tile_rows, runs.row_stop[of] - row)
-    start = runs.key_start[of] + piece * piece_keys
+    row = ranges.row_start[of] + tile * tile_rows
+    num_rows = np.minimum(tile_rows, ranges.row_stop[of] - row)
+    start = ranges.key_start[of] + piece * piece_keys
     stop = np.minimum(start + piece_keys, key_stop)
-    reach = runs.key_stop.copy()
-    reach[runs.num_nodes :] = OPEN_END
+    reach = ranges.key_stop.copy()
+    reach[ranges.num_shared :] = OPEN_END
 
-    # A rest in one piece below no node is all that its rows read. The other items write partial results.
-    alone = (runs.key_start == 0) & (cuts.num_pieces == 1)
-    alone[: runs.num_nodes] = False
+    # A tail in one piece below no prefix is all that its rows read. The other items write partial results.
+    alone = (ranges.key_start == 0) & (cuts.num_pieces == 1)
+    alone[: ranges.num_shared] = False
     alone = alone[of]
     written = np.where(alone, 0, num_rows)
     first_partial: Ints = written.cumsum() - written
-    starts, partials = _partials_of_rows(runs.row_stop[-1], row, first_partial, written)
+    starts, partials = _partials_of_rows(ranges.row_stop[-1], row, first_partial, written)
 
     items = np.empty((len(of), ITEM_FIELDS), dtype=np.int32)
     items[:, 0] = row
     items[:, 1] = num_rows
-    items[:, 2] = runs.table[of]
+    items[:, 2] = ranges.table[of]
     items[:, 3] = start
     items[:, 4] = np.where(stop == key_stop, reach[of], stop)
     items[:, 5] = np.where(alone, NO_PARTIAL, first_partial)
-    # By tile class, and longest first, so that no long item begins when the others are done.
+    # By tile class, and longest first, so that no long item starts when the others are done.
     tile_class = cuts.tile_class[of]
     items = items.take(((tile_class << 32) + start - stop).argsort(kind="stable"), axis=0)
     sizes = np.bincount(tile_class, minlength=len(TILE_ROWS)).tolist()
@@ -149,15 +135,15 @@ def lower(runs: Runs, shape: HeadShape, dtype: torch.dtype, multiprocessors: int
     return HostItems(by_tile, starts, partials)
 
 
-def _cut(runs: Runs, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
-    rows = runs.row_stop - runs.row_start
-    keys = runs.key_stop - runs.key_start
+def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
+    rows = ranges.row_stop - ranges.row_start
+    keys = ranges.key_stop - ranges.key_start
     tile_class = tile_classes(rows, shape.group, dtype)
     tile_rows = (_TILE_ROWS // shape.group)[tile_class]
     tiles = -(-rows // tile_rows)
     pieces = num_pieces(keys, tiles, shape.num_kv_heads, tile_class, multiprocessors)
-    # In lengths of whole 16 keys fewer pieces may do. One that begins behind the last key must not be: the open end would
-    # be its own, and new keys in between nobody's.
+    # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
+    # end, and new keys in between would belong to no item.
     piece_keys = -(-keys // (16 * pieces)) * 16
     return _Cuts(tile_class, tile_rows, tiles, -(-keys // piece_keys), piece_keys)
 

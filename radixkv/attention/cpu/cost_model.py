@@ -1,4 +1,4 @@
-"""When sharing, viewing and gathering pay on a CPU: the rules that shape a plan, with the measurements behind them.
+"""When sharing, viewing and gathering pay on a CPU, with the measurements behind it.
 
 Measured on two cores with the shapes of SmolLM2-135M (9 query and 3 key-value heads of 64, float32), in microseconds:
 
@@ -13,7 +13,9 @@ Measured on two cores with the shapes of SmolLM2-135M (9 query and 3 key-value h
 
 from __future__ import annotations
 
-# A shared node saves reading (sequences - 1) x tokens; its own call and the merge of its result cost about 50 us, the
+from radixkv.attention.plan import SharingRule
+
+# A shared prefix saves reading (sequences - 1) x tokens; its own call and the merge of its result cost about 50 us, the
 # time in which a decoding row reads some 500 tokens.
 MIN_SAVED_TOKENS = 512
 
@@ -21,13 +23,13 @@ MIN_SAVED_TOKENS = 512
 # a token into the batch costs about 0.1 us, so from here on the copy is dearer than the call.
 MIN_VIEW_TOKENS = 512
 
-# Sequences are gathered together while the shortest fills this share of the longest: the rest is padding.
+# Sequences are gathered into one batch while the shortest fills this share of the longest: the rest is padding.
 MIN_BATCH_FILL = 0.7
 
 
-def sharing_pays(num_sequences: int, num_tokens: int) -> bool:
-    """Whether a node of ``num_tokens`` that ``num_sequences`` share should be attended once for all of them."""
-    return (num_sequences - 1) * num_tokens >= MIN_SAVED_TOKENS
+def sharing_rule(max_sequences: int) -> SharingRule:
+    """A prefix is attended once for all sequences that share it where that saves `MIN_SAVED_TOKENS`."""
+    return SharingRule((0, 0, *(-(-MIN_SAVED_TOKENS // (count - 1)) for count in range(2, max_sequences + 1))))
 
 
 def view_pays(num_runs: int, num_tokens: int) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_batches import check, check_cuts, make_batch, make_pool
+from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
 
-from radixkv.attention import QueryChunk, build_plan, cost_model
-from radixkv.attention.cpu_backend import CpuAttention, CpuBackend
+from radixkv.attention import AttentionOptions, Planner
+from radixkv.attention.cpu import CpuBackend, cost_model
 from radixkv.memory import KVPool, LayerShape
 
 
@@ -54,36 +53,35 @@ def test_every_row_attends_to_exactly_its_own_tokens(
         # Small thresholds, so that small batches take the paths that large ones do.
         patch.setattr(cost_model, "MIN_SAVED_TOKENS", share_from)
         patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
-        check(batch, CpuBackend(batch.pool), group, softcap, window, with_sinks)
+        check(batch, CpuBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
 
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
     torch.manual_seed(1)
     pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
-    check_cuts(CpuBackend(pool), pool)
+    check_cuts(CpuBackend(pool, 1, 64), pool)
 
 
 def test_a_shared_prefix_is_read_once() -> None:
-    prefix = np.arange(64, dtype=np.int32)
-    chunks = [QueryChunk(np.append(prefix, np.int32(100 + i)), 64 * 16, 1) for i in range(8)]
-    plan = build_plan(chunks, 16)
-    assert plan.num_keys_read == 64 * 16 + 8 * 1
-    assert plan.items[0].num_rows == 8
+    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
+    ranges = Planner(8, 65, 16, cost_model.sharing_rule(8)).plan(query_batch(chunks)).ranges
+    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
+    assert ranges.row_stop[0] - ranges.row_start[0] == 8
 
 
 def test_bfloat16_follows_float32() -> None:
     torch.manual_seed(0)
     shape = LayerShape(2, 16, 16)
-    table = np.arange(8, dtype=np.int32)
+    table = Table(range(8))
     query, key, value = torch.randn(1, 4, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
-        pool = KVPool([shape], 8, 16, dtype)
+        backend = CpuBackend(KVPool([shape], 8, 16, dtype), 1, 128)
         for start, stop in ((0, 30), (30, 49), (49, 50)):
-            attention = CpuAttention(build_plan([QueryChunk(table, start, stop - start)], 16), pool)
+            attention = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
             part = [tensor[:, :, start:stop].to(dtype) for tensor in (query, key, value)]
-            output = attention.attend(0, *part, scale=0.25)
+            output = attention.attend(0, *part, AttentionOptions(0.25))
         assert output.dtype == dtype
         outputs.append(output.float())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0.05, atol=0.05)

@@ -8,19 +8,22 @@ import numpy as np
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.attention_batches import Chunk, Table, query_batch
 
-from radixkv.attention.device_plan import DevicePlan, DevicePlanner
-from radixkv.attention.lowering import HeadShape
-from radixkv.attention.plan import QueryChunk
+from radixkv.attention import SharingRule
+from radixkv.attention.triton import TritonAttention, TritonBackend
+from radixkv.attention.triton.cost_model import min_shared_tokens
+from radixkv.attention.triton.work_items import HeadShape
+from radixkv.memory import KVPool, LayerShape
 from radixkv_kernels import NO_PARTIAL
 
 
-def make_plan(
+def prepare(
     levels: list[list[int]], num_new: int, shape: HeadShape, multiprocessors: int, shares: bool
-) -> DevicePlan:
+) -> TritonAttention:
     """A sequence for each list, of so many blocks of its own on each level; 0: the ones of the sequence before it."""
     numbers = itertools.count()
-    chunks: list[QueryChunk] = []
+    chunks: list[Chunk] = []
     above: list[range] = []
     for owner, counts in enumerate(levels):
         shared = next((i for i, count in enumerate(counts) if count), len(counts)) if above else 0
@@ -29,19 +32,20 @@ def make_plan(
         blocks = [*itertools.chain(*above), first + 9_999]
         length = 16 * len(blocks) - owner % 16
         new = min(num_new, length) if owner % 2 else 1
-        chunks.append(QueryChunk(np.array(blocks, dtype=np.int32), length - new, new, owner))
-    planner = DevicePlanner(
-        max_sequences=len(chunks),
-        max_blocks=max(len(chunk.block_ids) for chunk in chunks),
-        block_size=16,
-        shape=shape,
-        bytes_per_token=2**30 if shares else 1,
-        element_bytes=2,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
+        chunks.append(Chunk(Table(blocks), length - new, new))
+    counts = range(2, len(chunks) + 1)
+    backend = TritonBackend(
+        KVPool([LayerShape(shape.num_kv_heads, 8, 8)], 1, 16, torch.bfloat16),
+        torch.bfloat16,
+        shape.num_kv_heads * shape.group,
+        len(chunks),
+        16 * max(len(chunk.table.block_ids) for chunk in chunks),
+        sharing=SharingRule(
+            (0, 0, *(min_shared_tokens(count, shape.group, 2) for count in counts)), 0 if shares else 2**40
+        ),
         multiprocessors=multiprocessors,
     )
-    return planner.plan(chunks)
+    return backend.prepare(query_batch(chunks))
 
 
 @settings(max_examples=100, deadline=None)
@@ -56,19 +60,19 @@ def make_plan(
 def test_each_row_reads_each_key_once_however_far_it_grows(
     levels: list[list[int]], num_new: int, shape: HeadShape, multiprocessors: int, shares: bool
 ) -> None:
-    plan = make_plan(levels, num_new, shape, multiprocessors, shares)
-    items = plan.items(shape)
-    reads: list[list[list[int]]] = [[] for _ in range(plan.num_rows)]
+    batch = prepare(levels, num_new, shape, multiprocessors, shares)
+    items = batch.items(shape)
+    reads: list[list[list[int]]] = [[] for _ in range(batch.plan.num_rows)]
     for row_start, num_rows, _, start, stop, partial in np.concatenate(list(items.by_tile.values())).tolist():
         for i in range(num_rows):
             reads[row_start + i].append([start, stop, partial if partial == NO_PARTIAL else partial + i])
     partials = np.split(items.partials.numpy(), items.starts.numpy()[1:-1])
-    for row, position in enumerate(plan.rows.positions.tolist()):
+    for row, position in enumerate(batch.rows.positions.tolist()):
         written = sorted(partial for _, _, partial in reads[row])
         assert written == (sorted(partials[row].tolist()) or [NO_PARTIAL])
         grows = 512 if num_new == 1 else 0
         for keys in (position + 1, position + 1 + grows):
             seen = sorted((start, min(stop, keys)) for start, stop, _ in reads[row] if start < keys)
             assert [0, *(stop for _, stop in seen)] == [*(start for start, _ in seen), keys]
-    assert len(items.starts) == plan.num_rows + 1
+    assert len(items.starts) == batch.plan.num_rows + 1
     assert items.num_partials == items.starts[-1] == len(items.partials)

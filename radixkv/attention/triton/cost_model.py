@@ -1,4 +1,4 @@
-"""When sharing and splitting pay on a GPU: the rules that shape the device plan.
+"""When sharing and splitting pay on a GPU.
 
 Reading keys and values is what decoding costs, so every rule weighs bytes. Still to be measured on a GPU: what two more
 launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE_KEYS`). The others follow from counts.
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from radixkv.attention.plan import SharingRule
 from radixkv_kernels import TILE_ROWS
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
@@ -19,7 +20,7 @@ PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
 _TILE_ROWS = np.array(TILE_ROWS)
 
-# A piece writes partial results of a kilobyte or so a head and has its keys' latency to wait for before the first is done.
+# A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
 MIN_PIECE_KEYS = 256
 
 # Sharing takes a launch for the shared tiles and one for the merge that a flat batch does without; in some 8 us a GPU
@@ -27,26 +28,29 @@ MIN_PIECE_KEYS = 256
 MIN_SAVED_BYTES = 32 * 2**20
 
 
-def fewest_shared_tokens(num_sequences: int, group: int, element_bytes: int) -> int:
-    """From how many tokens on a node that ``num_sequences``, 2 or more, share should get work items of its own.
+def sharing_rule(max_sequences: int, group: int, element_bytes: int, bytes_per_token: int) -> SharingRule:
+    """A shared prefix gets work items of its own where that saves more than it costs.
+
+    A decoding batch has any of them only where all of them save more than the additional launches cost.
+
+    Args:
+        max_sequences: in a batch.
+        group: query heads per key-value head, of most layers.
+        element_bytes: of a stored key or value's elements.
+        bytes_per_token: of a token's keys and values in one layer.
+    """
+    counts = range(2, max_sequences + 1)
+    min_tokens = (0, 0, *(min_shared_tokens(count, group, element_bytes) for count in counts))
+    return SharingRule(min_tokens, -(-MIN_SAVED_BYTES // bytes_per_token))
+
+
+def min_shared_tokens(num_sequences: int, group: int, element_bytes: int) -> int:
+    """How long a prefix that ``num_sequences``, 2 or more, share must be.
 
     It saves reading k - 1 of k times, ``(k - 1) * tokens * kv heads * 2 dim`` elements, and costs writing and reading back
     float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes. It must save more than it costs.
-
-    Args:
-        element_bytes: of a stored key or value's elements.
     """
     return 4 * group * num_sequences // ((num_sequences - 1) * element_bytes) + 1
-
-
-def flat_is_better(saved_tokens: int, bytes_per_token: int) -> bool:
-    """Whether a batch's sharing saves less than its additional launches cost.
-
-    Args:
-        saved_tokens: keys that need not be read again, a layer.
-        bytes_per_token: of a token's keys and values in one layer.
-    """
-    return saved_tokens * bytes_per_token < MIN_SAVED_BYTES
 
 
 def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
@@ -65,12 +69,12 @@ def num_pieces(
     tile_class: NDArray[np.int64],
     multiprocessors: int,
 ) -> NDArray[np.int64]:
-    """Into how many pieces each run of keys is split, so that one launch of a tile class fills the GPU once, evenly.
+    """Into how many pieces each range of keys is split, so that one launch of a tile class fills the GPU once, evenly.
 
     Args:
-        num_keys: of each run.
-        num_tiles: row tiles over each run; each tile and head is a program a piece.
-        tile_class: of each run, see `tile_classes`.
+        num_keys: of each range.
+        num_tiles: row tiles over each range; each tile and head is a program per piece.
+        tile_class: of each range, see `tile_classes`.
     """
     at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[rows] for rows in TILE_ROWS])
     work = np.bincount(tile_class, weights=num_keys * num_tiles, minlength=len(TILE_ROWS)) * num_kv_heads

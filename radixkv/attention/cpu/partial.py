@@ -39,7 +39,7 @@ class Visibility:
     def empty_blind_rows(
         self, group: int, output: torch.Tensor, lse: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let the rows that see no key at all weigh nothing in a merge."""
+        """Make the rows that see no key at all weigh nothing in a merge."""
         if self._blind is None:
             return output, lse
         blind = self._blind.repeat_interleave(group, dim=1).unsqueeze(1)
