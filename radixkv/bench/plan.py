@@ -162,7 +162,7 @@ def _query_batch(tables: list[BlockTable], lengths: list[int]) -> QueryBatch:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """What a GPU would do, torch does here; more threads would have the measured one wait for them."""
+    """Torch stands in for a GPU here; with more threads the measured one would wait for them."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

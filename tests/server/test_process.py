@@ -16,7 +16,8 @@ import httpx
 import pytest
 from support.server_process import ServerProcess
 
-from radixkv.server.run import ServeOptions, run_server
+from radixkv.server.config import ServerConfig
+from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -97,7 +98,7 @@ def test_a_dead_engine_ends_the_process_with_status_1() -> None:
 )
 def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
-        run_server("/no/such/model", ServeOptions(**options), {})
+        run_server(ServerConfig(model="/no/such/model", **options), {})
 
 
 def test_what_is_not_installed_is_named() -> None:
