@@ -46,8 +46,8 @@ def expected() -> Callable[[int, int], list[list[int]]]:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("num_blocks_for", [100, 260, 2000])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 64])
+@pytest.mark.parametrize("num_blocks_for", [100, pytest.param(260, marks=pytest.mark.slow), 2000])
 def test_cached_and_uncached_runs_give_the_same_tokens(
     expected: Callable[[int, int], list[list[int]]], block_size: int, chunk: int, num_blocks_for: int
 ) -> None:
