@@ -346,13 +346,13 @@ class AsyncLLM:
 
     def _distribute(self, result: StepResult) -> None:
         self.stats = result.stats
-        for request_id, news in result.news.items():
+        for request_id, update in result.updates.items():
             stream = self._streams.get(request_id)
             if stream is None:
                 continue  # closed a moment ago; its abort is on the way
-            stream.put(news)
-            if stream.ended and not isinstance(news, Exception) and news.metrics.finished_time is not None:
-                seconds = news.metrics.finished_time - news.metrics.arrival_time
+            stream.put(update)
+            if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
+                seconds = update.metrics.finished_time - update.metrics.arrival_time
                 self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
         if self.on_step is not None:
             self.on_step(result.stats)

@@ -16,7 +16,7 @@ from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
 from radixkv.engine.request_output import beam_output, delta_output, request_output
 from radixkv.model.loader import load_model
-from radixkv.observe.explain import PromptExplanation, in_words
+from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
@@ -212,7 +212,7 @@ class LLM:
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._turn:
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
-        return in_words(explanation, single.token_ids, self.get_tokenizer().decode)
+        return decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
 
     def pin(
         self,

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv.engine import executor
 from radixkv.engine.engine import Engine
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
 from radixkv.prompts import Prompt
@@ -46,7 +46,7 @@ async def assert_empty(llm: AsyncLLM) -> None:
     def look(engine: Engine) -> tuple[bool, int]:
         engine.cache.check()
         in_use = engine.cache.num_blocks - engine.cache.num_available_blocks
-        return engine.has_unfinished_requests or engine.scheduler.has_work, in_use
+        return engine.has_unfinished_requests or bool(engine.scheduler.running or engine.scheduler.waiting), in_use
 
     assert await llm.call(look) == (False, 0)
     assert llm.num_unfinished == 0
@@ -259,22 +259,24 @@ def test_a_lower_priority_is_let_in_earlier() -> None:
     run(test, tiny(max_num_seqs=1))
 
 
-@pytest.mark.parametrize("where", ["_runner.run", "_sampler.choose"])
+@pytest.mark.parametrize("where", ["model", "sampling"])
 def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
+    ]
     offline = tiny(max_num_seqs=4)
-    owner, name = where.split(".")
-    original = getattr(getattr(offline.engine, owner), name)
+    owner, name = (offline.engine._runner, "run") if where == "model" else (executor, "InFlightTokens")
+    original = getattr(owner, name)
     calls = 0
 
-    def crash_once(*arguments: Any) -> torch.Tensor:
+    def crash_once(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise ZeroDivisionError("planted")
-        result: torch.Tensor = original(*arguments)
-        return result
+        return original(*arguments)
 
-    monkeypatch.setattr(getattr(offline.engine, owner), name, crash_once)
+    monkeypatch.setattr(owner, name, crash_once)
 
     async def test(llm: AsyncLLM) -> None:
         results = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10)), return_exceptions=True)
@@ -285,9 +287,6 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         # What the crashed step left in the cache is right: everybody gets the tokens of an engine that never crashed.
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
 
-    expected = [
-        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
-    ]
     run(test, offline)
 
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.llm import LLM
-from radixkv.model.compiled_layers import run_layers_as_they_are
+from radixkv.model.compiled_layers import uncompile_layers
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
@@ -257,7 +257,7 @@ def let_go(model: Any, attention: str) -> None:
     """Give the model its own attention back, and the memory of the engine that ran it, to which its layers still lead."""
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
-    run_layers_as_they_are(model)
+    uncompile_layers(model)
     model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """The prefix cache: token ids and block ids, no torch, no model, no device."""
 
 from radixkv.cache.block_pool import BlockPool
-from radixkv.cache.block_supply import BlockCopy
+from radixkv.cache.block_store import BlockCopy
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import (
     CacheError,
@@ -17,6 +17,7 @@ from radixkv.cache.eviction import (
     LRU,
     POLICIES,
     Adaptive,
+    ClockedPolicy,
     CostAware,
     EvictableLeaf,
     EvictionPolicy,
@@ -46,6 +47,7 @@ __all__ = [
     "CacheError",
     "CacheEvent",
     "CacheStats",
+    "ClockedPolicy",
     "ClosedError",
     "Computed",
     "CostAware",

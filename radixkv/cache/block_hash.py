@@ -4,8 +4,8 @@
 
     namespace ── xxh3 ──> h ── tokens of block 0 ──> h0 ── tokens of block 1 ──> h1 ...      h1 names blocks 0 and 1
 
-Whoever knows the tokens can compute the same names: ``xxh3_64(token ids as int32 little-endian, seed=hash before)``. They
-only ever find candidates or name blocks to others; what is reused is decided by the tokens themselves.
+Another program that has the tokens can compute the same names: ``xxh3_64(token ids as int32 little-endian, seed=hash
+before)``. Hashes only find candidates and name blocks to others; what is reused is decided by the tokens themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xxhash
 
 
 def namespace_hash(namespace: str) -> int:
-    """Where a namespace's chain of hashes begins."""
+    """The seed of the first block's hash in a namespace."""
     return xxhash.xxh3_64_intdigest(namespace.encode())
 
 

@@ -1,16 +1,15 @@
 """Physical blocks: which are free, and how many owners each other one has.
 
-Free blocks are kept as runs of consecutive ids, because whoever attends over consecutive blocks need not gather them::
+Free blocks are kept as runs of consecutive ids, because attention over consecutive blocks need not gather them::
 
     ids   0 1 2 3 4 5 6 7 8 9          runs, start -> stop   {0: 2, 5: 10}
           . . A A B . . . . .          by size class         2..3: [stop 2]   4..7: [stop 10]
 
-Runs are filed under the power of two that their size has reached, and named by their end. So a run that gives up its
-first block, as a growing sequence makes it do all the time, mostly stays where it is filed, and every operation on a
-run takes constant time.
+Runs are filed by size class, the power of two that their size has reached, under their end. So a run whose first block is
+allocated, as happens whenever a sequence grows, mostly keeps its entry, and every operation on a run takes constant time.
 
-A full cache evicts just what it needs and hands it out at once, often in many short runs: so blocks that are released
-together are filed only when somebody wants to choose among them.
+A full cache evicts just what it needs and allocates it at once, often in many short runs: so blocks that are released
+together are filed only when an allocation has a choice among free blocks.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from array import array
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.cache.arguments import check_count
 from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOfBlocks
 
 BlockIds = NDArray[np.int32]
 
-# A request smaller than this share of a free run is put into the run's middle rather than at its start, so that it and
-# its neighbour can both grow without a break.
+# An allocation smaller than this share of a free run is placed in the run's middle rather than at its start, so that both
+# it and the blocks before the run can grow contiguously.
 _SPREAD_SHARE = 8
 
 
@@ -40,33 +40,31 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if not isinstance(num_blocks, int) or isinstance(num_blocks, bool) or num_blocks < 1:
-            raise InvalidArgumentError(f"num_blocks: expected a whole number of at least 1, got {num_blocks!r}")
+        check_count("num_blocks", num_blocks, 1)
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        # Two views of the same counts: numpy for many blocks, the array for one, where it is three times as fast.
+        # Two views of the same counts: numpy for many blocks, the array for single ones, where it is three times as fast.
         self._counts = array("i", bytes(4 * num_blocks))
         self.ref_counts: NDArray[np.int32] = np.frombuffer(self._counts, dtype=np.int32)
         self._stop_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         # Index n: the ends of the runs of 2 ** (n - 1) to 2 ** n - 1 blocks; a dict for its order and quick removal.
         self._classes: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
-        self._top_class = 0  # none above it has a run; lowered when somebody looks
+        self._top_class = 0  # no class above it has a run; lowered by `_large_run`
         self._loose: list[BlockIds] = []  # free, and not filed yet; ascending
         self._add_run(0, num_blocks)
 
     def allocate(self, count: int, after: int | None = None) -> BlockIds:
-        """Take ``count`` free blocks, each with one owner then, in few runs of consecutive ids.
+        """Allocate ``count`` free blocks, with one owner each, in few runs of consecutive ids.
 
         Args:
             after: the block that the first of them should follow, where that one is free.
 
         Raises:
             InvalidArgumentError: ``count`` is not a whole number of at least 0.
-            OutOfBlocks: fewer are free; none is taken.
+            OutOfBlocks: fewer are free; none is allocated.
         """
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise InvalidArgumentError(f"count: expected a whole number of at least 0, got {count!r}")
+        check_count("count", count, 0)
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free, 0)
         if count == 1:
@@ -158,9 +156,9 @@ class BlockPool:
         blocks = np.sort(np.concatenate([np.empty(0, dtype=np.int32), *self._loose]))
         self._loose.clear()
         if after is not None:
-            place = int(np.searchsorted(blocks, after + 1))
-            if place < len(blocks) and blocks[place] == after + 1:
-                blocks = np.concatenate([blocks[place:], blocks[:place]])
+            start = int(np.searchsorted(blocks, after + 1))
+            if start < len(blocks) and blocks[start] == after + 1:
+                blocks = np.concatenate([blocks[start:], blocks[:start]])
         return blocks
 
     def _choose(self, count: int, after: int | None) -> BlockIds:
@@ -180,7 +178,7 @@ class BlockPool:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
 
     def _require_held(self, blocks: BlockIds) -> BlockIds:
-        """The blocks in ascending order, once it is sure that each is held and named once."""
+        """The blocks in ascending order; raises unless each has an owner and is named once."""
         ordered = np.sort(blocks) if len(blocks) > 1 else blocks
         if int(ordered[0]) < 0 or int(ordered[-1]) >= self.num_blocks:
             raise InvalidArgumentError(f"blocks: expected ids from 0 to {self.num_blocks - 1}, got {blocks.tolist()}")
@@ -221,7 +219,7 @@ class BlockPool:
         return start, stop - start
 
     def _offset(self, size: int, count: int) -> int:
-        """Where in a free run of ``size`` blocks ``count`` are put."""
+        """At which offset of a free run of ``size`` blocks ``count`` are allocated."""
         return size // 2 if count * _SPREAD_SHARE < size < self.num_blocks else 0
 
     def _take(self, start: int, offset: int, count: int) -> BlockIds:
@@ -249,7 +247,7 @@ class BlockPool:
         self._add_run(middle, stop)
 
     def _shorten_run(self, start: int, count: int) -> None:
-        """Take the first ``count`` blocks off a run. Its end stays, so only a changed size class moves it."""
+        """Remove the first ``count`` blocks of a run. Its end stays, so only a changed size class moves its entry."""
         stop = self._stop_of.pop(start)
         before, after = (stop - start).bit_length(), (stop - start - count).bit_length()
         if before != after:

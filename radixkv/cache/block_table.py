@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache.block_pool import BlockIds
-from radixkv.cache.node import Node
-from radixkv.cache.tokens import decode
+from radixkv.cache.block_store import BlockStore
+from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOfBlocks
+from radixkv.cache.node import Match, Node
+from radixkv.cache.tokens import TOKEN_BYTES, decode
 
 
 class BlockTable:
-    """The blocks of one live sequence. `PrefixCache` makes, grows, forks and closes it; everybody else only reads.
+    """The blocks of one live sequence.
+
+    Made by `PrefixCache.open` and `PrefixCache.fork`. What changes it is called by the cache alone, which checks the
+    arguments; everything else only reads it::
+
+        block_ids    [ the tree's | the table's own: a partly filled tail, then reserved blocks ]
+                                  ^ num_published
+
+    The tree's blocks are kept by a lock on the node that ends with them; of the others the table counts as an owner in the
+    pool.
 
     Attributes:
         namespace: whose prefixes it shares.
         num_prompt_tokens: length of the prompt that it was opened with.
-        priority: of what it computes and uses, for policies that ask.
-        num_cached_tokens: how many of those were found, and are in its blocks from the start.
-        version: incremented when the block of an already reserved position changes (copy-on-write, or a block that turned
-            out to be known), so that whoever derived something from ``block_ids`` knows.
-        closed: it has let go of its blocks and can no longer be used.
+        priority: retention priority of what it computes and uses (`PrefixCache.open`).
+        num_cached_tokens: how many prompt tokens were cached, and are in its blocks from the start.
+        num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
+        version: incremented when the block of an already reserved position changes (by copy-on-write, or because another
+            sequence published the same tokens first), so that what is derived from ``block_ids`` can be renewed.
+        closed: its blocks are released, and it can no longer be used.
     """
 
     __slots__ = (
@@ -32,40 +45,35 @@ class BlockTable:
         "_num_published",
         "_num_tokens",
         "_num_unaccounted",
-        "_num_writable",
         "_past",
+        "_store",
         "_tail",
         "_write",
         "closed",
         "namespace",
         "num_cached_tokens",
         "num_prompt_tokens",
+        "num_writable",
         "priority",
         "version",
     )
 
-    def __init__(self, namespace: str, num_prompt_tokens: int, write: bool, priority: int) -> None:
+    def __init__(self, store: BlockStore, namespace: str, num_prompt_tokens: int, write: bool, priority: int) -> None:
         self.namespace = namespace
         self.priority = priority
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
+        self.num_writable = 0
         self.version = 0
         self.closed = False
-        # The rest belongs to the cache. The leading blocks are the tree's, kept by a lock on the node that ends with
-        # them; the others are counted in the pool as the table's own::
-        #
-        #     _ids    [ tree's: _num_published | own: tail, then reserved ]
-        #     _tail                            tokens of the own blocks, encoded
-        self._ids: BlockIds = np.empty(0, dtype=np.int32)
-        self._tail = bytearray()
+        self._store = store
+        self._ids: BlockIds = np.empty(0, dtype=np.int32)  # the first _num_blocks are used
+        self._tail = bytearray()  # tokens of the own blocks, encoded
         self._num_blocks = 0
         self._num_published = 0
         self._num_tokens = 0
-        self._num_writable = 0  # positions below this, from num_tokens on, lie in blocks that nobody else owns
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
-        self._past: Sequence[
-            tuple[int, int]
-        ] = ()  # blocks before this one had been used so often before they were evicted
+        self._past: Sequence[tuple[int, int]] = ()  # `EvictedPrefixes.recall`
         self._write = write
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 
@@ -75,7 +83,13 @@ class BlockTable:
         return self._ids[: self._num_blocks]
 
     @property
+    def own_block_ids(self) -> BlockIds:
+        """Those of ``block_ids`` that are not the tree's; a view, int32."""
+        return self._ids[self._num_published : self._num_blocks]
+
+    @property
     def num_blocks(self) -> int:
+        """Length of ``block_ids``."""
         return self._num_blocks
 
     @property
@@ -84,44 +98,236 @@ class BlockTable:
         return self._num_tokens
 
     @property
+    def num_unaccounted_tokens(self) -> int:
+        """Prompt tokens that were neither reused nor computed yet."""
+        return self._num_unaccounted
+
+    @property
     def tokens(self) -> NDArray[np.int32]:
-        """Those tokens' ids, a copy."""
+        """The ids of the ``num_tokens`` tokens, a copy."""
         return decode(self._encoded_tokens())
+
+    @property
+    def node(self) -> Node | None:
+        """The node of the tree that it has locked; None once the cache was cleared under it."""
+        return self._node
+
+    # -- called by the cache -------------------------------------------------------------------------------------
+
+    def begin(self, match: Match, prompt: bytes, past: Sequence[tuple[int, int]] = ()) -> None:
+        """Share the whole blocks of a matched prefix of ``prompt``, and copy the matched part of the next.
+
+        Args:
+            past: how often what follows the match was used before it was evicted (`EvictedPrefixes.recall`).
+
+        Raises:
+            OutOfBlocks: the block to copy into cannot be allocated.
+        """
+        store = self._store
+        num_tokens = match.num_tokens
+        self._past = past
+        self._ids = store.tree.path_blocks(match)
+        self._num_blocks = self._num_published = len(self._ids)
+        self._node = store.tree.lock(match)
+        if match.num_partial_tokens:
+            try:
+                own = store.allocate_one(self._last_block())
+            except OutOfBlocks:
+                store.tree.unlock(self._node)
+                raise
+            store.queue_copy(match.partial_block, own, match.num_partial_tokens)
+            self._add_block(own)
+            whole = num_tokens - match.num_partial_tokens
+            self._tail += prompt[whole * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
+        self._num_tokens = self.num_writable = self.num_cached_tokens = num_tokens
+        self._num_unaccounted = self.num_prompt_tokens - num_tokens
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make the positions below ``num_tokens`` writable: `PrefixCache.reserve`.
+
+        Raises:
+            OutOfBlocks: not enough blocks are available; nothing is changed.
+        """
+        num_new = max(0, -(-num_tokens // self._store.block_size) - self._num_blocks)
+        copies_tail = self._shares_tail()
+        self._store.require(num_new + copies_tail)
+        self._grow(num_new, copies_tail)
+
+    @staticmethod
+    def reserve_all(store: BlockStore, requests: Sequence[tuple[BlockTable, int]]) -> None:
+        """`reserve` for several distinct tables of one store, all or none.
+
+        Raises:
+            OutOfBlocks: not enough blocks are available for all; nothing is changed.
+        """
+        size = store.block_size
+        needed = sum(max(0, -(-total // size) - table._num_blocks) for table, total in requests)
+        sharers = Counter(int(table._ids[table._num_tokens // size]) for table, _ in requests if table._shares_tail())
+        # Of the owners of a shared tail, the last to write need not copy it.
+        needed += sum(min(count, int(store.pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
+        store.require(needed)
+        for table, total in requests:
+            table._grow(max(0, -(-total // size) - table._num_blocks), table._shares_tail())
+
+    def append(self, tokens: bytes) -> None:
+        """Count encoded tokens as written, and publish the blocks that they fill: `PrefixCache.append`.
+
+        Raises:
+            InvalidArgumentError: they are more than were reserved.
+        """
+        store, count = self._store, len(tokens) // TOKEN_BYTES
+        num_tokens = self._num_tokens + count
+        if num_tokens > self.num_writable and count:
+            raise InvalidArgumentError(
+                f"tokens: {count} after {self._num_tokens}, but only {self.num_writable} positions are reserved"
+            )
+        self._tail += tokens
+        self._num_tokens = num_tokens
+        if self._num_unaccounted:
+            computed = min(count, self._num_unaccounted)
+            self._num_unaccounted -= computed
+            store.stats.computed_tokens += computed
+        if self._write and num_tokens // store.block_size > self._num_published:
+            self._publish()
+
+    def fork(self, count: int) -> list[BlockTable]:
+        """``count`` more tables that share all blocks with tokens in them: `PrefixCache.fork`."""
+        store = self._store
+        filled = self._ids[: -(-self._num_tokens // store.block_size)]
+        children = []
+        for _ in range(count):
+            child = BlockTable(store, self.namespace, self.num_prompt_tokens, self._write, self.priority)
+            child.num_cached_tokens = self.num_cached_tokens
+            child._ids = filled.copy()
+            child._num_blocks = len(filled)
+            child._tail += self._tail
+            child._num_tokens = child.num_writable = self._num_tokens
+            child._num_published = self._num_published
+            child._node = self._node
+            children.append(child)
+        store.pool.share(filled[self._num_published :], count)
+        # The tail block has several owners now: the next to write into it must copy it.
+        self.num_writable = self._num_tokens
+        if self._node is not None:
+            store.tree.lock_again(self._node, count)
+        return children
+
+    def close(self) -> None:
+        """Publish a partly filled last block, then `abort`."""
+        store = self._store
+        last, num_partial = divmod(self._num_tokens, store.block_size)
+        if num_partial and self._write and self._node is not None:
+            tail = int(self._ids[last])
+            # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
+            if store.pool.ref_counts[tail] == 1 and store.tree.publish_partial(
+                self._node, self._tail, tail, self.priority
+            ):
+                self._num_published = last + 1
+        self.abort()
+
+    def abort(self) -> None:
+        """Release all blocks."""
+        store = self._store
+        self.closed = True
+        store.stats.abandoned_tokens += self._num_unaccounted
+        store.pool.release(self.own_block_ids)
+        if self._node is not None:
+            store.tree.unlock(self._node, self.priority)
+            self._node = None
+
+    def detach(self) -> None:
+        """Own what the tree owned for it, and publish nothing more: the tree is about to be cleared."""
+        self._store.pool.share(self._ids[: self._num_published])
+        self._tail = bytearray(self._encoded_tokens())
+        self._node, self._write, self._num_published = None, False, 0
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless its tokens and blocks are those that it counts, and its node's."""
+        if self.closed or len(self._encoded_tokens()) != self._num_tokens * TOKEN_BYTES:
+            raise InvariantViolation("a closed table is still live, or a table's tokens are not those it counts")
+        if self._num_tokens > self._num_blocks * self._store.block_size:
+            raise InvariantViolation(f"a table of {self._num_blocks} blocks has {self._num_tokens} tokens")
+        path = [] if self._node is None else [node.block_ids() for node in self._node.path()]
+        blocks = np.concatenate([*reversed(path), np.empty(0, dtype=np.int32)])
+        if len(blocks) != self._num_published or not np.array_equal(blocks, self.block_ids[: len(blocks)]):
+            raise InvariantViolation("a table's published blocks are not those of the node it has locked")
+
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _encoded_tokens(self) -> bytes:
         path = [] if self._node is None else [node.tokens for node in self._node.path()]
         return b"".join([*reversed(path), self._tail])
 
-    def _fork(self, filled: BlockIds) -> BlockTable:
-        """Another table over the same blocks, of which the first that have tokens in them are ``filled``; counts no owner."""
-        child = BlockTable(self.namespace, self.num_prompt_tokens, self._write, self.priority)
-        child.num_cached_tokens = self.num_cached_tokens
-        child._ids = filled.copy()
-        child._num_blocks = len(filled)
-        child._tail += self._tail
-        child._num_tokens = child._num_writable = self._num_tokens
-        child._num_published = self._num_published
-        child._node = self._node
-        return child
+    def _shares_tail(self) -> bool:
+        """Only the partly filled tail block can have other owners: forks that begin in it."""
+        store = self._store
+        tail = self._num_tokens // store.block_size
+        return tail < self._num_blocks and bool(store.pool.ref_counts[self._ids[tail]] > 1)
+
+    def _grow(self, num_new: int, copies_tail: bool) -> None:
+        """Add ``num_new`` blocks, and replace a shared tail by a copy; the blocks are available."""
+        store = self._store
+        if num_new == 1 and not copies_tail:
+            self._add_block(store.allocate_one(self._last_block()))
+        elif num_new or copies_tail:
+            # Allocated all at once, before the table changes.
+            tail = self._num_tokens // store.block_size
+            before = (int(self._ids[tail - 1]) if tail else None) if copies_tail else self._last_block()
+            blocks = store.allocate(num_new + copies_tail, before)
+            if copies_tail:
+                shared = self._ids[tail : tail + 1].copy()
+                store.queue_copy(int(shared[0]), int(blocks[0]), self._num_tokens % store.block_size)
+                self._ids[tail] = blocks[0]
+                self.version += 1
+                store.pool.release(shared)
+            self._add_blocks(blocks[int(copies_tail) :])
+        self.num_writable = self._num_blocks * store.block_size
+
+    def _publish(self) -> None:
+        """Publish all whole blocks that are not yet."""
+        stop = self._num_tokens // self._store.block_size
+        # Blocks that were cached once become nodes of their own, by their uses then: see `RadixTree.publish`.
+        for past_stop, past_uses in self._past:
+            if self._num_published < past_stop and self._num_published < stop:
+                self._publish_blocks(min(stop, past_stop), past_uses)
+        if self._num_published < stop:
+            self._publish_blocks(stop, 0)
+
+    def _publish_blocks(self, stop: int, past_uses: int) -> None:
+        assert self._node is not None
+        store, start = self._store, self._num_published
+        own = self._ids[start:stop]
+        num_bytes = (stop - start) * store.block_size * TOKEN_BYTES
+        tokens, self._tail = self._tail, self._tail[num_bytes:]
+        del tokens[num_bytes:]
+        self._node, kept = store.tree.publish(self._node, tokens, own, past_uses)
+        self._num_published = stop
+        if kept is own:
+            return
+        duplicates = own[kept != own]
+        self._ids[start:stop] = kept
+        self.version += 1
+        store.pool.release(duplicates)
+        store.stats.deduplicated_blocks += len(duplicates)
 
     def _last_block(self) -> int | None:
         return int(self._ids[self._num_blocks - 1]) if self._num_blocks else None
 
     def _add_block(self, block: int) -> None:
         if self._num_blocks == len(self._ids):
-            self._make_room(self._num_blocks + 1)
+            self._grow_capacity(self._num_blocks + 1)
         self._ids[self._num_blocks] = block
         self._num_blocks += 1
 
     def _add_blocks(self, blocks: BlockIds) -> None:
         total = self._num_blocks + len(blocks)
         if total > len(self._ids):
-            self._make_room(total)
+            self._grow_capacity(total)
         self._ids[self._num_blocks : total] = blocks
         self._num_blocks = total
 
-    def _make_room(self, total: int) -> None:
+    def _grow_capacity(self, least: int) -> None:
         # Doubling: a sequence that grows by one block at a time must not copy its table each time.
-        grown = np.empty(max(total, 2 * len(self._ids)), dtype=np.int32)
+        grown = np.empty(max(least, 2 * len(self._ids)), dtype=np.int32)
         grown[: self._num_blocks] = self._ids[: self._num_blocks]
         self._ids = grown

@@ -13,11 +13,11 @@ Child = TypeVar("Child")
 class Children(MutableMapping[bytes, Child]):
     """Children by the bytes of their first block, ascending.
 
-    A dictionary beside a sorted list, for every branch of the tree has one: a ``SortedDict`` takes eight times as long to
-    make, and is 21 objects to Python's garbage collector.
+    A dictionary beside a sorted list, because every branch of the tree has one: a ``SortedDict`` takes eight times as long
+    to make, and is 21 objects to Python's garbage collector.
 
     Attributes:
-        by_key: the dictionary, for looking up: `match` asks every node on its way, and spares itself a call.
+        by_key: the dictionary. `RadixTree.match` reads it directly, which saves a call per node on the path.
     """
 
     __slots__ = ("_keys", "by_key")
@@ -46,10 +46,10 @@ class Children(MutableMapping[bytes, Child]):
 
     def before(self, key: bytes | bytearray) -> bytes | None:
         """The greatest key below this one."""
-        place = self._keys.bisect_left(key)
-        return self._keys[place - 1] if place else None
+        index = self._keys.bisect_left(key)
+        return self._keys[index - 1] if index else None
 
     def at_or_after(self, key: bytes | bytearray) -> bytes | None:
-        """The least key that is not below this one."""
-        place = self._keys.bisect_left(key)
-        return self._keys[place] if place < len(self._keys) else None
+        """The smallest key that is not below this one."""
+        index = self._keys.bisect_left(key)
+        return self._keys[index] if index < len(self._keys) else None

@@ -1,4 +1,4 @@
-"""What the cache refuses; every one of these leaves the cache as it was."""
+"""The cache's errors; a call that raises one leaves the cache as it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class CacheError(Exception):
 
 
 class InvalidArgumentError(CacheError, ValueError):
-    """An argument has a type or value that the call cannot take; the message names it."""
+    """An argument has a type or value that the call does not accept; the message names it."""
 
 
 class ClosedError(CacheError):
@@ -19,7 +19,7 @@ class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the conditio
     """There are not enough blocks, evictable ones included.
 
     Attributes:
-        needed: blocks that the call had to take.
+        needed: blocks that the call had to allocate.
         free: blocks that were free.
         evictable: blocks that eviction could have freed.
     """

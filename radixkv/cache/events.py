@@ -1,8 +1,8 @@
-"""What happens in the cache, as a sequence of events.
+"""Changes of the cache's contents, as a sequence of events.
 
-Whoever follows them from the beginning knows what the tree holds: a router that sends a request to where its prefix is, or a
-second tier that keeps what goes. Blocks are named by their hashes (`block_hash`), so a name stands for all tokens before it
-too, and for the namespace.
+A consumer that reads them from the beginning knows what the tree holds: a router that sends a request to where its prefix
+is cached, or a second tier that keeps what is evicted. Blocks are named by their hashes (`block_hash`), so a name stands
+for all tokens before the block too, and for the namespace.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks of one prefix became known.
+    """Consecutive blocks of one prefix were cached.
 
     Attributes:
-        block_hashes: one a block, in order.
-        parent_hash: of the block before the first; None where that begins a prefix.
-        token_ids: of all blocks. Only the last block may be partly filled; it is gone before another takes its place.
-        namespace_hash: `namespace_hash` of the name, which is not told.
+        block_hashes: one per block, in order.
+        parent_hash: of the block before the first; None where the first begins a prefix.
+        token_ids: of all blocks. Only the last block may be partly filled; it is removed before a fuller one is stored.
+        block_size: tokens per block.
+        namespace_hash: `namespace_hash` of the namespace, whose name is not published.
         medium: where the blocks are.
     """
 
@@ -35,7 +36,11 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks are no longer known."""
+    """Blocks are no longer cached.
+
+    Attributes:
+        block_hashes, namespace_hash, medium: as in `BlocksStored`.
+    """
 
     block_hashes: tuple[int, ...]
     namespace_hash: int
@@ -44,21 +49,21 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """Nothing is known any more."""
+    """Nothing is cached any more."""
 
 
 CacheEvent = BlocksStored | BlocksRemoved | AllCleared
 
 
 class EventLog:
-    """The events that nobody has taken yet. Iterating takes them, one by one, until none is left.
+    """A bounded queue of events. Iterating removes them one by one, oldest first, until the queue is empty.
 
     Args:
-        max_events: more are not kept: the oldest are dropped.
+        max_events: the oldest events are dropped beyond this number.
         medium: where the cache's blocks are.
 
     Attributes:
-        num_dropped: events that were dropped. Whoever finds it grown must begin anew, from a cleared cache.
+        num_dropped: events that were dropped. A consumer that finds it grown must begin anew, from a cleared cache.
     """
 
     def __init__(self, max_events: int = 100_000, medium: str = "CPU") -> None:
@@ -70,6 +75,7 @@ class EventLog:
         return len(self._events)
 
     def add(self, event: CacheEvent) -> None:
+        """Append an event; the oldest is dropped where the log is full."""
         self.num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)
 
@@ -78,5 +84,5 @@ class EventLog:
             yield self._events.popleft()
 
     def take(self, count: int | None = None) -> list[CacheEvent]:
-        """The next events, all of them or so many at most."""
+        """Remove and return the oldest ``count`` events; None: all of them."""
         return list(itertools.islice(self, count))

@@ -1,29 +1,33 @@
-"""What was known once: evicted prefixes, remembered by their hashes.
+"""A memory of evicted prefixes, by their hashes (a ghost list, as in ARC: Megiddo and Modha, FAST 2003).
 
-When blocks are evicted from a node, one record is kept of them: 8 bytes a block for its hash, and about 330 bytes for the
-rest. The oldest records go when more blocks are remembered than allowed. So a prompt that comes too late can be told so
-(`PrefixCache.explain`), a prefix that is computed anew keeps its number of uses, and a policy learns from its mistakes.
+When blocks are evicted from a node, one record is kept of them: 8 bytes per block for its hash, and about 330 bytes for the
+rest. The oldest records are dropped when more blocks are remembered than allowed. The records explain why a prompt is
+recomputed (`PrefixCache.explain`), carry a prefix's number of uses over its eviction, and let a policy learn that what it
+evicted was requested again.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from radixkv.cache.block_hash import next_hash, next_hashes
+from radixkv.cache.eviction import LearningPolicy
+from radixkv.cache.node import Match, Node
+from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
 
 
 class EvictedBlocks:
-    """Consecutive blocks of one path that went together.
+    """Consecutive blocks of one path that were evicted together.
 
     Attributes:
         hashes: of each block.
         num_tokens: in all of them; the last block may be partly filled.
-        last_use, evicted_at: the cache's clock, in seconds.
+        last_use, evicted_at: by the cache's clock, in seconds.
         uses: how many sequences had begun with them.
-        group: the policy's note.
+        group: the policy's note (`EvictableLeaf.group`).
     """
 
     __slots__ = ("evicted_at", "group", "hashes", "last_use", "namespace", "num_tokens", "uses")
@@ -47,25 +51,47 @@ class EvictedBlocks:
         self.evicted_at = evicted_at
 
 
-class EvictedPrefixes:
-    """The last ``max_blocks`` evicted blocks, found by the hash of a record's first.
+class EvictedPrefixes(TreeObserver):
+    """Records of the last ``max_blocks`` evicted blocks, found by the hash of a record's first block.
 
     Args:
-        block_size: tokens a block.
+        block_size: tokens per block.
+        now: the cache's clock, in seconds.
+        learner: is notified when evicted blocks are about to be recomputed.
+
+    Attributes:
+        num_blocks: blocks that are remembered.
     """
 
-    def __init__(self, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, max_blocks: int, block_size: int, now: Callable[[], float], learner: LearningPolicy | None = None
+    ) -> None:
+        self.num_blocks = 0
         self._max_blocks = max_blocks
         self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._now = now
+        self._learner = learner
         # Oldest first. Not a dict: to find the first key of one that shrinks from its front takes ever longer.
         self._records: OrderedDict[int, EvictedBlocks] = OrderedDict()
-        self.num_blocks = 0
 
     def __len__(self) -> int:
         """Records."""
         return len(self._records)
 
-    def add(self, record: EvictedBlocks) -> None:
+    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        if not evicted:
+            return
+        hashes = node.block_hashes(self._block_bytes)
+        record = EvictedBlocks(
+            node.namespace,
+            hashes[start:] if start else hashes,
+            node.num_tokens - start * self._block_size,
+            node.last_use,
+            node.uses,
+            node.group,
+            self._now(),
+        )
         key = record.hashes[0]
         if key in self._records:
             self._drop(key)
@@ -74,14 +100,18 @@ class EvictedPrefixes:
         while self.num_blocks > self._max_blocks:
             self.num_blocks -= len(self._records.popitem(last=False)[1].hashes)
 
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        for key in [key for key, record in self._records.items() if namespace in (None, record.namespace)]:
+            self._drop(key)
+
     def follow(
         self, before: int, prompt: bytes, offset: int, partial: bool = True
     ) -> Iterator[tuple[EvictedBlocks, int]]:
-        """The records along a prompt from byte ``offset`` on, each with how many of its tokens the prompt has.
+        """The records along a prompt from byte ``offset`` on, each with how many of its tokens the prompt shares.
 
         Args:
             before: hash of the prompt's last block before the offset, or of the namespace.
-            partial: look for records of nothing but a partly filled block too: one more look-up a length.
+            partial: also find records of nothing but a partly filled block, with one more look-up per possible length.
         """
         while (record := self._find(before, prompt, offset, partial)) is not None:
             same = self._same_hashes(record, before, prompt, offset)
@@ -94,38 +124,52 @@ class EvictedPrefixes:
             before = same[-1]
             offset += num_tokens * TOKEN_BYTES
 
-    def take(self, before: int, prompt: bytes, offset: int) -> list[tuple[EvictedBlocks, int]]:
-        """`follow`, whole blocks first, and forget what is found: it is computed anew."""
-        found = list(self.follow(before, prompt, offset, partial=False))
-        for record, _ in found:
+    def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
+        """What continues a match, was evicted, and is about to be recomputed; the learner is notified, the records dropped.
+
+        Only where the match ends with a node's last block: elsewhere other blocks took their place in the tree.
+
+        Returns:
+            ``(stop, uses)`` in ascending order: the prompt's blocks from the ``stop`` before, or from the match's end, to
+            block index ``stop`` had been used that often. Empty without a learner.
+        """
+        node = match.node
+        if self._learner is None or match.num_partial_tokens or match.num_node_blocks < node.num_blocks:
+            return []
+        if not self._records:
+            return []
+        past: list[tuple[int, int]] = []
+        stop, now = match.num_tokens // self._block_size, self._now()
+        before = node.block_hashes(self._block_bytes)[-1]
+        for record, num_tokens in list(self.follow(before, prompt, match.num_tokens * TOKEN_BYTES, partial=False)):
             self._drop(record.hashes[0])
-        return found
+            stop += num_tokens // self._block_size
+            if past and past[-1][1] == record.uses:
+                past.pop()
+            past.append((stop, record.uses))
+            self._learner.on_reuse(record.group, -(-num_tokens // self._block_size), record.last_use, now)
+        return past
 
     def _find(self, before: int, prompt: bytes, offset: int, partial: bool) -> EvictedBlocks | None:
         """The record that begins with the prompt's next block, or with a part of it."""
-        size = self._block_size * TOKEN_BYTES
-        record = self._records.get(next_hash(before, prompt[offset : offset + size]))
+        record = self._records.get(next_hash(before, prompt[offset : offset + self._block_bytes]))
         if record is not None or not partial:
             return record
         keys = (
-            next_hash(before, prompt[offset : offset + length]) for length in range(size - TOKEN_BYTES, 0, -TOKEN_BYTES)
+            next_hash(before, prompt[offset : offset + length])
+            for length in range(self._block_bytes - TOKEN_BYTES, 0, -TOKEN_BYTES)
         )
         return next((self._records[key] for key in keys if key in self._records), None)
 
     def _same_hashes(self, record: EvictedBlocks, before: int, prompt: bytes, offset: int) -> list[int]:
-        """The hashes of those of a record's blocks that the prompt has."""
+        """The hashes of those of a record's blocks that the prompt shares."""
         stop = offset + record.num_tokens * TOKEN_BYTES
-        own = next_hashes(before, prompt[offset:stop], self._block_size * TOKEN_BYTES)
-        known = record.hashes.tolist()
-        if own == known:
+        own = next_hashes(before, prompt[offset:stop], self._block_bytes)
+        recorded = record.hashes.tolist()
+        if own == recorded:
             return own
-        differ = (place for place, (a, b) in enumerate(zip(own, known, strict=False)) if a != b)
+        differ = (index for index, (a, b) in enumerate(zip(own, recorded, strict=False)) if a != b)
         return own[: next(differ, len(own))]
-
-    def forget(self, namespace: str | None) -> None:
-        """Drop all records of a namespace, or of all."""
-        for key in [key for key, record in self._records.items() if namespace in (None, record.namespace)]:
-            self._drop(key)
 
     def _drop(self, key: int) -> None:
         self.num_blocks -= len(self._records.pop(key).hashes)

@@ -1,11 +1,11 @@
-"""Why a prompt is not reused whole: every token of it gets a reason.
+"""Why a prompt is not reused whole: a reason for every token of it.
 
 ::
 
     prompt   |------------ cached ------------|-- evicted --|-- other namespace --|---- new ----|
                                               ^ leaves the tree here
 
-Of other namespaces it is only said that the tokens are known there: not where, and nothing of what else is.
+Of other namespaces it is only reported that the tokens are cached there: not in which, and nothing else of them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SHOWN_TOKENS = 16
 class Reason(StrEnum):
     """Why tokens of a prompt have to be computed."""
 
-    NEW = "new"  # nobody asked for them before, as far as the cache remembers
+    NEW = "new"  # not requested before, as far as the cache remembers
     EVICTED = "evicted"
     OTHER_NAMESPACE = "other namespace"
     READ_OFF = "reading switched off"
-    LAST_TOKEN = "last token"  # all is known, but the last token's logits are needed
+    LAST_TOKEN = "last token"  # the whole prompt is cached, but the last token's logits are needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Computed:
     """Consecutive tokens of the prompt that have to be computed.
 
     Attributes:
-        evicted_seconds_ago, unused_seconds, uses: of what was evicted: when, for how long nobody had used it by then, and
-            how many sequences had begun with it; None for other reasons.
+        evicted_seconds_ago, unused_seconds, uses: of evicted blocks: when they were evicted, for how long they had been idle
+            by then, and how many sequences had begun with them; None for other reasons.
     """
 
     reason: Reason
@@ -55,7 +55,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the prompt leaves the tree, and the nearest cached prompt of its namespace there.
+    """Where the prompt leaves the tree, and the nearest cached prompt of its namespace at that position.
 
     Attributes:
         position: how many tokens they have in common.
@@ -70,13 +70,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What of a prompt would be reused now, and why not more.
+    """How much of a prompt would be reused now, and why not more.
 
-    ``num_reused_tokens`` and the lengths of all ``computed`` are the prompt's length.
+    ``num_reused_tokens`` and the lengths of all ``computed`` add up to the prompt's length.
 
     Attributes:
         computed: in the order of the prompt.
-        divergence: None where the whole prompt is known, or nothing of its namespace is.
+        divergence: None where the whole prompt is cached, or nothing of its namespace is.
     """
 
     num_prompt_tokens: int
@@ -95,43 +95,43 @@ def explain(
     now: float,
     block_size: int,
 ) -> Explanation:
-    """Look an encoded prompt up, and tell what happens to each of its tokens. Changes nothing."""
+    """Look an encoded prompt up, and say what would happen to each of its tokens. Changes nothing."""
     num_tokens = len(prompt) // TOKEN_BYTES
     match = tree.match(prompt, namespace)
-    known = 0 if match is None else match.num_tokens
-    reused = min(known, num_tokens - 1) if read else 0
+    cached = 0 if match is None else match.num_tokens
+    reused = min(cached, num_tokens - 1) if read else 0
     computed: list[Computed] = []
-    place = reused
-    if known > reused:
+    position = reused
+    if cached > reused:
         reason = Reason.LAST_TOKEN if read else Reason.READ_OFF
-        computed.append(Computed(reason, reused, known - reused))
-        place = known
+        computed.append(Computed(reason, reused, cached - reused))
+        position = cached
     if evicted is not None:
         for start, stop, record in _evicted_parts(tree, evicted, match, prompt, namespace, block_size):
-            if stop > place:
+            if stop > position:
                 part = Computed(
                     Reason.EVICTED,
-                    max(start, place),
-                    stop - max(start, place),
+                    max(start, position),
+                    stop - max(start, position),
                     evicted_seconds_ago=now - record.evicted_at,
                     unused_seconds=record.evicted_at - record.last_use,
                     uses=record.uses,
                 )
                 computed.append(part)
-                place = stop
-    elsewhere = _known_elsewhere(tree, prompt, namespace) if look_elsewhere else 0
-    if elsewhere > place:
-        computed.append(Computed(Reason.OTHER_NAMESPACE, place, elsewhere - place))
-        place = elsewhere
-    if num_tokens > place:
-        computed.append(Computed(Reason.NEW, place, num_tokens - place))
+                position = stop
+    elsewhere = _num_cached_elsewhere(tree, prompt, namespace) if look_elsewhere else 0
+    if elsewhere > position:
+        computed.append(Computed(Reason.OTHER_NAMESPACE, position, elsewhere - position))
+        position = elsewhere
+    if num_tokens > position:
+        computed.append(Computed(Reason.NEW, position, num_tokens - position))
     return Explanation(num_tokens, reused, tuple(computed), _divergence(match, prompt, block_size))
 
 
 def _evicted_parts(
     tree: RadixTree, evicted: EvictedPrefixes, match: Match | None, prompt: bytes, namespace: str, block_size: int
 ) -> Iterator[tuple[int, int, EvictedBlocks]]:
-    """What was evicted along the prompt, from the last block border that is known on: start and stop, in tokens."""
+    """What was evicted along the prompt, from the last cached block boundary on: start and stop, in tokens."""
     start = 0 if match is None else match.num_tokens - match.num_partial_tokens
     before = namespace_hash(namespace) if match is None else tree.hash_before(match)
     for record, num_tokens in evicted.follow(before, prompt, start * TOKEN_BYTES):
@@ -139,7 +139,7 @@ def _evicted_parts(
         start += num_tokens
 
 
-def _known_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:
+def _num_cached_elsewhere(tree: RadixTree, prompt: bytes, namespace: str) -> int:
     matches = (tree.match(prompt, other) for other in tree.roots if other != namespace)
     return max((match.num_tokens for match in matches if match is not None), default=0)
 
@@ -150,7 +150,7 @@ def _divergence(match: Match | None, prompt: bytes, block_size: int) -> Divergen
     node = match.node
     offset = (match.num_node_blocks * block_size + match.num_partial_tokens) * TOKEN_BYTES
     if match.num_node_blocks == node.num_blocks and not match.num_partial_tokens and node.children:
-        # Nothing of the next block is in common with any child: the one used last stands for all.
+        # The next block shares no token with any child: the child used last stands for all.
         node, offset = max(node.children.values(), key=lambda child: child.last_use), 0
     size = _SHOWN_TOKENS * TOKEN_BYTES
     start = match.num_tokens * TOKEN_BYTES

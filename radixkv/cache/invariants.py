@@ -12,7 +12,6 @@ from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.errors import InvariantViolation
 from radixkv.cache.node import Node
-from radixkv.cache.pin import Pin
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.stats import CacheStats
 from radixkv.cache.tokens import TOKEN_BYTES
@@ -22,19 +21,28 @@ def check_cache(
     pool: BlockPool,
     tree: RadixTree,
     tables: Collection[BlockTable],
-    pins: Collection[Pin],
+    pinned: Collection[Node],
     stats: CacheStats,
     block_size: int,
 ) -> None:
-    """Raise InvariantViolation naming the first rule that does not hold."""
+    """Verify everything.
+
+    Args:
+        tables: the live ones.
+        pinned: the node that each pin has locked.
+
+    Raises:
+        InvariantViolation: naming the first rule that does not hold.
+    """
     pool.check()
     nodes = list(tree.nodes())
     _check_shape(tree, nodes, block_size)
     _check_owners(pool, nodes, tables)
-    _check_locks(tree, nodes, tables, pins)
-    _check_tables(tables, block_size)
+    _check_locks(tree, nodes, tables, pinned)
+    for table in tables:
+        table.check()
     _check_eviction(tree, nodes)
-    pending = sum(table._num_unaccounted for table in tables)
+    pending = sum(table.num_unaccounted_tokens for table in tables)
     accounted = stats.reused_tokens + stats.computed_tokens + stats.abandoned_tokens + pending
     if stats.queried_tokens != accounted:
         raise InvariantViolation(f"{stats.queried_tokens} tokens queried, {accounted} accounted for")
@@ -45,14 +53,14 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
         if root.namespace != namespace or root.parent is not None or root.tokens or root.blocks:
             raise InvariantViolation(f"root of {namespace!r} is not a root of that name")
         if not root.children and not root.lock_count:
-            raise InvariantViolation(f"root of {namespace!r} is of no use to anybody and still there")
+            raise InvariantViolation(f"root of {namespace!r} is unused and still there")
     for node in nodes:
         if -(-node.num_tokens // block_size) != node.num_blocks or (node.parent is not None and not node.tokens):
             raise InvariantViolation(f"a node of {node.num_tokens} tokens has {node.num_blocks} blocks")
         if node.num_tokens % block_size and (node.children or node.lock_count):
             raise InvariantViolation("a node with a partly filled block is locked or has children")
         if node.children is not None and not node.children:
-            raise InvariantViolation("a leaf keeps a place for children")
+            raise InvariantViolation("a leaf keeps an empty index of children")
         keys = list(node.children) if node.children else []
         for key, following in itertools.pairwise(keys):
             if following.startswith(key):
@@ -66,9 +74,9 @@ def _check_shape(tree: RadixTree, nodes: list[Node], block_size: int) -> None:
 
 
 def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTable]) -> None:
-    """Rule 1: the tree owns its blocks once, tables the others; a table owns the tree's by a lock (`_check_locks`)."""
+    """The tree owns its blocks once, tables the others; a table owns the tree's by a lock (`_check_locks`)."""
     owners = np.zeros(pool.num_blocks, dtype=np.int64)
-    for holder in (*(t.block_ids[t._num_published :] for t in tables), *(node.block_ids() for node in nodes)):
+    for holder in (*(table.own_block_ids for table in tables), *(node.block_ids() for node in nodes)):
         if len(np.unique(holder)) != len(holder):
             raise InvariantViolation("a table or node holds a block twice")
         owners[holder] += 1
@@ -81,9 +89,9 @@ def _check_owners(pool: BlockPool, nodes: list[Node], tables: Collection[BlockTa
         raise InvariantViolation(f"block {block} counts {pool.ref_counts[block]} owners and has {owners[block]}")
 
 
-def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], pins: Collection[Pin]) -> None:
+def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTable], pinned: Collection[Node]) -> None:
     locks: Counter[int] = Counter()
-    for end in (*(table._node for table in tables), *(pin._node for pin in pins)):
+    for end in (*(table.node for table in tables), *pinned):
         if end is not None:
             if list(end.path())[-1] not in tree.roots.values():
                 raise InvariantViolation("a table or pin ends in a node that is no longer in the tree")
@@ -93,20 +101,8 @@ def _check_locks(tree: RadixTree, nodes: list[Node], tables: Collection[BlockTab
             raise InvariantViolation(f"a node counts {node.lock_count} locks and has {locks[id(node)]}")
 
 
-def _check_tables(tables: Collection[BlockTable], block_size: int) -> None:
-    for table in tables:
-        if table.closed or len(table._encoded_tokens()) != table.num_tokens * TOKEN_BYTES:
-            raise InvariantViolation("a closed table is still live, or a table's tokens are not those it counts")
-        if table.num_tokens > table.num_blocks * block_size:
-            raise InvariantViolation(f"a table of {table.num_blocks} blocks has {table.num_tokens} tokens")
-        path = [] if table._node is None else [node.block_ids() for node in table._node.path()]
-        blocks = np.concatenate([*reversed(path), np.empty(0, dtype=np.int32)])
-        if len(blocks) != table._num_published or not np.array_equal(blocks, table.block_ids[: len(blocks)]):
-            raise InvariantViolation("a table's published blocks are not those of the node it has locked")
-
-
 def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:
-    """Rule 6: what may be evicted is exactly what nobody has locked."""
+    """What may be evicted is exactly what is not locked."""
     unlocked = [node for node in nodes if node.lock_count == 0]
     if tree.num_evictable_blocks != sum(node.num_blocks for node in unlocked):
         raise InvariantViolation(f"{tree.num_evictable_blocks} blocks count as evictable, others are")

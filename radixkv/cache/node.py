@@ -1,4 +1,4 @@
-"""The radix tree's nodes: an edge with its tokens and blocks, and what lies below it."""
+"""The radix tree's nodes: an edge with its tokens and blocks, and the children below it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from radixkv.cache.tokens import TOKEN_BYTES
 
 
 class Node:
-    """One edge and what lies below it.
+    """One edge and the children below it.
 
     Attributes:
         tokens: the edge's token ids, encoded.
         blocks: the edge's block ids; the tree owns one reference to each.
-        lock_count: tables and pins that end in this node or below it: the further owners of each of its blocks, which
-            cannot be evicted while there are any.
+        lock_count: tables and pins that end in this node or below it. They are owners of each of its blocks, besides the
+            tree; a node with any cannot be evicted.
         last_use: the cache's clock when a sequence last began or ended here or below, in seconds.
         uses: how many sequences began with it, the one that computed it included.
         depth: blocks of the prefix before it.
-        priority: the highest that a sequence which used it was opened with.
+        priority: the highest retention priority that a sequence which used it was opened with.
         group: the eviction policy's own note.
-        hashes: of its first blocks (see `block_hash`), for as many as somebody asked for.
+        hashes: of its first blocks (see `block_hash`), as many as `block_hashes` has computed.
     """
 
     __slots__ = (
@@ -75,10 +75,10 @@ class Node:
         return np.array(self.blocks[start:stop], dtype=np.int32)
 
     def block_hashes(self, block_bytes: int) -> array[int]:
-        """The hash of each block; of a root, the one that its namespace begins with. Computed where nobody has asked yet.
+        """The hash of each block; of a root, that of its namespace. Computed at the first call, and after growth.
 
         Args:
-            block_bytes: of a block's encoded tokens.
+            block_bytes: size of a block's encoded tokens.
         """
         done = self.hashes
         if done is not None and len(done) >= len(self.blocks):
@@ -105,7 +105,7 @@ class Node:
 
 
 class Root(Node):
-    """Where a namespace begins. It has no tokens and no blocks, and goes when nothing is below it and nobody uses it."""
+    """The root of a namespace. It has no tokens and no blocks, and is removed when it has neither children nor locks."""
 
     __slots__ = ()
 
@@ -117,10 +117,10 @@ class Root(Node):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How far a prompt is known.
+    """How far a prompt is cached.
 
     Attributes:
-        num_tokens: length of the longest known prefix.
+        num_tokens: length of the longest cached prefix.
         node: the node in which it ends.
         num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
         partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.

@@ -1,4 +1,4 @@
-"""The part of a radix tree that was used last, in bounded time: for pictures of trees too large to show, or to copy."""
+"""The most recently used part of a radix tree, in bounded time: for pictures of trees too large to show or to copy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_token
     shown in the order of their tokens, so that a picture stays as it is while the tree grows elsewhere.
 
     Args:
-        max_visited: nodes looked at; beneath a wider node only the first children are.
+        max_visited: nodes looked at; of a node with more children only the first are.
         beginning_tokens: how many of each node's tokens are kept.
     """
     shown: list[Node] = [root]
@@ -72,5 +72,5 @@ def outline(root: Node, max_nodes: int, max_visited: int = 2000, beginning_token
 
 
 def _first_tokens(node: Node) -> bytes:
-    # Enough to tell siblings apart, for they differ in their first block; a long edge is not copied for it.
+    # Enough to order siblings, which differ in their first block, without copying a long edge.
     return bytes(node.tokens[: 256 * TOKEN_BYTES])

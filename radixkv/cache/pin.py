@@ -1,4 +1,4 @@
-"""Prefixes that are kept from eviction, within a quota and for as long as asked."""
+"""Prefixes that are kept from eviction, within a quota, until they are released or expire."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Pin:
 
     Attributes:
         num_tokens: how much of the prompt is kept: whole blocks.
-        expires_at: when it releases itself, by the cache's clock in seconds; None: never.
-        released: it keeps nothing any more: released, expired or cleared.
+        expires_at: when it expires, by the cache's clock in seconds; None: never.
+        released: it no longer keeps anything, because it was released, has expired, or its namespace was cleared.
     """
 
     def __init__(self, namespace: str, num_tokens: int, expires_at: float | None, node: Node | None) -> None:
@@ -35,7 +35,7 @@ class Pins:
 
     Args:
         tree: of the cache.
-        max_blocks: that may be pinned together.
+        max_blocks: blocks that may be pinned together.
         now: the cache's clock.
     """
 
@@ -75,16 +75,20 @@ class Pins:
             self._drop(pin)
 
     def release_expired(self) -> None:
-        """Let go of the pins whose time is over."""
+        """Release the pins whose time is over."""
         if self._pins:
             now = self._now()
             for pin in [pin for pin in self._pins if pin.expires_at is not None and pin.expires_at <= now]:
                 self.release(pin)
 
-    def forget(self, namespace: str) -> None:
-        """The namespace's nodes are about to go, locks and all."""
-        for pin in [pin for pin in self._pins if pin.namespace == namespace]:
+    def forget(self, namespace: str | None) -> None:
+        """Drop the pins of a namespace, or of all for None, without unlocking: the tree is about to be cleared."""
+        for pin in [pin for pin in self._pins if namespace in (None, pin.namespace)]:
             self._drop(pin)
+
+    def nodes(self) -> list[Node]:
+        """The node that each pin has locked."""
+        return [pin._node for pin in self._pins if pin._node is not None]
 
     def _drop(self, pin: Pin) -> None:
         self._pins.remove(pin)

@@ -1,4 +1,4 @@
-"""Token prefixes -> runs of blocks: one tree a namespace, with compressed edges.
+"""Token prefixes -> runs of blocks: one tree per namespace, with compressed edges.
 
 ::
 
@@ -7,8 +7,8 @@
 
 An edge's tokens lie in one growing byte array, so a comparison is one memory comparison however long the edge. Children
 are found by their first block's bytes, in a dictionary that hashes and then compares them; the same keys, sorted, give
-the neighbour with the longest common prefix when a prompt parts from the tree inside a block. Nodes begin and end at
-block borders; only a leaf may end with a partly filled block, and only while nobody has it locked.
+the neighbour with the longest common prefix when a prompt leaves the tree inside a block. Nodes begin and end at block
+boundaries; only a leaf may end with a partly filled block, and only while it is not locked.
 
 (RadixAttention: SGLang, Zheng et al. 2024.)
 """
@@ -16,18 +16,16 @@ block borders; only a leaf may end with a partly filled block, and only while no
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.block_pool import BlockIds, BlockPool
 from radixkv.cache.children import Children
-from radixkv.cache.events import BlocksRemoved, BlocksStored, EventLog
-from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
 from radixkv.cache.node import Match, Node, Root
-from radixkv.cache.tokens import TOKEN_BYTES, common_tokens, decode
+from radixkv.cache.observer import TreeObserver, handlers
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 
 
 class RadixTree:
@@ -38,14 +36,16 @@ class RadixTree:
 
     Args:
         pool: where the blocks' references are counted.
-        block_size: tokens a block.
-        policy: which leaf goes first.
+        block_size: tokens per block.
+        policy: which leaf is evicted first.
         now: the cache's clock, in seconds.
-        evicted: where evicted prefixes are remembered, if they are.
-        events: where changes are told, if they are.
+        observers: are notified of changes, in this order; a policy that learns is one of them.
 
     Attributes:
-        version: another number whenever `match` may answer otherwise than before.
+        roots: the root of each namespace of which something is cached or in use.
+        num_blocks: blocks that the tree owns.
+        num_evictable_blocks: those of them that are not locked.
+        version: changes whenever `match` may answer otherwise than before.
     """
 
     def __init__(
@@ -54,17 +54,18 @@ class RadixTree:
         block_size: int,
         policy: EvictionPolicy,
         now: Callable[[], float],
-        evicted: EvictedPrefixes | None,
-        events: EventLog | None,
+        observers: Sequence[TreeObserver | LearningPolicy] = (),
     ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
-        self.evicted = evicted
-        self.events = events
-        self._learner = policy if isinstance(policy, LearningPolicy) else None
         self._now = now
+        self._on_insert = handlers(observers, "on_insert")
+        self._on_remove = handlers(observers, "on_remove")
+        self._on_clear = handlers(observers, "on_clear")
+        self._on_idle = handlers(observers, "on_idle")
+        self._on_reuse = handlers(observers, "on_reuse")
         self.roots: dict[str, Root] = {}
         self.num_blocks = 0
         self.num_evictable_blocks = 0
@@ -78,10 +79,10 @@ class RadixTree:
             yield node
             pending.extend(node.children.values() if node.children is not None else ())
 
-    # -- looking up ----------------------------------------------------------------------------------------------
+    # -- look-up -------------------------------------------------------------------------------------------------
 
     def match(self, prompt: bytes, namespace: str) -> Match | None:
-        """The longest known prefix of an encoded prompt; None where the namespace is empty."""
+        """The longest cached prefix of an encoded prompt; None where the namespace is empty."""
         node: Node | None = self.roots.get(namespace)
         if node is None:
             return None
@@ -98,7 +99,7 @@ class RadixTree:
         return Match(offset // TOKEN_BYTES, node, whole, partial, node.blocks[-1] if partial else -1)
 
     def _match_in_first_block(self, node: Node, prompt: bytes, offset: int) -> Match:
-        """No child begins with the prompt's next block: the nearest of them in order shares the most of it."""
+        """No child begins with the prompt's next block: its nearest neighbours in order share the most of it."""
         assert node.children is not None
         key = prompt[offset : offset + self._block_bytes]
         best, longest = b"", 0
@@ -124,17 +125,13 @@ class RadixTree:
             [*(node.block_ids() for node in reversed(before)), last.block_ids(0, match.num_node_blocks)]
         )
 
-    def hashes(self, node: Node) -> array[int]:
-        """The hash of each of the node's blocks; a root has the one that its namespace begins with."""
-        return node.block_hashes(self._block_bytes)
-
     def hash_before(self, match: Match) -> int:
         """The hash of the last whole block of a match, or of its namespace."""
-        node, place = match.node, match.num_node_blocks
-        while not place and node.parent is not None:
+        node, num_blocks = match.node, match.num_node_blocks
+        while not num_blocks and node.parent is not None:
             node = node.parent
-            place = len(node.blocks)
-        return self.hashes(node)[max(0, place - 1)]
+            num_blocks = len(node.blocks)
+        return node.block_hashes(self._block_bytes)[max(0, num_blocks - 1)]
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +144,9 @@ class RadixTree:
             node = self._split(node, match.num_node_blocks)
         now = self._now()
         for step in node.path():
-            self._lock_node(step, now)
+            if step.lock_count == 0:
+                self._to_in_use(step, now)
+            step.lock_count += 1
             step.last_use = now
             step.uses += 1
         return node
@@ -158,6 +157,11 @@ class RadixTree:
             step.lock_count += count
 
     def unlock(self, node: Node, priority: int = 0) -> None:
+        """One lock fewer; nodes without any become evictable.
+
+        Args:
+            priority: the retention priority of the sequence that ends: the path keeps the highest (`EvictableLeaf`).
+        """
         now = self._now()
         for step in node.path():
             step.last_use = now
@@ -165,53 +169,34 @@ class RadixTree:
             if step.priority < priority:
                 step.priority = priority
             if step.lock_count == 0:
-                self.num_evictable_blocks += len(step.blocks)
-                if self._learner is not None and step.parent is not None:
-                    self._learner.wait_begins(step)
-                self._let_go_if_leaf(step)
+                self._to_idle(step)
 
-    def _lock_node(self, node: Node, now: float) -> None:
-        if node.lock_count == 0:
-            self.num_evictable_blocks -= len(node.blocks)
-            if node.parent is not None:
-                if node.children is None:
-                    self.policy.remove(node)
-                if self._learner is not None:
-                    self._learner.wait_ends(node.group, len(node.blocks), node.last_use, now)
-        node.lock_count += 1
+    def _to_in_use(self, node: Node, now: float) -> None:
+        """``node``, which is not locked yet, can no longer be evicted."""
+        self.num_evictable_blocks -= len(node.blocks)
+        if node.parent is not None:
+            if node.children is None:
+                self.policy.remove(node)
+            for notify in self._on_reuse:
+                notify(node.group, len(node.blocks), node.last_use, now)
 
-    def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
-        """What continues a match and was evicted: ``(place, uses)``, ascending; now forgotten.
+    def _to_idle(self, node: Node) -> None:
+        """``node``, whose last lock is gone, can be evicted once it is a leaf."""
+        self.num_evictable_blocks += len(node.blocks)
+        if node.parent is not None:
+            for notify in self._on_idle:
+                notify(node)
+        if node.children is None:
+            self._release_leaf(node)
 
-        The prompt's whole blocks before ``place`` and after the one before had been used so often. Only where the match
-        ends with a node's last block: elsewhere something else took their place.
-        """
-        assert self.evicted is not None
-        if match.num_partial_tokens or match.num_node_blocks < match.node.num_blocks or not len(self.evicted):
-            return []
-        past: list[tuple[int, int]] = []
-        place, now = match.num_tokens // self._block_size, self._now()
-        for record, num_tokens in self.evicted.take(
-            self.hashes(match.node)[-1], prompt, match.num_tokens * TOKEN_BYTES
-        ):
-            place += num_tokens // self._block_size
-            if past and past[-1][1] == record.uses:
-                past.pop()
-            past.append((place, record.uses))
-            if self._learner is not None:
-                self._learner.wait_ends(record.group, -(-num_tokens // self._block_size), record.last_use, now)
-        return past
-
-    def _let_go_if_leaf(self, node: Node) -> None:
+    def _release_leaf(self, node: Node) -> None:
         """A node without locks and children may be evicted; a root like that is of no use."""
-        if node.lock_count or node.children is not None:
-            return
         if isinstance(node, Root):
             del self.roots[node.namespace]
         else:
             self.policy.add(node)
 
-    # -- growing -------------------------------------------------------------------------------------------------
+    # -- insertion -----------------------------------------------------------------------------------------------
 
     def root(self, namespace: str) -> Node:
         """The namespace's root, made if there is none."""
@@ -223,43 +208,46 @@ class RadixTree:
     def publish(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
-        The caller's ownership of the blocks becomes the tree's, but for those whose tokens the tree already holds: there
-        its own blocks stay, and the caller's remain the caller's.
+        The caller's ownership of the blocks becomes the tree's, except for those whose tokens the tree already holds:
+        there its own blocks stay, and the caller's remain the caller's.
 
         Args:
             tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
-            past_uses: how often they were used before they were evicted (`recall`).
+            past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
 
         Returns:
-            The node that now ends with the last block, locked in ``node``'s place, and the tree's ids for the blocks.
+            The node that now ends with the last block, locked in place of ``node``, and the tree's ids for the blocks:
+            ``blocks`` itself where the tree held none of them.
         """
         self.version += 1
-        size, place, kept = self._block_bytes, 0, blocks
-        while place < len(blocks):
-            offset = place * size
+        size, start, kept = self._block_bytes, 0, blocks
+        while start < len(blocks):
+            offset = start * size
             key = bytes(tokens[offset : offset + size])
             child = node.children.by_key.get(key) if node.children is not None else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[place:], past_uses)
+                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[start:], past_uses)
                 return extended, kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
-            self._lock_node(child, self._now())
+            if child.lock_count == 0:
+                self._to_in_use(child, self._now())
+            child.lock_count += 1
             if kept is blocks:
                 kept = blocks.copy()
-            kept[place : place + common] = child.block_ids()
+            kept[start : start + common] = child.block_ids()
             node = child
-            place += common
+            start += common
         return node, kept
 
     def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int = 0) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
-        The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and takes nothing, where
-        the tree holds these tokens already.
+        The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and changes nothing,
+        where the tree holds these tokens already.
         """
         if node.children is not None:
             following = node.children.at_or_after(tokens)
@@ -274,10 +262,7 @@ class RadixTree:
             child = self._add_child(node, tokens, blocks)
             child.last_use = self._now()
             child.priority = priority
-            self.num_evictable_blocks += 1
-            if self._learner is not None:
-                self._learner.wait_begins(child)
-            self.policy.add(child)
+            self._to_idle(child)
         return True
 
     def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> Node:
@@ -290,15 +275,16 @@ class RadixTree:
         node.tokens += tokens
         node.blocks.frombytes(blocks.tobytes())
         self.num_blocks += len(blocks)
-        if self.events is not None:
-            self._tell_stored(node, len(node.blocks) - len(blocks))
+        for notify in self._on_insert:
+            notify(node, len(node.blocks) - len(blocks))
         return node
 
     def _grows_in_place(self, node: Node, past_uses: int = 0) -> bool:
         if node.children is not None or node.lock_count != 1 or node.parent is None:
             return False
-        # A policy that learns is told apart what was used again and what only follows it: these differ in their prospects.
-        return self._learner is None or node.uses == 1 + past_uses
+        # For a policy that learns, blocks that were used again and blocks that only follow them stay apart: they differ in
+        # their prospects.
+        return not self._on_reuse or node.uses == 1 + past_uses
 
     def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
@@ -306,17 +292,19 @@ class RadixTree:
             node.children = Children()
         node.children[bytes(tokens[: self._block_bytes])] = child
         self.num_blocks += len(blocks)
-        if self.events is not None:
-            self._tell_stored(child, 0)
+        for notify in self._on_insert:
+            notify(child, 0)
         return child
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
-        """Let go of the partly filled leaf whose tokens ``key`` continues: the fuller block takes its place."""
+        """Remove the partly filled leaf whose tokens ``key`` continues: the fuller block replaces it."""
         if node.children is None:
             return
         before = node.children.before(key)
         if before is not None and key.startswith(before):
             leaf = node.children[before]
+            for notify in self._on_remove:
+                notify(leaf, 0, False)
             self._remove_leaf(leaf)
             self._pool.release(leaf.block_ids())
 
@@ -338,7 +326,7 @@ class RadixTree:
         node.depth += num_blocks
         return upper
 
-    # -- shrinking -----------------------------------------------------------------------------------------------
+    # -- removal -------------------------------------------------------------------------------------------------
 
     def evict(self, count: int) -> tuple[int, int]:
         """Free ``count`` blocks, which must be evictable: leaves before their parents, a leaf from its tail.
@@ -348,14 +336,13 @@ class RadixTree:
         """
         self.version += 1
         num_tokens, missing = 0, count
-        now = self._now()
         freed = array("i")  # released together: the pool then joins neighbours once
         while missing:
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, Node)
             keep = max(0, len(leaf.blocks) - missing)
-            if self.evicted is not None:
-                self._remember(leaf, keep, now)
+            for notify in self._on_remove:
+                notify(leaf, keep, True)
             if not keep:
                 missing -= len(leaf.blocks)
                 num_tokens += leaf.num_tokens
@@ -364,8 +351,6 @@ class RadixTree:
                 continue
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
-            if self.events is not None:
-                self._tell_removed(leaf, keep)
             del leaf.blocks[keep:]
             del leaf.tokens[keep * self._block_bytes :]
             if leaf.hashes is not None:
@@ -376,71 +361,31 @@ class RadixTree:
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
         return num_tokens, count
 
-    def _remember(self, leaf: Node, keep: int, now: float) -> None:
-        """Make a record of the blocks after the first ``keep``, which are about to be evicted."""
-        assert self.evicted is not None
-        hashes = self.hashes(leaf)
-        self.evicted.add(
-            EvictedBlocks(
-                leaf.namespace,
-                hashes[keep:] if keep else hashes,
-                len(leaf.tokens) // TOKEN_BYTES - keep * self._block_size,
-                leaf.last_use,
-                leaf.uses,
-                leaf.group,
-                now,
-            )
-        )
-
     def _remove_leaf(self, leaf: Node) -> None:
-        """Take an unlocked leaf out; its blocks are the caller's to release."""
+        """Unlink an unlocked leaf; its blocks are the caller's to release."""
         parent = leaf.parent
         assert parent is not None and parent.children is not None
         self.policy.remove(leaf)
-        if self.events is not None:
-            self._tell_removed(leaf, 0)
         self.num_blocks -= len(leaf.blocks)
         self.num_evictable_blocks -= len(leaf.blocks)
         del parent.children[bytes(leaf.tokens[: self._block_bytes])]
         if not parent.children:
             parent.children = None
-        self._let_go_if_leaf(parent)
+            if parent.lock_count == 0:
+                self._release_leaf(parent)
 
-    def remove_namespace(self, namespace: str, tell: bool) -> None:
-        """Forget all of a namespace, locked nodes too: who holds their blocks must no longer publish there."""
+    def clear(self, namespace: str | None) -> None:
+        """Remove all of a namespace, or of every one for None, locked nodes too: their owners must not unlock them."""
         self.version += 1
-        pending: list[Node] = [self.roots.pop(namespace)]
-        while pending:
-            node = pending.pop()
+        removed: list[Node] = [self.roots.pop(name) for name in list(self.roots) if namespace in (None, name)]
+        for node in removed:
             if node.children is not None:
-                pending.extend(node.children.values())
+                removed.extend(node.children.values())
             elif node.lock_count == 0 and node.parent is not None:
                 self.policy.remove(node)
-            if tell and self.events is not None and node.blocks:
-                self._tell_removed(node, 0)
             if node.lock_count == 0:
                 self.num_evictable_blocks -= node.num_blocks
             self.num_blocks -= node.num_blocks
             self._pool.release(node.block_ids())
-
-    # -- telling -------------------------------------------------------------------------------------------------
-
-    def _tell_stored(self, node: Node, start: int) -> None:
-        assert self.events is not None and node.parent is not None
-        hashes = self.hashes(node)
-        above = node if start else node.parent
-        self.events.add(
-            BlocksStored(
-                tuple(hashes[start:]),
-                (hashes[start - 1] if start else self.hashes(above)[-1]) if above.parent is not None else None,
-                tuple(decode(node.tokens[start * self._block_bytes :]).tolist()),
-                self._block_size,
-                namespace_hash(node.namespace),
-                self.events.medium,
-            )
-        )
-
-    def _tell_removed(self, node: Node, start: int) -> None:
-        assert self.events is not None
-        name = namespace_hash(node.namespace)
-        self.events.add(BlocksRemoved(tuple(self.hashes(node)[start:]), name, self.events.medium))
+        for notify in self._on_clear:
+            notify(namespace, removed)

@@ -13,7 +13,7 @@ from radixkv.cache.tokens import decode
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node: the tokens and blocks of its edge, who uses it, and what is below it.
+    """One node: the tokens and blocks of its edge, its locks and uses, and its children.
 
     Attributes:
         lock_count: live sequences and pins that end here or below.

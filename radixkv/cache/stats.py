@@ -1,4 +1,4 @@
-"""What the cache counts."""
+"""The cache's counters."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class CacheStats:
     abandoned_tokens: int = 0  # prompt tokens of sequences that ended before computing them
     forked_tables: int = 0
     copied_blocks: int = 0
-    deduplicated_blocks: int = 0  # computed, and found to be known already
+    deduplicated_blocks: int = 0  # computed, and found to be cached already
     evicted_tokens: int = 0
     evicted_blocks: int = 0

@@ -1,6 +1,6 @@
 """Token ids as bytes: the form in which the cache keeps and compares them.
 
-Four bytes a token, as the machine stores an int32, so that encoding an array is one copy, and equality and common
+Four bytes per token, as the machine stores an int32, so that encoding an array is one copy, and equality and common
 prefixes are memory comparisons. In an index sorted by these bytes, the keys with the longest common prefix are
 neighbours; which order of tokens that is does not matter.
 """
@@ -25,7 +25,7 @@ def encode(tokens: TokenIds) -> bytes:
     """The bytes of ``tokens``, a list of ints or a one-dimensional integer array.
 
     Raises:
-        InvalidArgumentError: not that, or an id below 0 or above 2**31 - 1.
+        InvalidArgumentError: they are neither, or an id is below 0 or above 2**31 - 1.
     """
     if isinstance(tokens, np.ndarray):
         return _encode_array(tokens)
@@ -36,11 +36,23 @@ def encode(tokens: TokenIds) -> bytes:
         ids = array("i", tokens)
     except (TypeError, OverflowError) as error:
         raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}: {error}") from error
-    # For the token or two of a decoding step, calls of numpy would cost more than all else.
+    # For the token or two of a decoding step, calls of numpy would cost more than everything else.
     lowest = min(ids, default=0) if len(ids) < 64 else int(np.frombuffer(ids, dtype=np.int32).min())
     if lowest < 0:
         raise InvalidArgumentError(f"tokens: expected ids from 0 to {MAX_TOKEN_ID}, got {lowest}")
     return ids.tobytes()
+
+
+def encode_prompt(tokens: TokenIds) -> bytes:
+    """`encode` of at least one token.
+
+    Raises:
+        InvalidArgumentError: there is none, or `encode` refuses them.
+    """
+    prompt = encode(tokens)
+    if not prompt:
+        raise InvalidArgumentError("tokens: expected at least one, got none")
+    return prompt
 
 
 def _encode_array(ids: NDArray[np.integer]) -> bytes:
@@ -63,7 +75,7 @@ def decode(data: bytes | bytearray) -> NDArray[np.int32]:
 
 
 def common_tokens(a: bytes | bytearray, a_start: int, b: bytes | bytearray) -> int:
-    """How many tokens ``a`` from byte ``a_start`` on and ``b`` have in common at their beginning."""
+    """How many tokens the beginnings of ``b`` and of ``a`` from byte ``a_start`` on have in common."""
     size = min(len(a) - a_start, len(b))
     left = np.frombuffer(a, dtype=np.int32, count=size // TOKEN_BYTES, offset=a_start)
     right = np.frombuffer(b, dtype=np.int32, count=size // TOKEN_BYTES)

@@ -134,10 +134,10 @@ def serve(
     record_trace: RecordTrace = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
-    from radixkv.model.onednn_cache import limit_prepared_products
+    from radixkv.model.onednn_cache import limit_primitive_cache
 
     # Before torch is imported; this process is a server and nothing else.
-    limit_prepared_products(os.environ)
+    limit_primitive_cache(os.environ)
     try:
         from radixkv.server.run import ServeOptions, run_server
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Recording a trace without any text or token: salted hashes, lengths and times.
 
-The salt is drawn anew for each recording and kept nowhere, so nobody can look for a known prompt in a trace.
+The salt is drawn anew for each recording and never stored, so a trace cannot be searched for a known prompt.
 """
 
 from __future__ import annotations

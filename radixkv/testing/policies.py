@@ -76,7 +76,7 @@ def policy_machine(
                 priority=priority,
             )
             if isinstance(self.policy, LearningPolicy):
-                self.policy.wait_begins(leaf)
+                self.policy.on_idle(leaf)
             self.policy.add(leaf)
             self.leaves.append(leaf)
 
@@ -87,7 +87,7 @@ def policy_machine(
             leaf = self.leaves.pop(place)
             self.policy.remove(leaf)
             if isinstance(self.policy, LearningPolicy):
-                self.policy.wait_ends(leaf.group, leaf.num_blocks, leaf.last_use, self.clock)
+                self.policy.on_reuse(leaf.group, leaf.num_blocks, leaf.last_use, self.clock)
 
         @precondition(lambda self: self.leaves)
         @rule(num_left=st.integers(0, 8))

@@ -88,7 +88,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("not a root of that name", lambda s: setattr(s.root, "parent", s.leaf)),
     ("not a root of that name", lambda s: s.root.blocks.append(0)),
     ("not a root of that name", lambda s: s.root.tokens.extend(b"1234")),
-    ("of no use to anybody", lambda s: s.tree.root("empty")),
+    ("is unused and still there", lambda s: s.tree.root("empty")),
     ("a node of 2 tokens has 2 blocks", lambda s: s.leaf.blocks.append(s.run[0])),
     (
         "filed under a key that is not its own",
@@ -96,7 +96,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ),
     ("is locked or has children", lambda s: setattr(s.partial, "lock_count", 1)),
     ("is locked or has children", lambda s: setattr(s.partial, "children", {b"": s.leaf})),
-    ("keeps a place for children", lambda s: setattr(s.leaf, "children", Children())),
+    ("keeps an empty index of children", lambda s: setattr(s.leaf, "children", Children())),
     ("continue those of its sibling", add_sibling),
     ("filed under a key", lambda s: set_item(s.root.children, b"other", s.node)),
     ("or has another parent", lambda s: setattr(s.leaf, "parent", s.root)),

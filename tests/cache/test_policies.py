@@ -156,7 +156,7 @@ def test_adaptive_learns_what_returns_at_any_pace(seconds_between: float) -> Non
 @given(uses=st.integers(1, 300), parent_uses=st.integers(1, 9), num_blocks=st.integers(1, 80), depth=st.integers(0, 80))
 def test_adaptive_groups_by_logarithms(uses: int, parent_uses: int, num_blocks: int, depth: int) -> None:
     leaf = FakeLeaf(1, num_blocks, uses=uses, parent_uses=parent_uses, depth=depth)
-    Adaptive().wait_begins(leaf)
+    Adaptive().on_idle(leaf)
     group = 0
     levels = (
         ([1, 2, 4, 8, 16, 32, 64, 128], uses),
@@ -175,7 +175,7 @@ def test_adaptive_costs_a_bounded_number_of_refits() -> None:
     fit = policy._refit
     policy._refit = lambda: (calls.append(1), fit())[1]  # type: ignore[method-assign]
     for _ in range(5000):
-        policy.wait_begins(FakeLeaf(1, 1))
+        policy.on_idle(FakeLeaf(1, 1))
     assert 10 < len(calls) < 60
 
 
@@ -193,7 +193,7 @@ def test_adaptive_finds_the_lowest_density_among_all_oldest_and_newest(
         now += pause / 8
         if comes:
             leaf = FakeLeaf(now, int(random.integers(1, 9)), uses=int(random.integers(1, 4)))
-            policy.wait_begins(leaf)
+            policy.on_idle(leaf)
             policy.add(leaf)
             leaves.setdefault(leaf.group, []).append(leaf)
         policy._now = now

@@ -171,7 +171,7 @@ def test_many_tables_are_reserved_all_or_none() -> None:
     cache.check()
     cache.reserve_many(tables, [4, 6, 6])
     cache.reserve_many([], [])
-    with pytest.raises(InvalidArgumentError, match="expected 3, one a table"):
+    with pytest.raises(InvalidArgumentError, match="expected 3, one per table"):
         cache.reserve_many(tables, [4, 6])
     with pytest.raises(InvalidArgumentError, match=r"^tables: expected distinct tables"):
         cache.reserve_many([stem, stem], [5, 5])

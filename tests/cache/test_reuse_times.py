@@ -1,4 +1,4 @@
-"""Survival tables against a count over all waits, and what they say long before most waits have ended."""
+"""Survival tables against a count over all idle times, and their estimates long before most idle times have ended."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_dens
 SHAPE = (2, 1, 1)
 
 # Group, blocks, beginning, and length, if it is over by the end of the day.
-Waits = list[tuple[int, int, int, int]]
-WAITS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 9), st.integers(0, 40), st.integers(1, 80)), max_size=40)
+IdleTimes = list[tuple[int, int, int, int]]
+IDLE_TIMES = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(1, 9), st.integers(0, 40), st.integers(1, 80)), max_size=40
+)
 END_OF_DAY = 60
 
 
-def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
-    """Tell of the waits in order of time, and ask for the table at times in between, which ends epochs."""
+def learn(idle_times: IdleTimes, ask_at: list[int]) -> ReuseTimes:
+    """Observe the idle times in order, and compute the table at times in between, which ends epochs."""
     table = ReuseTimes(SHAPE)
-    happenings = [(wait[2], 1, wait) for wait in waits]
-    happenings += [(wait[2] + wait[3], 0, wait) for wait in waits]
-    happenings += [(time, 2, (0, 0, 0, 0)) for time in ask_at]
-    for time, kind, (group, num_blocks, start, _) in sorted(happenings):
+    events = [(idle[2], 1, idle) for idle in idle_times]
+    events += [(idle[2] + idle[3], 0, idle) for idle in idle_times]
+    events += [(time, 2, (0, 0, 0, 0)) for time in ask_at]
+    for time, kind, (group, num_blocks, start, _) in sorted(events):
         if time > END_OF_DAY:
             break
         if kind == 0:
@@ -38,19 +40,19 @@ def learn(waits: Waits, ask_at: list[int]) -> ReuseTimes:
     return table
 
 
-def kaplan_meier(waits: Waits, group: int) -> list[float]:
-    """The chance of ending in each bin to which anybody came, from the definition."""
+def kaplan_meier(idle_times: IdleTimes, group: int) -> list[float]:
+    """The probability of ending in each bin that was reached, from the definition."""
     lasting, returns = 1.0, []
-    for place in range(len(AGE_BORDERS)):
+    for age_bin in range(len(AGE_BORDERS)):
         ended = at_risk = 0.0
-        for own, num_blocks, start, length in waits:
+        for own, num_blocks, start, length in idle_times:
             seen = min(length, END_OF_DAY - start)
-            came_to = bisect_left(AGE_BORDERS, seen)
-            if own != group or came_to < place:
+            reached = bisect_left(AGE_BORDERS, seen)
+            if own != group or reached < age_bin:
                 continue
             over = length <= END_OF_DAY - start
-            at_risk += num_blocks * (1.0 if over or came_to > place else 0.5)
-            ended += num_blocks if over and came_to == place else 0
+            at_risk += num_blocks * (1.0 if over or reached > age_bin else 0.5)
+            ended += num_blocks if over and reached == age_bin else 0
         if not at_risk:
             break
         chance = ended / at_risk
@@ -60,37 +62,37 @@ def kaplan_meier(waits: Waits, group: int) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def _no_borrowing_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 1e-9)
+def _no_shrinkage_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 1e-9)
     monkeypatch.setattr(reuse_times, "_HALF_LIFE", 1e300)
 
 
-@given(waits=WAITS)
-def test_tables_are_kaplan_and_meiers(waits: Waits) -> None:
-    # An epoch a moment, so that every beginning is known exactly.
-    returns = learn(waits, ask_at=list(range(END_OF_DAY))).returns(float(END_OF_DAY))
+@given(idle_times=IDLE_TIMES)
+def test_tables_are_kaplan_and_meiers(idle_times: IdleTimes) -> None:
+    # One epoch per moment, so that every beginning is exact.
+    returns = learn(idle_times, ask_at=list(range(END_OF_DAY))).returns(float(END_OF_DAY))
     for group in (0, 1):
-        expected = kaplan_meier([wait for wait in waits if wait[2] <= END_OF_DAY], group)
+        expected = kaplan_meier([idle for idle in idle_times if idle[2] <= END_OF_DAY], group)
         np.testing.assert_allclose(returns[group, : len(expected)], expected, atol=1e-6)
 
 
-@given(waits=WAITS, ask_every=st.integers(1, 9), max_epochs=st.sampled_from([4, 128]))
-def test_every_block_waits_or_has_ended_however_epochs_are_joined(
-    waits: Waits, ask_every: int, max_epochs: int
+@given(idle_times=IDLE_TIMES, ask_every=st.integers(1, 9), max_epochs=st.sampled_from([4, 128]))
+def test_every_block_is_idle_or_has_ended_however_epochs_are_joined(
+    idle_times: IdleTimes, ask_every: int, max_epochs: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reuse_times, "_MAX_EPOCHS", max_epochs)
-        table = learn(waits, list(range(0, END_OF_DAY, ask_every)))
+        table = learn(idle_times, list(range(0, END_OF_DAY, ask_every)))
         table.returns(float(END_OF_DAY))
         assert len(table._begun_at) == len(table._weights) <= max_epochs
     for group in (0, 1):
-        over = sum(blocks for own, blocks, start, length in waits if own == group and start + length <= END_OF_DAY)
-        begun = sum(blocks for own, blocks, *_ in waits if own == group)
+        over = sum(blocks for own, blocks, start, length in idle_times if own == group and start + length <= END_OF_DAY)
+        begun = sum(blocks for own, blocks, *_ in idle_times if own == group)
         assert table._ended[group].sum() == pytest.approx(over)
-        assert table._waiting.sum(axis=0)[group] == pytest.approx(begun - over)
+        assert table._idle.sum(axis=0)[group] == pytest.approx(begun - over)
 
 
-def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
+def test_idle_times_that_begin_when_an_epoch_ends_are_found_again() -> None:
     table = ReuseTimes(SHAPE)
     table.begin(0, 1, 5.0)
     table.returns(5.0)
@@ -98,7 +100,7 @@ def test_waits_of_the_moment_in_which_an_epoch_ends_are_found_again() -> None:
     table.begin(0, 1, 9.0)
     table.end(0, 1, 9.0, 10.0)
     assert table._begun_at == [5.0, 9.0]
-    assert table._waiting[:2, 0].tolist() == [2.0, 0.0]
+    assert table._idle[:2, 0].tolist() == [2.0, 0.0]
 
 
 def test_neighbours_among_old_epochs_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,14 +114,14 @@ def test_neighbours_among_old_epochs_become_one(monkeypatch: pytest.MonkeyPatch)
     counts = [(epoch + 1) * weight for epoch, weight in enumerate(weights)]
     assert table._begun_at == [0.0, 2.0, 4.0, 5.0, 6.0, 7.0]
     assert table._weights == pytest.approx([sum(weights[0:2]) / 2, sum(weights[2:4]) / 2, *weights[4:]])
-    assert table._waiting[:, 0] == pytest.approx([sum(counts[0:2]), sum(counts[2:4]), *counts[4:], 0, 0])
+    assert table._idle[:, 0] == pytest.approx([sum(counts[0:2]), sum(counts[2:4]), *counts[4:], 0, 0])
 
 
-def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
-    waits = [(0, 1, start, 60 if start % 2 else 1000) for start in range(0, 90)]
+def test_reuse_after_a_minute_is_estimated_while_most_are_still_idle() -> None:
+    idle_times = [(0, 1, start, 60 if start % 2 else 1000) for start in range(0, 90)]
     table = ReuseTimes(SHAPE)
     for second in range(100):
-        for group, blocks, start, length in waits:
+        for group, blocks, start, length in idle_times:
             if start + length == second:
                 table.end(group, blocks, start, second)
             if start == second:
@@ -130,8 +132,8 @@ def test_half_return_after_a_minute_is_known_while_most_still_wait() -> None:
     assert returns[0, : bisect_left(AGE_BORDERS, 60) + 1].sum() == pytest.approx(0.5, abs=0.08)
 
 
-def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 50.0)
+def test_few_idle_times_of_a_group_weigh_little_against_many_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 50.0)
     table = ReuseTimes((1, 1, 2))
     for _ in range(1000):
         table.begin(0, 1, 0.0)
@@ -140,30 +142,30 @@ def test_few_waits_of_a_group_say_little_against_many_of_its_neighbours(monkeypa
     assert table.returns(1000.0)[1].sum() > 0.9
 
 
-def test_where_few_came_to_a_group_is_not_judged_by_the_others_that_never_return(
+def test_ages_that_few_reached_are_not_judged_by_groups_that_are_never_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reuse_times, "_COARSER_COUNTS_AS", 50.0)
+    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 50.0)
     table = ReuseTimes((1, 1, 2))
     for _ in range(10_000):
         table.begin(0, 1, 0.0)
     table.returns(0.0)
     for _ in range(100):
         table.begin(1, 1, 10_000.0)
-    for _ in range(50):  # the others have not come to the next bin yet
+    for _ in range(50):  # the others have not reached the next bin yet
         table.end(1, 1, 10_000.0, 10_060.0)
     returns = table.returns(10_061.0)
-    place = bisect_left(AGE_BORDERS, 60.0)
-    assert returns[1, place : place + 2].tolist() == pytest.approx([0.4, 0.22], abs=0.05)
+    age_bin = bisect_left(AGE_BORDERS, 60.0)
+    assert returns[1, age_bin : age_bin + 2].tolist() == pytest.approx([0.4, 0.22], abs=0.05)
 
 
 def test_the_density_is_the_best_ratio_of_hits_to_space_that_any_stop_gives() -> None:
     returns = np.zeros((1, len(AGE_BORDERS)))
-    place = bisect_left(AGE_BORDERS, 60.0)
-    returns[0, place] = 0.4
+    age_bin = bisect_left(AGE_BORDERS, 60.0)
+    returns[0, age_bin] = 0.4
     densities = hit_densities(returns)[0]
-    begins, ends = AGE_BORDERS[place - 1], AGE_BORDERS[place]
+    begins, ends = AGE_BORDERS[age_bin - 1], AGE_BORDERS[age_bin]
     assert densities[0] == pytest.approx(0.4 / (begins + 0.8 * (ends - begins)))
-    assert densities[place] == pytest.approx(0.4 / (0.8 * (ends - begins)))
-    assert not densities[place + 1 :].any()
-    assert (np.diff(densities[: place + 1]) > 0).all()
+    assert densities[age_bin] == pytest.approx(0.4 / (0.8 * (ends - begins)))
+    assert not densities[age_bin + 1 :].any()
+    assert (np.diff(densities[: age_bin + 1]) > 0).all()

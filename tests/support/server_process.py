@@ -13,6 +13,8 @@ import httpx
 import openai
 
 ADMIN_KEY = "the-admin-key"
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+MODEL = "SmolLM2-135M-Instruct"
 
 
 class ServerProcess:
@@ -20,13 +22,13 @@ class ServerProcess:
 
     Args:
         options: as on the command line.
-        prelude: Python statements that run in the process before.
+        prelude: Python statements that the process runs first.
     """
 
     def __init__(self, *options: str, prelude: str = "") -> None:
         program = f"{prelude}\nfrom radixkv.cli.main import main; main()"
         command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY, *options]
-        # A few busy threads a process are enough on a small machine; many of them only wait for each other.
+        # Passive waiting: on a small machine, spinning threads of several processes would only block each other.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
@@ -42,7 +44,7 @@ class ServerProcess:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120)
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What an administrator's request returns."""
+        """The response to an administrator's POST request; asserts that it succeeds."""
         with self.client(ADMIN_KEY) as client:
             response = client.post(f"/admin/{path}", json=body)
         assert response.status_code == 200, response.text

@@ -1,4 +1,4 @@
-"""Which leaf goes first when blocks are needed: one interface, and a file for each way to answer it."""
+"""Which leaf is evicted first when blocks are needed: one interface, and one file per policy."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -7,7 +7,7 @@ from radixkv.cache.eviction.adaptive import Adaptive
 from radixkv.cache.eviction.cost_aware import CostAware
 from radixkv.cache.eviction.lfu import LFU
 from radixkv.cache.eviction.lru import LRU
-from radixkv.cache.eviction.policy import EvictableLeaf, EvictionPolicy, LearningPolicy
+from radixkv.cache.eviction.policy import ClockedPolicy, EvictableLeaf, EvictionPolicy, LearningPolicy
 from radixkv.cache.eviction.priority import PriorityTTL
 from radixkv.cache.eviction.segmented_lru import SegmentedLRU
 
@@ -16,6 +16,7 @@ __all__ = [
     "LRU",
     "POLICIES",
     "Adaptive",
+    "ClockedPolicy",
     "CostAware",
     "EvictableLeaf",
     "EvictionPolicy",

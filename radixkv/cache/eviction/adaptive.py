@@ -1,27 +1,26 @@
-"""Lowest chance of a hit first, learned online from what is used again, evicted or not.
+"""Lowest hit density first, learned online from what is used again, evicted or not.
 
-The idea is that of LHD (least hit density: Beckmann, Chen and Cidon, NSDI 2018): what is worth keeping is what brings the
-most hits for the time that it takes up space. What is new is what stands for a prefix's prospects. In a radix tree these
-are four numbers that are there anyway::
+The idea is that of LHD (least hit density: Beckmann, Chen and Cidon, NSDI 2018): keep what brings the most hits for the
+time that it occupies space. New is what predicts a prefix's prospects: four numbers that a radix tree has anyway::
 
-    uses of a node            how often its prefix was asked for
-    uses of its parent        how often what comes before it was asked for
-    its length, its depth     how much was new when it was asked for first, and how much was not
+    uses of a node            how often its prefix was requested
+    uses of its parent        how often the prefix before it was requested
+    its length, its depth     how much was new when it was first requested, and how much was not
 
 1 below 5,000: the first question after a system prompt. 1 below 3: the newest question about a document, or the newest turn
 of a chat. 3 below 5,000: the document, or the chat so far. Nodes are grouped by logarithms.
 
-Of each group it is learned after how long its nodes are used again (`ReuseTimes`). Evicted prefixes count too, for as long
-as the cache remembers them: without these ghosts a small cache would never learn that what it evicts returns. From that
-follows, for every age, the hit density: the best ratio, over all times that one could still wait, of the chance of a hit by
-then to the mean time until then. This is the index of Gittins (1979) for a wait that may never end. The leaf with the lowest
-goes first. As prospects may grow with age before they fade (nobody asks again within a second), the lowest of a group is
-its oldest leaf or its newest.
+For each group, the policy learns after how long its nodes are used again (`ReuseTimes`). Evicted prefixes count too, for as
+long as the cache remembers them: without these ghosts a small cache would never learn that what it evicts is requested
+again. From that follows, for every age, the hit density: the best ratio, over all further times to keep the node, of the
+probability of a hit by then to the mean time until then. This is the index of Gittins (1979) for an idle time that may never
+end. The leaf with the lowest density is evicted first. As prospects may grow with age before they fade (a prompt is rarely
+repeated within a second), the lowest of a group is its oldest leaf or its newest.
 
-As long as little was seen of a group, what is known of all uses, or of all nodes, stands in for it; in the beginning
-nothing is, and the oldest goes first. Nothing is tuned to a workload.
+Where little was observed of a group, the observations of coarser groups, or of all nodes, replace it; in the beginning there
+are none, and the oldest leaf is evicted first. Nothing is tuned to a workload.
 
-What else was tried, and what each attempt gave: ``radixkv/bench/results/policies.md``.
+What else was tried, and the results of each attempt: ``radixkv/bench/results/policies.md``.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _LENGTHS = 4  # in blocks: 1, 3, 9, 33 and more
 _DEPTHS = 2  # in blocks: 0, 4 and more
 _SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
 _NUM_GROUPS = math.prod(_SHAPE)
-# New densities after a quarter more waits than before, within these limits: they take milliseconds.
-_FEWEST_NEW_WAITS, _MOST_NEW_WAITS = 32, 1024
-# A group's leaf that would go first, its density, and until when it has that.
+# Densities are refitted, which takes milliseconds, after a quarter more idle times than before, within these limits.
+_MIN_NEW_IDLE_TIMES, _MAX_NEW_IDLE_TIMES = 32, 1024
+# The density of the group's leaf that would be evicted first, the leaf, and until when it has that density.
 _Candidate = tuple[float, EvictableLeaf | None, float]
 _UNKNOWN: _Candidate = (np.inf, None, -np.inf)
 
@@ -52,7 +51,7 @@ _UNKNOWN: _Candidate = (np.inf, None, -np.inf)
 class Adaptive:
     """Lowest hit density first. Needs no tuning.
 
-    It costs 1.4 to 1.8 us more than LRU a block asked for, the memory of evicted prefixes included.
+    It costs 1.4 to 1.8 us more than LRU per requested block, the memory of evicted prefixes included.
     """
 
     def __init__(self) -> None:
@@ -60,32 +59,32 @@ class Adaptive:
         self._candidates: dict[int, _Candidate] = {}  # of the queues that are not empty
         self._now = 0.0
         self._reuse_times = ReuseTimes(_SHAPE)
-        self._refit_at = _FEWEST_NEW_WAITS
+        self._refit_at = _MIN_NEW_IDLE_TIMES
         self._densities = hit_densities(self._reuse_times.returns(0.0)).tolist()
 
     # -- learning ------------------------------------------------------------------------------------------------
 
-    def wait_begins(self, node: EvictableLeaf) -> None:
+    def on_idle(self, node: EvictableLeaf) -> None:
         uses, parent_uses, num_blocks = node.uses.bit_length(), node.parent_uses.bit_length(), node.num_blocks
         length = (num_blocks - 1).bit_length() // 2
-        # Written out: a sequence's end asks this of every node on its path.
+        # Without calls of min(): this runs for every node on the path of every sequence that ends.
         uses = uses if uses < _USES else _USES
         parent_uses = parent_uses if parent_uses < _PARENT_USES else _PARENT_USES
         length = length if length < _LENGTHS else _LENGTHS - 1
-        place = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _LENGTHS + length
-        group = node.group = place * _DEPTHS + (node.depth >= 4)
+        index = ((uses - 1) * _PARENT_USES + parent_uses - 1) * _LENGTHS + length
+        group = node.group = index * _DEPTHS + (node.depth >= 4)
         self._now = node.last_use
         self._reuse_times.begin(group, num_blocks, node.last_use)
-        if self._reuse_times.num_new_waits >= self._refit_at:
+        if self._reuse_times.num_new >= self._refit_at:
             self._refit()
 
-    def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
         self._now = now
-        self._reuse_times.end(group, num_blocks, begun_at, now)
+        self._reuse_times.end(group, num_blocks, idle_since, now)
 
     def _refit(self) -> None:
         self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
-        self._refit_at = max(_FEWEST_NEW_WAITS, min(_MOST_NEW_WAITS, int(self._reuse_times.num_waits / 4)))
+        self._refit_at = max(_MIN_NEW_IDLE_TIMES, min(_MAX_NEW_IDLE_TIMES, int(self._reuse_times.num_idle_times / 4)))
         self._candidates = dict.fromkeys(self._candidates, _UNKNOWN)
 
     # -- the index -----------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class Adaptive:
             del self._candidates[leaf.group]
 
     def next_leaf(self) -> EvictableLeaf:
-        # Only groups that changed or came into another bin of ages are looked into: few of them since the last leaf.
+        # Only groups that changed or reached another bin of ages are recomputed: few of them since the last call.
         now, lowest = self._now, np.inf
         chosen: EvictableLeaf | None = None
         for group, (density, leaf, until) in self._candidates.items():

@@ -1,4 +1,4 @@
-"""Cheapest to compute again first (GreedyDual-Size with frequency: Cao and Irani 1997, Cherkasova 1998)."""
+"""Cheapest to recompute first (GreedyDual-Size with frequency: Cao and Irani 1997, Cherkasova 1998)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 
 
 class CostAware:
-    """The leaf that frees a block at the least expected cost goes first.
+    """The leaf that frees a block at the least expected cost is evicted first.
 
-    A block deep in a prompt costs more to compute than the first one, because its tokens attend over all before them. So
-    a block's worth is ``uses * (1 + depth / double_depth)``, on top of the worth of what went last, which ages the rest.
-    A leaf gives up its last block first, so that one's depth counts.
+    A block deep in a prompt costs more to compute than the first one, because its tokens attend to all before them. So a
+    block's worth is ``uses * (1 + depth / double_depth)``, on top of the worth of the last evicted leaf, which ages the
+    others. A leaf gives up its last block first, so it is that block's depth that counts.
 
     Args:
-        double_depth: at this depth, in blocks, a block costs twice as much as the first. 1,024 blocks of 16 tokens: where
-            attention takes about as long as all else in models of a few billion parameters.
+        double_depth: at this depth, in blocks, a block costs twice as much as the first. At 1,024
+            blocks of 16 tokens attention takes about as long as all else in models of a few billion parameters.
+
+    Raises:
+        ValueError: ``double_depth`` is not above 0.
     """
 
     def __init__(self, double_depth: int = 1024) -> None:

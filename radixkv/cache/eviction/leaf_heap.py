@@ -1,4 +1,4 @@
-"""Leaves in the order of a score that each brings along."""
+"""A heap of leaves by score."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _Entry = tuple[float, float, int, EvictableLeaf]
 
 
 class LeafHeap:
-    """The leaf with the lowest score first; of equal scores the least recently used, then the first to come.
+    """The leaf with the lowest score first; of equal scores the least recently used, then the first added.
 
-    Entries of leaves that have gone stay in the heap until they come up, and are dropped when they are the most of it.
+    Entries of removed leaves stay in the heap until they reach its top, and are dropped when they are the majority.
     """
 
     def __init__(self) -> None:

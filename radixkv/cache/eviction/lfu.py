@@ -11,8 +11,8 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 class LFU:
     """Least frequently used first.
 
-    Who comes gets the score of what went last on top of its uses, so that yesterday's favourites, whose scores stand
-    still, are overtaken in time.
+    A leaf's score is its uses on top of the score of the last evicted leaf, so that what was used often long ago, and whose
+    score no longer changes, is overtaken in time.
     """
 
     def __init__(self) -> None:

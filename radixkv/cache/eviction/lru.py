@@ -12,16 +12,16 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 class LRU:
     """Least recently used first.
 
-    Leaves mostly come in the order of their last use: they are let go when a sequence ends. These wait in a queue, where
-    coming, going and being next cost the same whether there are ten or a million. The others, inner nodes that became
-    leaves when what was below them went, wait in a heap.
+    Leaves are mostly added in the order of their last use, at the end of a sequence. These are kept in a queue, where every
+    operation takes the same time whether there are ten leaves or a million. The others, inner nodes that became leaves when
+    their children were evicted, are kept in a heap.
     """
 
     def __init__(self) -> None:
         self._queue: OrderedDict[EvictableLeaf, None] = OrderedDict()
         self._newest = 0.0  # last use of the queue's last leaf
         self._late = LeafHeap()
-        self._num_late = 0  # asked for with every leaf: a number is faster than a call
+        self._num_late = 0  # length of the heap, without a call
 
     def __len__(self) -> int:
         return len(self._queue) + self._num_late
@@ -51,7 +51,7 @@ class LRU:
         return late if last_use < oldest.last_use else oldest
 
     def newest(self) -> EvictableLeaf:
-        """The leaf that came last; the other end of `next_leaf`'s order but for late ones."""
+        """The leaf added last: the other end of `next_leaf`'s order, leaves in the heap aside."""
         return next(reversed(self._queue)) if self._queue else self.next_leaf()
 
     def leaves(self) -> Collection[EvictableLeaf]:

@@ -1,8 +1,8 @@
-"""What an eviction policy is asked, and what it may know."""
+"""The interface of eviction policies: what the cache calls, and what a policy may know of a leaf."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol, runtime_checkable
 
 
@@ -11,9 +11,10 @@ class EvictableLeaf(Protocol):
 
     Attributes:
         last_use: the cache's clock, in seconds, when a sequence last began or ended here or below.
-        uses: how many sequences began with it, the one that computed it included; eviction does not make it forgotten
-            at once (`EvictedPrefixes`).
-        priority: the highest that a sequence which used it was opened with.
+        uses: how many sequences began with it, the one that computed it included. A prefix that is recomputed while its
+            eviction is remembered (`EvictedPrefixes`) keeps its count.
+        priority: retention priority: the highest that a sequence which used it was opened with. A policy that looks at it
+            keeps a HIGHER number LONGER.
         group: a learning policy's own note, which outlives the leaf's eviction.
     """
 
@@ -23,7 +24,8 @@ class EvictableLeaf(Protocol):
     group: int
 
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """Blocks of the leaf's edge."""
 
     @property
     def depth(self) -> int:
@@ -31,17 +33,21 @@ class EvictableLeaf(Protocol):
 
     @property
     def parent_uses(self) -> int:
-        """``uses`` of what it hangs from; never less than its own."""
+        """``uses`` of its parent; never less than its own."""
 
 
 class EvictionPolicy(Protocol):
-    """An index of evictable leaves. The cache tells it of each that comes and goes, so nothing ever walks over them."""
+    """An index of evictable leaves: the base of every policy, those of users included.
+
+    The cache adds and removes leaves as they become evictable and cease to be, so a policy never walks over the tree.
+    A policy with the methods of `LearningPolicy` or `ClockedPolicy` is notified of more.
+    """
 
     def add(self, leaf: EvictableLeaf) -> None:
-        """``leaf`` may be evicted from now on; it is not in the index."""
+        """``leaf``, which is not in the index, may be evicted from now on."""
 
     def remove(self, leaf: EvictableLeaf) -> None:
-        """``leaf``, which is in the index, is in use again or gone."""
+        """``leaf``, which is in the index, is in use again or evicted."""
 
     def next_leaf(self) -> EvictableLeaf:
         """The leaf that should give up blocks first; it stays in the index, which is not empty."""
@@ -52,14 +58,28 @@ class EvictionPolicy(Protocol):
 
 @runtime_checkable
 class LearningPolicy(EvictionPolicy, Protocol):
-    """A policy that is also told how long prefixes wait for their next use, leaves and inner nodes alike.
+    """A policy that is also notified how long prefixes are idle before their next use, leaves and inner nodes alike.
 
-    A wait begins when the last sequence that uses a node ends. It ends with the next use, be the node still cached by
-    then, or evicted and computed anew.
+    A node is idle from the end of the last sequence that uses it to its next use: whether it is still cached by then, or
+    was evicted and is recomputed.
     """
 
-    def wait_begins(self, node: EvictableLeaf) -> None:
-        """Nobody uses ``node`` any more. Called before `add` where it is a leaf; may set ``node.group``."""
+    def on_idle(self, node: EvictableLeaf) -> None:
+        """No sequence uses ``node`` any more. Called before `add` where it is a leaf; may set ``node.group``."""
 
-    def wait_ends(self, group: int, num_blocks: int, begun_at: float, now: float) -> None:
-        """So many blocks, in whose nodes the policy had noted ``group``, are used again; both times in seconds."""
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+        """Idle or evicted blocks are used again.
+
+        Args:
+            group: what the policy had noted in their node.
+            num_blocks: how many.
+            idle_since, now: by the cache's clock, in seconds.
+        """
+
+
+@runtime_checkable
+class ClockedPolicy(EvictionPolicy, Protocol):
+    """A policy that compares times with the present, and so needs the clock of its cache."""
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Called once by the cache, before anything else. ``clock`` returns seconds."""

@@ -1,4 +1,4 @@
-"""Lowest priority first, until a priority's time is over.
+"""Lowest retention priority first, until a leaf has been idle for too long.
 
 As users of TensorRT-LLM know it from retention configurations (a priority and a duration for a range of tokens).
 """
@@ -13,23 +13,31 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 
 
 class PriorityTTL:
-    """Leaves of the lowest priority go first, the least recently used among them.
+    """Leaves of the LOWEST priority are evicted first, the least recently used among them.
 
-    Sequences get their priority from `PrefixCache.open`. A leaf that nobody used for ``ttl`` seconds has lost its own and
-    goes before all others.
+    Sequences get their priority from `PrefixCache.open`. A leaf that was not used for ``ttl`` seconds loses its priority
+    and is evicted before all others.
 
     Args:
-        ttl: seconds; None: priorities last.
-        clock: the cache's.
+        ttl: seconds; None: a priority is never lost.
+        clock: seconds; by default that of the cache that uses the policy.
+
+    Raises:
+        ValueError: ``ttl`` is not above 0.
     """
 
-    def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] | None = None) -> None:
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
         self._ttl = ttl
-        self._clock = clock
+        self._has_own_clock = clock is not None
+        self._clock = time.monotonic if clock is None else clock
         self._by_priority: dict[int, LRU] = {}
         self._priority_of: dict[EvictableLeaf, int] = {}
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        if not self._has_own_clock:
+            self._clock = clock
 
     def add(self, leaf: EvictableLeaf) -> None:
         self._priority_of[leaf] = leaf.priority

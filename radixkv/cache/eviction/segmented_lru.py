@@ -1,4 +1,4 @@
-"""Segmented LRU: what was used again is protected (Karedla, Love and Wherry 1994)."""
+"""Segmented LRU: leaves that were used again are protected (Karedla, Love and Wherry 1994)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from radixkv.cache.eviction.policy import EvictableLeaf
 
 
 class SegmentedLRU:
-    """Leaves that were used once go first, in order of their last use; then those used again.
+    """Leaves that were used once are evicted first, in order of their last use; then those used again.
 
-    A scan of prompts that never return so drives out only other such prompts.
+    So a scan of prompts that are never repeated evicts only other such prompts.
 
     Args:
-        protected_share: of all leaves, how many are protected at most; the least recently used of them step back.
+        protected_share: the largest share of all leaves that is protected; beyond it the least recently used protected leaf
+            returns to probation.
+
+    Raises:
+        ValueError: ``protected_share`` is not between 0 and 1.
     """
 
     def __init__(self, protected_share: float = 0.8) -> None:

@@ -1,0 +1,25 @@
+"""Checks of arguments that several calls have in common."""
+
+from __future__ import annotations
+
+from radixkv.cache.errors import InvalidArgumentError
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number of at least ``least``.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
+def check_namespace(namespace: str) -> None:
+    """Refuse what is not a string.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not isinstance(namespace, str):
+        raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")

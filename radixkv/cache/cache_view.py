@@ -1,0 +1,143 @@
+"""What a cache can be asked without changing it: for routers, inspection and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache.arguments import check_namespace
+from radixkv.cache.block_store import BlockStore
+from radixkv.cache.block_table import BlockTable
+from radixkv.cache.evicted import EvictedPrefixes
+from radixkv.cache.explain import Explanation, explain
+from radixkv.cache.invariants import check_cache
+from radixkv.cache.outline import NodeOutline, outline
+from radixkv.cache.snapshot import NodeSnapshot, snapshot
+from radixkv.cache.stats import CacheStats
+from radixkv.cache.tokens import TokenIds, encode, encode_prompt
+
+
+class CacheView:
+    """The half of `PrefixCache` that only reads.
+
+    Args:
+        store: the cache's blocks, tree and pins.
+        evicted: the memory of evicted prefixes; None: there is none.
+        clock: the cache's, in seconds.
+    """
+
+    def __init__(self, store: BlockStore, evicted: EvictedPrefixes | None, clock: Callable[[], float]) -> None:
+        self.block_size = store.block_size
+        self._store = store
+        self._pool = store.pool
+        self._tree = store.tree
+        self._pins = store.pins
+        self._stats = store.stats
+        self._evicted = evicted
+        self._clock = clock
+        self._tables: set[BlockTable] = set()
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, free ones included."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks without an owner."""
+        return self._pool.num_free
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks with an owner: live sequences, the tree, or both."""
+        return self._pool.num_blocks - self._pool.num_free
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Blocks that only the tree owns, and that eviction could free."""
+        return self._tree.num_evictable_blocks
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Free and evictable blocks."""
+        return self._store.num_available
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those of which something is cached or in use."""
+        return tuple(self._tree.roots)
+
+    @property
+    def max_pinned_blocks(self) -> int:
+        """Blocks that may be pinned together."""
+        return self._pins.max_blocks
+
+    @property
+    def version(self) -> int:
+        """Changes whenever `match` may answer otherwise than before: while it is the same, `match` need not be repeated."""
+        return self._tree.version
+
+    @property
+    def stats(self) -> CacheStats:
+        """A copy of the counters."""
+        return replace(self._stats)
+
+    def now(self) -> float:
+        """The cache's clock, in seconds."""
+        return self._clock()
+
+    def match(self, tokens: TokenIds, namespace: str = "") -> int:
+        """Length of the longest cached prefix of ``tokens``, in tokens. Changes nothing; it does not count as a use.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+        """
+        check_namespace(namespace)
+        match = self._tree.match(encode(tokens), namespace)
+        return 0 if match is None else match.num_tokens
+
+    def explain(
+        self, tokens: TokenIds, namespace: str = "", read: bool = True, look_elsewhere: bool = True
+    ) -> Explanation:
+        """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
+
+        Args:
+            namespace, read: as for `open`.
+            look_elsewhere: report that tokens are cached in another namespace, though not in which. False for callers that
+                must not learn even that: to them these tokens are new.
+
+        Raises:
+            InvalidArgumentError: no tokens, or not token ids; ``namespace`` is no string.
+        """
+        check_namespace(namespace)
+        prompt = encode_prompt(tokens)
+        return explain(
+            self._tree, self._evicted, prompt, namespace, read, look_elsewhere, self._clock(), self.block_size
+        )
+
+    def check(self) -> None:
+        """Verify every invariant of the cache.
+
+        Raises:
+            InvariantViolation: naming what is broken.
+        """
+        check_cache(self._pool, self._tree, self._tables, self._pins.nodes(), self._stats, self.block_size)
+
+    def ref_counts(self) -> NDArray[np.int32]:
+        """Owners of each block: live sequences and pins, and one more where the tree has it."""
+        counts = self._pool.ref_counts.copy()
+        for node in self._tree.nodes():
+            counts[node.block_ids()] += node.lock_count
+        return counts
+
+    def tree_snapshot(self) -> dict[str, NodeSnapshot]:
+        """The tree of each namespace as plain data, for drawings and inspection."""
+        return {namespace: snapshot(root) for namespace, root in self._tree.roots.items()}
+
+    def outline(self, namespace: str, max_nodes: int = 100) -> NodeOutline | None:
+        """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty."""
+        root = self._tree.roots.get(namespace)
+        return None if root is None else outline(root, max_nodes)

@@ -1,0 +1,51 @@
+"""Observers of a radix tree: what is called when blocks enter it, leave it, fall idle or are reused.
+
+::
+
+    RadixTree ── on_insert, on_remove, on_clear ──> EventRecorder      the events of `PrefixCache(events=...)`
+              ── on_remove, on_clear ─────────────> EvictedPrefixes    the memory of evicted prefixes
+              ── on_idle, on_reuse ───────────────> LearningPolicy     a policy that learns reuse times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.cache.node import Node
+
+
+class TreeObserver:
+    """Is notified of changes in a `RadixTree`. A subclass overrides the calls that it needs; the others are never made.
+
+    An observer must not change the tree.
+    """
+
+    def on_insert(self, node: Node, start: int) -> None:
+        """The blocks of ``node`` from index ``start`` on have been added."""
+
+    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        """The blocks of ``node`` from index ``start`` on are about to be removed.
+
+        Args:
+            evicted: to free blocks; False where a fuller block replaces a partly filled one.
+        """
+
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        """A namespace, or every one for None, has been removed with all of its nodes, roots included, parents first."""
+
+    def on_idle(self, node: Node) -> None:
+        """The last sequence that used ``node`` has ended."""
+
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+        """Idle blocks are in use again, or evicted ones are about to be recomputed: see `LearningPolicy.on_reuse`."""
+
+
+def handlers(observers: Iterable[object], call: str) -> tuple[Callable[..., Any], ...]:
+    """The observers' bound methods named ``call``, without those inherited from `TreeObserver`, which do nothing.
+
+    The tree keeps one tuple per call, so a call that no observer overrides costs a loop over an empty tuple.
+    """
+    ignored = getattr(TreeObserver, call)
+    return tuple(getattr(each, call) for each in observers if getattr(type(each), call, ignored) is not ignored)
