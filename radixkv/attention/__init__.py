@@ -1,6 +1,40 @@
-"""Which queries read which blocks (the plan), and the backends that carry it out."""
+"""Attention over the cache's blocks: which queries read which keys, and the backends that carry it out.
+
+One batch, from block tables to kernel launches::
+
+    QueryBatch            block tables, num_context, num_new: what the engine asks for
+      |
+    BatchTables           the tables as one array, kept from step to step, sharers next to each other
+      |
+    prefix_groups         which neighbours have a prefix in common that is worth reading once
+      |
+    AttentionPlan         rows of the packed batch (positions, slots), and KeyRanges: shared prefixes, private tails
+      |                                                                    made by Planner, host arrays only
+      +-- cpu/            lower -> ViewCall, GatherCall, CausalCall -> torch's flash attention per call, merged
+      |
+      +-- triton/         BatchBuffers: tables and rows on the device
+                          lower -> work items per HeadShape, uploaded -> write_cache, attend_items, merge_partials
+                          PaddedDecode: the same in buffers of fixed size, for CUDA graphs
+
+Follow it in this order: `query_batch`, `batch_tables`, `prefix_groups`, `plan`, then `cpu.backend` with `cpu.calls`, or
+`triton.backend` with `triton.work_items` and `triton.launches`. A plan holds for all layers; what a backend derives from it
+(calls per sliding window, items per shape of heads) is made when the first such layer asks. A backend says by its
+`SharingRule` when sharing pays, and gets everything else from the plan.
+"""
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch
-from radixkv.attention.plan import AttentionPlan, QueryChunk, WorkItem, build_plan
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner, SharingRule
+from radixkv.attention.query_batch import BlockTable, QueryBatch
 
-__all__ = ["AttentionBackend", "AttentionBatch", "AttentionPlan", "QueryChunk", "WorkItem", "build_plan"]
+__all__ = [
+    "AttentionBackend",
+    "AttentionBatch",
+    "AttentionOptions",
+    "AttentionPlan",
+    "BlockTable",
+    "KeyRanges",
+    "Planner",
+    "QueryBatch",
+    "SharingRule",
+]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
-from radixkv.attention.plan import QueryChunk
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.query_batch import QueryBatch
 from radixkv.cache import BlockCopy
 
 
@@ -15,9 +16,9 @@ class AttentionBatch(Protocol):
     """Attention over one batch.
 
     Attributes:
-        order: chunk indices in the order in which their rows stand in the packed batch.
-        row_starts: ``[chunks + 1]``: the rows of the chunk ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
-        positions: int64 ``[rows]``, each row's position in its sequence, where the model runs.
+        order: the query batch's sequences in the order in which their rows stand in the packed batch.
+        row_starts: ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
+        positions: int64 ``[rows]``, each row's position in its sequence, on the model's device.
     """
 
     order: list[int]
@@ -27,24 +28,14 @@ class AttentionBatch(Protocol):
     def positions(self) -> torch.Tensor: ...
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sliding_window: int | None = None,
-        sinks: torch.Tensor | None = None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend.
 
         Args:
+            layer: of the pool.
             query: ``[1, query heads, rows, key dim]``.
             key, value: ``[1, kv heads, rows, dim]``, the new tokens only.
-            sliding_window: how many tokens a row sees, itself included; None: all.
-            sinks: ``[query heads]``, a logit a head that takes part in the softmax and has no value (gpt-oss).
 
         Returns:
             ``[1, rows, query heads, value dim]``.
@@ -59,10 +50,11 @@ class AttentionBackend(Protocol):
         """Carry out the cache's queued copies, in order: a later one may read what an earlier one wrote."""
         ...
 
-    def prepare(self, chunks: Sequence[QueryChunk]) -> AttentionBatch:
-        """Attention over one batch, for all layers; the one before must be done with.
+    def prepare(self, batch: QueryBatch) -> AttentionBatch:
+        """Attention over one batch, for all layers. It is valid until the next call.
 
         Raises:
-            ValueError: the chunks are no batch that there is room for.
+            ValueError: the columns are no batch, or exceed the sequences or blocks that the backend was made for; nothing
+                has changed then.
         """
         ...

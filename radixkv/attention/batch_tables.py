@@ -1,7 +1,7 @@
-"""The block tables of the sequences that run side by side, in an order in which sharers are neighbours.
+"""The block tables of the sequences that run side by side, in an order in which those with a common prefix are neighbours.
 
-Both are kept from step to step: a sequence that joins is compared with a few others, one that leaves with none, and of a
-table that grows only the new blocks are looked at.
+Tables and order are kept from step to step: a sequence that joins is compared with a few others, one that leaves with none,
+and of a table that grows only the new blocks are read.
 """
 
 from __future__ import annotations
@@ -9,182 +9,205 @@ from __future__ import annotations
 import itertools
 from array import array
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.plan import QueryChunk, common_blocks
+from radixkv.attention.query_batch import BlockTable
 
-_NO_TABLE = -1
+Ints = NDArray[np.int64]
 
-
-class BatchColumns:
-    """A batch's chunks, attribute by attribute: what is read of hundreds of objects is read once a step."""
-
-    def __init__(self, chunks: Sequence[QueryChunk]) -> None:
-        self.owners = [chunk.owner for chunk in chunks]
-        self.versions = [chunk.version for chunk in chunks]
-        self.context = np.array([chunk.num_context for chunk in chunks], dtype=np.int64)
-        self.num_new = np.array([chunk.num_new for chunk in chunks], dtype=np.int64)
-        self.num_blocks = np.array([len(chunk.block_ids) for chunk in chunks], dtype=np.int64)
-
-    def has_members_of(self, other: BatchColumns) -> bool:
-        """Whether these are the same sequences in the same order, with all the blocks that they had."""
-        return self.owners == other.owners and self.versions == other.versions
+_NOT_A_MEMBER = -1
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """What a step adds to the tables.
+    """What a step adds to `BatchTables.block_ids`.
 
     Attributes:
-        places: where in `BatchTables.host`, flattened; none twice.
-        blocks: the ids.
+        indices: into the flattened array; none twice.
+        block_ids: what is there now.
     """
 
-    places: NDArray[np.int64]
-    blocks: NDArray[np.int32]
+    indices: Ints
+    block_ids: NDArray[np.int32]
 
 
-_NOTHING_NEW = NewBlocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
+_NO_NEW_BLOCKS = NewBlocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
 class BatchTables:
-    """Block tables by row.
+    """Block tables as rows of one array.
 
     Args:
-        num_tables: sequences side by side at most.
-        max_blocks: blocks of a sequence at most.
+        max_sequences: in a batch.
+        max_blocks: of a sequence.
 
     Attributes:
-        host: int32 ``[num_tables, max_blocks]``.
-        order: the sequences, so that those with a common prefix are neighbours.
-        tables: which row of ``host`` each of them has.
+        block_ids: int32 ``[max_sequences, max_blocks]``.
+        order: the members, those with a common prefix next to each other.
+        indices: which row of ``block_ids`` each of them has.
         common: how many leading blocks ``order[i]`` and ``order[i + 1]`` have in common.
     """
 
-    def __init__(self, num_tables: int, max_blocks: int) -> None:
-        self.host: NDArray[np.int32] = np.zeros((num_tables, max_blocks), dtype=np.int32)
-        self.order: list[Hashable] = []
-        # An array, which numpy takes over at once.
-        self.tables = array("q")
+    def __init__(self, max_sequences: int, max_blocks: int) -> None:
+        self.block_ids: NDArray[np.int32] = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self.order: list[BlockTable] = []
+        # An array rather than a list, because numpy copies it at once.
+        self.indices = array("q")
         self.common: list[int] = []
-        self._table_of: dict[Hashable, int] = {}
-        # Of each table: whose it is, as of which version, and how many blocks are in there.
-        self._owners: list[Hashable] = [None] * num_tables
-        self._taken = np.zeros(num_tables, dtype=np.bool_)
-        self._versions = np.zeros(num_tables, dtype=np.int64)
-        self._lengths = np.zeros(num_tables, dtype=np.int64)
-        self._free = list(range(num_tables))[::-1]
-        # The batch that was last taken in, and the table of each of its sequences.
-        self._columns: BatchColumns | None = None
-        self._own_tables = np.zeros(0, dtype=np.int64)
+        self._index_of: dict[BlockTable, int] = {}
+        # By row of ``block_ids``: the member that has it, the version of its table, and how many of its blocks are there.
+        self._members: list[BlockTable | None] = [None] * max_sequences
+        self._versions = np.zeros(max_sequences, dtype=np.int64)
+        self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
+        self._free = list(range(max_sequences))[::-1]
+        # The last batch in its own order: tables, their versions, and their rows of ``block_ids``.
+        self._batch: list[BlockTable] = []
+        self._batch_versions: list[int] = []
+        self._batch_indices: Ints = np.zeros(0, dtype=np.int64)
 
-    def update(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> NewBlocks:
-        """Let exactly the chunks' sequences be members, with their blocks as they are now; returns what is new in ``host``.
+    def is_unchanged(self, tables: Sequence[BlockTable]) -> bool:
+        """Whether these are the last batch's tables in the same order, with all the blocks that they had."""
+        return list(tables) == self._batch and [table.version for table in tables] == self._batch_versions
+
+    def update(self, tables: Sequence[BlockTable], num_blocks: Ints) -> NewBlocks:
+        """Make exactly these tables the members, as they are now.
 
         Args:
-            columns: the chunks' own.
+            tables: all different.
+            num_blocks: how many leading blocks of each are read; the last one belongs to that sequence alone.
 
         Raises:
-            ValueError: sequences that are not all different, or more of them or longer tables than there is room for;
-                nothing has changed then.
+            ValueError: more tables or blocks than there is capacity for, or a table has fewer blocks than are read; nothing
+                has changed then.
         """
-        num_tables, max_blocks = self.host.shape
-        longest = columns.num_blocks.max()
-        if len(chunks) > num_tables or longest > max_blocks:
-            raise ValueError(
-                f"chunks: room for {num_tables} sequences of {max_blocks} blocks, got {len(chunks)} of up to {longest}"
-            )
-        joining: list[Hashable] = []
-        if self._columns is None or not columns.has_members_of(self._columns):
-            joining = self._change_members(columns)
-        self._columns = columns
-        new_blocks = self._write(chunks, columns)
-        for owner in joining:
-            self._insert(owner)
+        if self.is_unchanged(tables):
+            return self.extend(num_blocks)
+        self._check_capacity(len(tables), num_blocks)
+        indices = np.fromiter(
+            map(self._index_of.get, tables, itertools.repeat(_NOT_A_MEMBER)), np.int64, count=len(tables)
+        )
+        versions = [table.version for table in tables]
+        stays = (indices != _NOT_A_MEMBER) & (self._versions[indices] == versions)
+        known = np.where(stays, self._num_blocks[indices], 0)
+        grown, blocks = self._read(tables, known, num_blocks)
+        joining = self._change_members(tables, indices, stays)
+        self._versions[indices] = versions
+        self._batch, self._batch_versions, self._batch_indices = list(tables), versions, indices
+        new_blocks = self._write(indices[grown], known[grown], num_blocks[grown], blocks)
+        for table in joining:
+            self._insert(table)
         return new_blocks
 
-    def chunk_of(self, tables: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which chunk of the last batch each of these rows of ``host`` belongs to."""
-        chunks = np.empty(len(self.host), dtype=np.int64)
-        chunks[self._own_tables] = np.arange(len(self._own_tables))
-        return chunks[tables]
+    def extend(self, num_blocks: Ints) -> NewBlocks:
+        """Append what the last batch's tables have grown by.
 
-    def _change_members(self, columns: BatchColumns) -> list[Hashable]:
-        """Give tables to those who join, and take them from those who leave; returns who must still get a place."""
-        owners = columns.owners
-        if len(set(owners)) < len(owners):
-            raise ValueError("chunks: expected an owner for each, all different")
-        found = map(self._table_of.get, owners, itertools.repeat(_NO_TABLE))
-        tables = np.fromiter(found, np.int64, len(owners))
-        versions = np.array(columns.versions, dtype=np.int64)
-        stays = (tables != _NO_TABLE) & (self._versions[tables] == versions)
-        leaves = self._taken.copy()
-        leaves[tables[stays]] = False
-        for table in leaves.nonzero()[0].tolist():
-            self._remove(self._owners[table])
+        Raises:
+            ValueError: as `update`.
+        """
+        self._check_capacity(len(self._batch), num_blocks)
+        indices = self._batch_indices
+        known = self._num_blocks[indices]
+        grown, blocks = self._read(self._batch, known, num_blocks)
+        return self._write(indices[grown], known[grown], num_blocks[grown], blocks)
+
+    def batch_order(self) -> Ints:
+        """``[sequences]``: the last batch's index of each of ``order``."""
+        batch_index = np.empty(len(self.block_ids), dtype=np.int64)
+        batch_index[self._batch_indices] = np.arange(len(self._batch_indices))
+        return batch_index[self.indices]
+
+    def _check_capacity(self, num_tables: int, num_blocks: Ints) -> None:
+        max_sequences, max_blocks = self.block_ids.shape
+        longest = int(num_blocks.max())
+        if num_tables > max_sequences or longest > max_blocks:
+            raise ValueError(
+                f"tables: expected at most {max_sequences} sequences of {max_blocks} blocks, "
+                f"got {num_tables} of up to {longest}"
+            )
+
+    @staticmethod
+    def _read(
+        tables: Sequence[BlockTable], known: Ints, num_blocks: Ints
+    ) -> tuple[NDArray[np.intp], list[NDArray[np.int32]]]:
+        """Which tables have more blocks than the known ones, and those blocks."""
+        (grown,) = (known < num_blocks).nonzero()
+        blocks = []
+        for index, start, stop in zip(grown.tolist(), known[grown].tolist(), num_blocks[grown].tolist(), strict=True):
+            ids = tables[index].block_ids
+            if len(ids) < stop:
+                raise ValueError(f"tables: expected {stop} blocks to hold sequence {index}'s tokens, got {len(ids)}")
+            blocks.append(ids[start:stop])
+        return grown, blocks
+
+    def _write(self, indices: Ints, start: Ints, stop: Ints, blocks: list[NDArray[np.int32]]) -> NewBlocks:
+        if not blocks:
+            return _NO_NEW_BLOCKS
+        counts = stop - start
+        block_ids = np.concatenate(blocks)
+        first = indices * self.block_ids.shape[1] + start
+        flat = (first - counts.cumsum() + counts).repeat(counts) + np.arange(len(block_ids))
+        self.block_ids.reshape(-1)[flat] = block_ids
+        self._num_blocks[indices] = stop
+        return NewBlocks(flat, block_ids)
+
+    def _change_members(
+        self, tables: Sequence[BlockTable], indices: Ints, stays: NDArray[np.bool_]
+    ) -> list[BlockTable]:
+        """Remove who leaves, and give a row to each who joins (noted in ``indices``), still to be put in order."""
+        leaves = np.zeros(len(self.block_ids), dtype=np.bool_)
+        leaves[self.indices] = True
+        leaves[indices[stays]] = False
+        for index in leaves.nonzero()[0].tolist():
+            self._remove(index)
         joining = (~stays).nonzero()[0].tolist()
         for i in joining:
-            tables[i] = self._take_table(owners[i])
-        self._versions[tables] = versions
-        self._own_tables = tables
-        return [owners[i] for i in joining]
+            index = indices[i] = self._index_of[tables[i]] = self._free.pop()
+            self._members[index] = tables[i]
+        return [tables[i] for i in joining]
 
-    def _take_table(self, owner: Hashable) -> int:
-        table = self._table_of[owner] = self._free.pop()
-        self._owners[table] = owner
-        self._taken[table] = True
-        self._lengths[table] = 0
-        return table
+    def _insert(self, table: BlockTable) -> None:
+        # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none is the
+        # beginning of another: they differ somewhere within both, and stay in order however they grow. What lies behind
+        # that in a row of ``block_ids`` is not reached.
+        index = self._index_of[table]
+        position = bisect_left(self.indices, self._bytes(index), key=self._bytes)
+        self.order.insert(position, table)
+        self.indices.insert(position, index)
+        start = max(position - 1, 0)
+        neighbours = [self._blocks(neighbour) for neighbour in self.indices[start : position + 2]]
+        self.common[start:position] = [common_blocks(a, b) for a, b in itertools.pairwise(neighbours)]
 
-    def _write(self, chunks: Sequence[QueryChunk], columns: BatchColumns) -> NewBlocks:
-        """Add the blocks that are not in the tables yet."""
-        tables = self._own_tables
-        known = self._lengths[tables]
-        (grown,) = (known < columns.num_blocks).nonzero()
-        if not len(grown):
-            return _NOTHING_NEW
-        starts = known[grown]
-        counts = columns.num_blocks[grown] - starts
-        blocks = np.concatenate(
-            [chunks[i].block_ids[start:] for i, start in zip(grown.tolist(), starts.tolist(), strict=True)]
-        )
-        first = tables[grown] * self.host.shape[1] + starts
-        places = (first - counts.cumsum() + counts).repeat(counts) + np.arange(len(blocks))
-        self.host.reshape(-1)[places] = blocks
-        self._lengths[tables] = columns.num_blocks
-        return NewBlocks(places, blocks)
-
-    def _insert(self, owner: Hashable) -> None:
-        # Sorted by block ids, compared as memory. Every table ends with a block that is its sequence's own, so none begins
-        # another: they differ somewhere within both, and stay in order however they grow. What lies behind is not reached.
-        table = self._table_of[owner]
-        place = bisect_left(self.tables, self._bytes(table), key=self._bytes)
-        self.order.insert(place, owner)
-        self.tables.insert(place, table)
-        start = max(place - 1, 0)
-        rows = [self._row(neighbour) for neighbour in self.tables[start : place + 2]]
-        self.common[start:place] = [common_blocks(a, b) for a, b in itertools.pairwise(rows)]
-
-    def _remove(self, owner: Hashable) -> None:
-        place = self.order.index(owner)
-        del self.order[place], self.tables[place]
-        if 0 < place < len(self.order):
+    def _remove(self, index: int) -> None:
+        position = self.indices.index(index)
+        del self.order[position], self.indices[position]
+        if 0 < position < len(self.order):
             # What the neighbours on both sides share is what both shared with the one between them.
-            self.common[place - 1 : place + 1] = [min(self.common[place - 1 : place + 1])]
+            self.common[position - 1 : position + 1] = [min(self.common[position - 1 : position + 1])]
         elif self.common:
-            del self.common[0 if place == 0 else -1]
-        table = self._table_of.pop(owner)
-        self._owners[table] = None
-        self._taken[table] = False
-        self._free.append(table)
+            del self.common[0 if position == 0 else -1]
+        table = self._members[index]
+        assert table is not None
+        del self._index_of[table]
+        self._members[index] = None
+        self._free.append(index)
 
-    def _bytes(self, table: int) -> bytes:
-        content: bytes = self.host[table].tobytes()
+    def _bytes(self, index: int) -> bytes:
+        content: bytes = self.block_ids[index].tobytes()
         return content
 
-    def _row(self, table: int) -> NDArray[np.int32]:
-        return self.host[table, : self._lengths[table]]
+    def _blocks(self, index: int) -> NDArray[np.int32]:
+        return self.block_ids[index, : self._num_blocks[index]]
+
+
+def common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """How many leading blocks two tables have in common."""
+    shorter = min(len(a), len(b))
+    if not shorter:
+        return 0
+    differs = a[:shorter] != b[:shorter]
+    first = int(differs.argmax())
+    return first if differs[first] else shorter

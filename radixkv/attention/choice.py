@@ -7,7 +7,7 @@ import importlib.util
 import torch
 
 from radixkv.attention.backend import AttentionBackend
-from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.attention.cpu import CpuBackend
 from radixkv.memory import KVPool
 
 BACKENDS = ("auto", "torch", "triton")
@@ -33,11 +33,11 @@ def make_backend(
     if name == "torch" or (name == "auto" and not on_gpu):
         if on_gpu:
             raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")
-        return CpuBackend(pool)
+        return CpuBackend(pool, max_num_seqs, max_model_len)
     if importlib.util.find_spec("triton") is None:
         raise ValueError("attention_backend: 'triton' needs the package triton: pip install 'radixkv[gpu]'")
     # Only here: without a GPU, Triton need not be installed.
-    from radixkv.attention.triton_backend import TritonBackend
+    from radixkv.attention.triton import TritonBackend
     from radixkv_kernels.target import interpreted
 
     if not on_gpu and not interpreted():

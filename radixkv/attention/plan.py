@@ -1,73 +1,57 @@
-"""The attention plan: which query rows read which run of keys, each shared run once.
+"""The attention plan: which query rows read which range of keys, a shared prefix once for all rows below it.
 
-A batch is a list of chunks: the new tokens of one sequence each, whose older tokens lie in the blocks of its table.
-Sequences that came through the same tree node, or were forked from one another, begin with the same block ids. Sorted
-by those ids, the sequences under a node are neighbours, so that every node is one contiguous range of query rows::
-
-    blocks of A   7 8 9 | 20            7 8 9 attended once, by the rows of A, B and C
-    blocks of B   7 8 9 | 31 32         31 32 by B
-    blocks of C   7 8 9 | 31 40         ...
-    blocks of D   50 51                 50 51 by D
-
-The plan names work items, *(query rows, positions of keys)*; a backend attends each and merges, for every query row,
-the partial results by their log-sum-exp. (The idea of splitting attention at shared prefixes: Hydragen, Juravsky et
-al. 2024, and ChunkAttention, Ye et al. 2024; merging by log-sum-exp: FlashAttention / Flash-Decoding, Dao et al.)
+Each range of keys yields a partial result, an output and its log-sum-exp, for each of its rows; a backend merges those of a
+row. (Splitting attention at shared prefixes: Hydragen, Juravsky et al. 2024, and ChunkAttention, Ye et al. 2024; merging by
+log-sum-exp: FlashAttention and Flash-Decoding, Dao et al. 2022 and 2023.)
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.cost_model import sharing_pays
+from radixkv.attention.batch_tables import BatchTables, NewBlocks
+from radixkv.attention.prefix_groups import PrefixGroups, prefix_groups
+from radixkv.attention.query_batch import QueryBatch
 
-
-# Not frozen: hundreds are made a step, which would take four times as long.
-@dataclass(slots=True)
-class QueryChunk:
-    """The new tokens of one sequence in a batch.
-
-    Attributes:
-        block_ids: the sequence's block table, int32; must reach to the last new token.
-        num_context: tokens whose keys and values are already in the blocks.
-        num_new: tokens to compute now, at positions ``num_context ..``; at least 1.
-        owner: the sequence, by which a backend knows it again in the next step; None: it need not.
-        version: changes when a block that the sequence had already is replaced by another.
-    """
-
-    block_ids: NDArray[np.int32]
-    num_context: int
-    num_new: int
-    owner: Hashable = None
-    version: int = 0
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkItem:
-    """Query rows ``row_start .. row_stop`` attend to the keys at positions ``key_start .. key_stop``.
+class SharingRule:
+    """When a backend gains by reading a shared prefix once.
 
-    ``block_ids`` is the table of (any one of) the rows' sequences, indexed by position // block size. Without
-    ``causal`` every row sees every key. With it, the keys are the rows' own new tokens, and a row sees those up to itself.
+    Attributes:
+        min_tokens: how long the prefix must be, by the number of sequences that share it; entries 0 and 1 mean nothing.
+        min_saved_tokens: a decoding batch that would save fewer keys than this, per layer, is planned flat.
     """
 
-    row_start: int
-    row_stop: int
-    key_start: int
-    key_stop: int
-    block_ids: NDArray[np.int32]
-    causal: bool = False
+    min_tokens: tuple[int, ...]
+    min_saved_tokens: int = 0
 
-    @property
-    def num_rows(self) -> int:
-        return self.row_stop - self.row_start
 
-    @property
-    def num_keys(self) -> int:
-        return self.key_stop - self.key_start
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """Ranges of keys with the query rows that read them: shared prefixes first, then each sequence's private tail.
+
+    All columns are int64 ``[ranges]``. Every row's keys are covered exactly once. No row sees a key beyond its own position,
+    which matters in the tails of sequences with several new tokens: their last keys are those tokens.
+
+    Attributes:
+        row_start, row_stop: the query rows, neighbours.
+        table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
+        key_start, key_stop: positions.
+        num_shared: how many of the ranges are shared prefixes.
+    """
+
+    row_start: Ints
+    row_stop: Ints
+    table: Ints
+    key_start: Ints
+    key_stop: Ints
+    num_shared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,119 +59,126 @@ class AttentionPlan:
     """One batch's work, the same for every layer.
 
     Attributes:
-        order: chunk indices in the order in which their rows stand in the packed batch.
-        row_starts: ``[chunks + 1]``: the rows of the chunk ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
-        positions: ``[rows]`` position of each row's token in its sequence.
-        slots: ``[rows]`` where each row's new key and value go: block id * block size + position in the block.
-        items: shared nodes before what lies below them; each row's keys are covered exactly once.
-        block_size: tokens a block.
+        order: the query batch's sequences in the order in which their rows stand in the packed batch.
+        row_starts: ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
+        positions: int64 ``[rows]``: of each row's token in its sequence.
+        slots: int64 ``[rows]``: where each row's new key and value go: block id * block size + position in the block.
+        row_tables: int64 ``[rows]``: which row of ``block_ids`` each query row reads through.
+        ranges: what is read.
+        block_ids: int32 ``[tables, blocks]``, the planner's own: valid until the next batch is planned.
+        block_size: tokens per block.
+        new_blocks: what this batch added to ``block_ids``.
+        is_flat: one new token per sequence, and nothing read together.
+        saved_tokens: keys that sharing saves reading, per layer.
     """
 
     order: list[int]
     row_starts: list[int]
-    positions: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    items: list[WorkItem]
+    positions: Ints
+    slots: Ints
+    row_tables: Ints
+    ranges: KeyRanges
+    block_ids: NDArray[np.int32]
     block_size: int
+    new_blocks: NewBlocks
+    is_flat: bool
+    saved_tokens: int
 
     @property
     def num_rows(self) -> int:
         return self.row_starts[-1]
 
-    @property
-    def num_keys_read(self) -> int:
-        """Keys that a backend reads a layer; compare with the sum of all sequences' lengths to see what sharing saves."""
-        return sum(item.num_keys for item in self.items)
 
+class Planner:
+    """Plans batch after batch; what two batches have in common is kept.
 
-def build_plan(chunks: Sequence[QueryChunk], block_size: int) -> AttentionPlan:
-    """Lay out one packed batch and find the runs of blocks that its sequences share.
-
-    Raises:
-        ValueError: there is no chunk, a chunk has no new token, or its table does not reach to its last token.
+    Args:
+        max_sequences: in a batch.
+        max_blocks: of a sequence.
+        block_size: tokens per block.
+        sharing: when sharing pays.
     """
-    check_chunks(chunks, block_size)
-    # Only whole context blocks can be shared: the block that a chunk writes into belongs to it alone.
-    shareable = [chunk.block_ids[: chunk.num_context // block_size] for chunk in chunks]
-    order = sorted(range(len(chunks)), key=lambda i: shareable[i].astype(">i4").tobytes())
-    ordered = [chunks[i] for i in order]
-    row_starts = np.concatenate(([0], np.cumsum([chunk.num_new for chunk in ordered]))).tolist()
 
-    positions = np.concatenate([_positions_of(chunk) for chunk in ordered])
-    blocks = np.concatenate([c.block_ids[_positions_of(c) // block_size] for c in ordered])
-    slots = blocks.astype(np.int64) * block_size + positions % block_size
+    def __init__(self, max_sequences: int, max_blocks: int, block_size: int, sharing: SharingRule) -> None:
+        self._tables = BatchTables(max_sequences, max_blocks)
+        self._block_size = block_size
+        self._sharing = sharing
+        # Groups stay as they are while neighbours have as much in common as before.
+        self._common: list[int] = []
+        self._groups: PrefixGroups = prefix_groups(self._common, block_size, sharing.min_tokens)
+        # After a decoding batch: the contexts of one that continues it.
+        self._next_context: Ints | None = None
 
-    items: list[WorkItem] = []
-    for node in _shared_nodes([shareable[i] for i in order], block_size):
-        rows = row_starts[node.start], row_starts[node.stop]
-        owner = ordered[node.start]
-        if node.stop - node.start > 1:
-            items.append(WorkItem(*rows, node.key_start, node.key_stop, owner.block_ids))
-        elif owner.num_new == 1:
-            items.append(WorkItem(*rows, node.key_start, owner.num_context + 1, owner.block_ids))
-        else:
-            if node.key_start < owner.num_context:
-                items.append(WorkItem(*rows, node.key_start, owner.num_context, owner.block_ids))
-            end = owner.num_context + owner.num_new
-            items.append(WorkItem(*rows, owner.num_context, end, owner.block_ids, causal=True))
-    return AttentionPlan(order, row_starts, positions, slots, items, block_size)
+    def advance(self, batch: QueryBatch) -> NewBlocks | None:
+        """What the batch adds to the block tables if it only continues the last one; None, and nothing done, if it does not.
 
+        It does when both have one new token for each of the same sequences. Then the last plan holds, with every position one
+        further and every private tail one key longer.
 
-def check_chunks(chunks: Sequence[QueryChunk], block_size: int) -> None:
-    """Refuse a batch that no plan can be made for.
+        Raises:
+            ValueError: as `plan`.
+        """
+        if (
+            self._next_context is None
+            or not np.array_equal(batch.num_context, self._next_context)
+            or not (batch.num_new == 1).all()
+            or not self._tables.is_unchanged(batch.tables)
+        ):
+            return None
+        new_blocks = self._tables.extend(batch.num_blocks(self._block_size))
+        self._next_context = batch.num_context + 1
+        return new_blocks
 
-    Raises:
-        ValueError: there is no chunk, a chunk has no new token, or its table does not reach to its last token.
-    """
-    if not chunks:
-        raise ValueError("chunks: expected at least one, got none")
-    for chunk in chunks:
-        num_context, num_new = chunk.num_context, chunk.num_new
-        if num_new < 1 or num_context < 0:
-            raise ValueError(f"chunks: num_new must be at least 1 and num_context at least 0, got {chunk}")
-        if len(chunk.block_ids) * block_size < num_context + num_new:
-            raise ValueError(
-                f"chunks: {len(chunk.block_ids)} blocks of {block_size} tokens cannot hold {num_context} + {num_new} tokens"
-            )
+    def plan(self, batch: QueryBatch) -> AttentionPlan:
+        """Lay out the packed batch, and find what its sequences read together.
 
+        Raises:
+            ValueError: the columns are no batch, exceed the sequences or blocks that the planner was made for, or a table
+                does not reach to its last new token; nothing has changed then.
+        """
+        batch.check()
+        new_blocks = self._tables.update(batch.tables, batch.num_blocks(self._block_size))
+        self._next_context = batch.num_context + 1 if (batch.num_new == 1).all() else None
+        return self._lay_out(batch, new_blocks)
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """Keys ``key_start .. key_stop`` that the sequences ``start .. stop`` read together (one sequence: its own rest)."""
+    def _lay_out(self, batch: QueryBatch, new_blocks: NewBlocks) -> AttentionPlan:
+        size, block_ids = self._block_size, self._tables.block_ids
+        table = np.array(self._tables.indices, dtype=np.int64)
+        order = self._tables.batch_order()
+        context, num_new = batch.num_context[order], batch.num_new[order]
+        sequences = np.arange(len(order))
+        row_starts = np.zeros(len(order) + 1, dtype=np.int64)
+        num_new.cumsum(out=row_starts[1:])
+        sequence_of_row = sequences.repeat(num_new)
+        positions = np.arange(len(sequence_of_row)) + (context - row_starts[:-1])[sequence_of_row]
+        row_tables = table[sequence_of_row]
+        blocks, offsets = divmod(positions, size)
+        slots = block_ids[row_tables, blocks].astype(np.int64) * size + offsets
 
-    start: int
-    stop: int
-    key_start: int
-    key_stop: int
+        groups = self._prefix_groups()
+        shared, private_from, saved_tokens = groups.ranges, groups.private_from, groups.saved_tokens
+        decodes = len(positions) == len(order)
+        is_flat = decodes and saved_tokens < self._sharing.min_saved_tokens
+        if is_flat:
+            shared, private_from, saved_tokens = shared[:, :0], np.zeros_like(context), 0
+        tails = np.array((sequences, sequences + 1, private_from, context + num_new))
+        first, last, key_start, key_stop = np.concatenate((shared, tails), axis=1)
+        return AttentionPlan(
+            order=order.tolist(),
+            row_starts=row_starts.tolist(),
+            positions=positions,
+            slots=slots,
+            row_tables=row_tables,
+            ranges=KeyRanges(row_starts[first], row_starts[last], table[first], key_start, key_stop, shared.shape[1]),
+            block_ids=block_ids,
+            block_size=size,
+            new_blocks=new_blocks,
+            is_flat=is_flat,
+            saved_tokens=saved_tokens,
+        )
 
-
-def _shared_nodes(tables: Sequence[NDArray[np.int32]], block_size: int) -> Iterator[_Node]:
-    """The nodes worth sharing, parents first, and one rest for every sequence; ``tables`` are sorted."""
-    common = [common_blocks(a, b) for a, b in itertools.pairwise(tables)]
-    pending = [(0, len(tables), 0)]
-    while pending:
-        start, stop, depth = pending.pop()
-        if stop - start == 1:
-            yield _Node(start, stop, depth * block_size, len(tables[start]) * block_size)
-            continue
-        shared = min(common[start : stop - 1])
-        parts_at = [i + 1 for i in range(start, stop - 1) if common[i] == shared]
-        if sharing_pays(stop - start, (shared - depth) * block_size):
-            yield _Node(start, stop, depth * block_size, shared * block_size)
-            depth = shared
-        borders = [start, *parts_at, stop]
-        pending.extend(reversed([(a, b, depth) for a, b in itertools.pairwise(borders)]))
-
-
-def common_blocks(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """How many leading blocks two tables have in common."""
-    shorter = min(len(a), len(b))
-    if not shorter:
-        return 0
-    differs = a[:shorter] != b[:shorter]
-    first = int(differs.argmax())
-    return first if differs[first] else shorter
-
-
-def _positions_of(chunk: QueryChunk) -> NDArray[np.int64]:
-    return np.arange(chunk.num_context, chunk.num_context + chunk.num_new)
+    def _prefix_groups(self) -> PrefixGroups:
+        if self._tables.common != self._common:
+            self._common = self._tables.common.copy()
+            self._groups = prefix_groups(self._common, self._block_size, self._sharing.min_tokens)
+        return self._groups

@@ -24,9 +24,8 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from radixkv.bench.gpu_report import GpuReport
-from radixkv.bench.gpu_timing import describe_gpu, measure_limits, require_gpu
 from radixkv.llm import LLM
-from radixkv.model.compiled_layers import run_layers_as_they_are
+from radixkv.model.compiled_layers import uncompile_layers
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
@@ -215,7 +214,7 @@ def _answers(seconds: float) -> Answers:
     return Answers(seconds, BATCH * NEW_TOKENS / seconds)
 
 
-def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, bytes_per_s: float) -> None:
+def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool) -> None:
     """Steps and answers, with nothing and with much shared, by one engine; what fails of one is no end to the other."""
     start = time.perf_counter()
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
@@ -229,17 +228,17 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compi
     for shared in (0, SHARED):
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
         if report.wants(f"{name}, step"):
-            measure_decoding(report, table, llm, name, shared, bytes_per_s)
+            measure_decoding(report, table, llm, name, shared)
         answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
         if answers is not None:
             table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
 
 
-def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int, bytes_per_s: float) -> None:
+def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
     """The rows about steps; an error before them is noted as theirs."""
     try:
         start_decoding(llm, shared)
-        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, bytes_per_s))
+        step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
         idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
     except Exception as error:  # whatever it is, it concerns these rows alone
         report.note_failure(f"{name}, step", error)
@@ -258,7 +257,7 @@ def let_go(model: Any, attention: str) -> None:
     """Give the model its own attention back, and the memory of the engine that ran it, to which its layers still lead."""
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
-    run_layers_as_they_are(model)
+    uncompile_layers(model)
     model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()
@@ -276,16 +275,14 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     Raises:
         ValueError: there is no GPU.
     """
-    require_gpu()
-    limits = measure_limits()
-    report = GpuReport(console, json_path, describe_gpu(), limits, only)
+    report = GpuReport.begin(console, json_path, only)
     model = make_model()
     attention = model.config._attn_implementation
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
     for kind, compiled in (("as it is", False), ("compiled", True)):
         if any(report.wants(name) for name in _names(kind)):
             try:
-                measure_engine(report, table, model, kind, compiled, limits.bytes_per_s)
+                measure_engine(report, table, model, kind, compiled)
             except Exception as error:  # no row of this engine can be measured; the next one may work
                 report.note_failure(kind, error)
             let_go(model, attention)
@@ -294,10 +291,7 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
         answers = report.measure(name, partial(answer_all_with_transformers, model, shared))
         if answers is not None:
             table.add_row(name, "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
-    console.print(table)
-    for name, failure in report.failed.items():
-        console.print(f"failed: {name}: {failure}", markup=False)
-    return not report.failed
+    return report.end(table)
 
 
 def _names(kind: str) -> list[str]:

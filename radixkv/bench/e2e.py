@@ -1,7 +1,7 @@
 """End to end against transformers' `generate`, on the same weights in the same run.
 
 Both answer greedily to a fixed number of tokens, so they do the same work, and the tokens are compared. `generate` gets
-each wave of prompts as one left-padded batch, as a careful user would; rounds alternate between the two.
+each wave of prompts as one left-padded batch, its fastest use; rounds alternate between the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Seconds of each round, and how many of the answers are the same token for token."""
+    """Seconds per round, and how many answers are equal token by token."""
 
     name: str
     generate_s: list[float]
@@ -43,11 +43,11 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """How many times faster, of medians."""
+        """Speed-up over `generate`, of medians."""
         return statistics.median(self.generate_s) / statistics.median(self.radixkv_s)
 
 
-class Baseline:
+class TransformersBaseline:
     """transformers' `generate` with its own attention and cache."""
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Baseline:
         return output
 
 
-class Ours:
+class Candidate:
     """RadixKV with the same model."""
 
     def __init__(self) -> None:
@@ -92,21 +92,23 @@ class Ours:
         return [sample.token_ids for output in outputs for sample in output.outputs]
 
     def prepare(self, workload: Workload) -> None:
-        """An empty cache, but for what the workload says is cached."""
+        """Reset the cache, then cache what the workload expects to be cached."""
         self.llm.reset_prefix_cache()
         if workload.warm:
-            run(self.answer, workload)
+            run_workload(self.answer, workload)
         elif workload.warm_prefix:
             prefix = workload.waves[0][0][: workload.warm_prefix]
             self.llm.generate({"prompt_token_ids": prefix}, SamplingParams(max_tokens=1), use_tqdm=False)
 
 
-def run(answer: Callable[[Tokens, Workload], Tokens], workload: Workload) -> Tokens:
-    """All waves; returns every answer."""
+def run_workload(answer: Callable[[Tokens, Workload], Tokens], workload: Workload) -> Tokens:
+    """Answer all waves; returns every answer."""
     answers: Tokens = []
     conversations: Tokens = [[] for _ in workload.waves[0]]
     for wave in workload.waves:
-        prompts = [before + new for before, new in zip(conversations, wave, strict=True)] if workload.chained else wave
+        prompts = (
+            [history + new for history, new in zip(conversations, wave, strict=True)] if workload.chained else wave
+        )
         new_answers = answer(prompts, workload)
         if workload.chained:
             conversations = [prompt + reply for prompt, reply in zip(prompts, new_answers, strict=True)]
@@ -121,15 +123,15 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
         ValueError: ``only`` names no workload.
     """
     folder = ensure_converted(find_default_model(), console.print)
-    ours = Ours()
-    workloads = [w for w in make_workloads(ours.llm.get_tokenizer()) if only is None or only in w.name]
+    candidate = Candidate()
+    workloads = [w for w in make_workloads(candidate.llm.get_tokenizer()) if only is None or only in w.name]
     if not workloads:
         raise ValueError(f"--only: no workload's name contains {only!r}")
-    baseline = Baseline(folder)
+    baseline = TransformersBaseline(folder)
     results = []
     warm_up = Workload("warm-up", [[list(range(100, 164))] * 2], 4)
-    run(baseline.answer, warm_up)
-    run(ours.answer, warm_up)
+    run_workload(baseline.answer, warm_up)
+    run_workload(candidate.answer, warm_up)
     gc.collect()
     gc.freeze()
     with Progress(console=console, transient=True) as progress:
@@ -140,15 +142,15 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
             for _ in range(rounds):
                 expected, elapsed = _timed(baseline.answer, workload)
                 seconds["generate"].append(elapsed)
-                ours.prepare(workload)
-                answers, elapsed = _timed(ours.answer, workload)
+                candidate.prepare(workload)
+                answers, elapsed = _timed(candidate.answer, workload)
                 seconds["radixkv"].append(elapsed)
                 progress.advance(task)
             same = sum(a == b for a, b in zip(expected, answers, strict=True))
             equal = "sampled" if workload.num_samples > 1 else f"{same} of {len(answers)}"
             results.append(Result(workload.name, seconds["generate"], seconds["radixkv"], equal))
     if only is None:
-        results.insert(0, _measure_ready(rounds, folder))
+        results.insert(0, _measure_startup(rounds, folder))
     console.print(_table(results, rounds))
     if json_path is not None:
         machine = {**describe_machine("torch", "transformers"), "threads": torch.get_num_threads()}
@@ -158,12 +160,12 @@ def run_e2e(console: Console, rounds: int, only: str | None, json_path: Path | N
 
 def _timed(answer: Callable[[Tokens, Workload], Tokens], workload: Workload) -> tuple[Tokens, float]:
     start = time.perf_counter()
-    answers = run(answer, workload)
+    answers = run_workload(answer, workload)
     return answers, time.perf_counter() - start
 
 
-def _measure_ready(rounds: int, folder: Path) -> Result:
-    """From the start of a fresh process until the model could take a prompt."""
+def _measure_startup(rounds: int, folder: Path) -> Result:
+    """Seconds from the start of a new process until the model is ready for a prompt."""
     programs = {
         "generate": (
             "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from radixkv.bench.gpu_timing import Limits
+from radixkv.bench.gpu_timing import Limits, describe_gpu, measure_limits, require_gpu
 
 Row = TypeVar("Row")
 
@@ -22,13 +22,14 @@ class GpuReport:
     """What a bench has found so far.
 
     Args:
-        console: where progress is told.
+        console: where progress is printed.
         json_path: a file that is written anew after every row; None: none.
         machine: what the figures were measured on.
         limits: of the GPU, measured in the same run.
         only: leave out the rows whose name does not contain this; None: measure all.
 
     Attributes:
+        limits: as given.
         failed: by a row's name, the error that it ended with.
     """
 
@@ -40,12 +41,23 @@ class GpuReport:
         limits: Limits,
         only: str | None = None,
     ) -> None:
+        self.limits = limits
         self.failed: dict[str, str] = {}
         self._console = console
         self._json_path = json_path
         self._only = only or ""
         self._rows: list[dict[str, Any]] = []
         self._content = {"machine": machine, "limits": asdict(limits), "rows": self._rows, "failed": self.failed}
+
+    @classmethod
+    def begin(cls, console: Console, json_path: Path | None, only: str | None) -> GpuReport:
+        """A report about this machine's GPU, whose limits are measured now.
+
+        Raises:
+            ValueError: there is no GPU.
+        """
+        require_gpu()
+        return cls(console, json_path, describe_gpu(), measure_limits(), only)
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +76,7 @@ class GpuReport:
             gc.collect()
             torch.cuda.empty_cache()
             row = work()
-        except Exception as error:  # whatever it is, it concerns this row alone; the caller sees `failed`
+        except Exception as error:  # whatever it is, it concerns this row alone, and is in `failed`
             self.note_failure(name, error)
             return None
         self.keep(name, row)
@@ -86,6 +98,14 @@ class GpuReport:
         self._console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
         self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
         self._write()
+
+    def end(self, *summary: RenderableType) -> bool:
+        """Print a summary and what failed; returns whether nothing did."""
+        for part in summary:
+            self._console.print(part)
+        for name, error in self.failed.items():
+            self._console.print(f"failed: {name}: {error}", markup=False)
+        return not self.failed
 
     def _write(self) -> None:
         if self._json_path is not None:

@@ -1,7 +1,7 @@
-"""`radixkv bench http-cost`: what HTTP adds to the engine, the same load through both in the same run.
+"""`radixkv bench http-cost`: the overhead of HTTP over the engine, the same load through both in one run.
 
 One side is a `radixkv serve` process, asked over HTTP; the other is an `AsyncLLM` in this process, asked directly. Rounds
-alternate; each round has prompts of its own, so that no side finds in its cache what it answered a round before.
+alternate; each round has prompts of its own, so that no prompt is cached from an earlier round.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rich.table import Table
 from radixkv.async_llm import AsyncLLM
 from radixkv.bench.machine import describe_machine
 from radixkv.bench.serve import Arrivals, collect, request_progress
-from radixkv.bench.serve_client import Answer, Answering, HttpClient, Messages
+from radixkv.bench.serve_client import Answer, Client, HttpClient, Messages
 from radixkv.bench.serve_report import Report, make_report
 from radixkv.bench.serve_workload import LoadShape
 from radixkv.sampling_params import SamplingParams
 
 
 class InProcessClient:
-    """Asks an `AsyncLLM` for what `HttpClient` asks a server."""
+    """Sends to an `AsyncLLM` what `HttpClient` sends to a server."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
@@ -60,26 +60,26 @@ class HttpCost:
     http: Sequence[Report]
 
     @property
-    def ms_a_token(self) -> float:
-        """By how much longer the whole load takes, over all tokens of all streams: the work that HTTP is."""
+    def ms_per_token(self) -> float:
+        """Additional time of the whole load, divided by all tokens of all streams: the work per token of HTTP."""
         return statistics.median(
-            1e3 / over.output_tokens_per_s - 1e3 / straight.output_tokens_per_s
-            for straight, over in zip(self.direct, self.http, strict=True)
+            1e3 / http.output_tokens_per_s - 1e3 / direct.output_tokens_per_s
+            for direct, http in zip(self.direct, self.http, strict=True)
         )
 
     @property
     def ms_between_tokens(self) -> float:
-        """By how much longer each stream waits for its next token, while all the others are served too."""
+        """Additional inter-token latency of one stream, with all streams active."""
         return statistics.median(
-            _token_ms(over) - _token_ms(straight) for straight, over in zip(self.direct, self.http, strict=True)
+            _token_ms(http) - _token_ms(direct) for direct, http in zip(self.direct, self.http, strict=True)
         )
 
     @property
     def throughput_lost(self) -> float:
-        """Which part of the output tokens a second."""
+        """Lost share of the output tokens per second."""
         return statistics.median(
-            1 - over.output_tokens_per_s / straight.output_tokens_per_s
-            for straight, over in zip(self.direct, self.http, strict=True)
+            1 - http.output_tokens_per_s / direct.output_tokens_per_s
+            for direct, http in zip(self.direct, self.http, strict=True)
         )
 
 
@@ -103,14 +103,14 @@ def run_http_cost(
         cost = asyncio.run(_measure(console, llm, url, shape, rounds))
     console.print(_table(cost, streams, rounds))
     console.print(
-        f"HTTP adds {cost.ms_a_token:.2f} ms a token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "
+        f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "
         f"and takes {cost.throughput_lost:.1%} of the throughput"
     )
     if json_path is not None:
         document = {
             "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
             "load": asdict(shape),
-            "ms_a_token": cost.ms_a_token,
+            "ms_per_token": cost.ms_per_token,
             "ms_between_tokens": cost.ms_between_tokens,
             "throughput_lost": cost.throughput_lost,
             **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},
@@ -120,26 +120,26 @@ def run_http_cost(
 
 async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, rounds: int) -> HttpCost:
     direct, http = InProcessClient(llm), HttpClient(url)
-    sides: tuple[Answering, ...] = (direct, http)
+    clients: tuple[Client, ...] = (direct, http)
     arrivals = Arrivals(concurrency=shape.conversations)
     reports: list[list[Report]] = [[], []]
     async with llm, http:
         with request_progress(console) as progress:
             # The first round warms both up and does not count.
             for number in range(rounds + 1):
-                for client, found in zip(sides, reports, strict=True):
+                for client, client_reports in zip(clients, reports, strict=True):
                     answers = await collect(client, replace(shape, seed=number), arrivals, progress)
                     errors = [answer.error for answer in answers if answer.error is not None]
                     if errors:
                         raise ValueError(f"the server refused a request: {errors[0]}")
                     if number:
-                        found.append(make_report(answers))
+                        client_reports.append(make_report(answers))
     return HttpCost(*reports)
 
 
 @contextmanager
 def _server(model: str | None, max_num_seqs: int) -> Iterator[str]:
-    """A server process; yields its address."""
+    """Start a server process; yields its address."""
     command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
     command += [] if model is None else [model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

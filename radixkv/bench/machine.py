@@ -1,4 +1,4 @@
-"""What a figure needs beside it to mean anything."""
+"""The environment of a measurement, recorded with its results."""
 
 from __future__ import annotations
 

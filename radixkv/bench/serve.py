@@ -1,4 +1,4 @@
-"""`radixkv bench serve`: load on any OpenAI-compatible server, and how it copes."""
+"""`radixkv bench serve`: a load test of any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from radixkv.bench.machine import describe_machine
-from radixkv.bench.serve_client import Answer, Answering, HttpClient
-from radixkv.bench.serve_load import send_at_once, send_at_rate
+from radixkv.bench.serve_client import Answer, Client, HttpClient
+from radixkv.bench.serve_load import run_closed_loop, run_open_loop
 from radixkv.bench.serve_report import make_report, plot_latencies, report_lines, report_table
 from radixkv.bench.serve_workload import LoadShape, make_conversations
 
@@ -22,7 +22,8 @@ class Arrivals:
     """When requests are sent.
 
     Attributes:
-        rate: conversations begun a second on average; None: ``concurrency`` of them go on all the time.
+        rate: conversations started per second on average; None: closed loop.
+        concurrency: conversations in progress at all times in the closed loop.
     """
 
     rate: float | None = None
@@ -32,8 +33,8 @@ class Arrivals:
         return f"{self.concurrency} at a time" if self.rate is None else f"{self.rate:g} a second"
 
 
-async def collect(client: Answering, shape: LoadShape, arrivals: Arrivals, progress: Progress) -> list[Answer]:
-    """Send the load, show how far it is, and return every answer."""
+async def collect(client: Client, shape: LoadShape, arrivals: Arrivals, progress: Progress) -> list[Answer]:
+    """Send the load, show the progress, and return every answer."""
     answers: list[Answer] = []
     task = progress.add_task("requests", total=shape.num_requests)
 
@@ -43,9 +44,9 @@ async def collect(client: Answering, shape: LoadShape, arrivals: Arrivals, progr
 
     conversations = make_conversations(shape)
     if arrivals.rate is None:
-        await send_at_once(client, conversations, shape.answer_tokens, arrivals.concurrency, on_answer)
+        await run_closed_loop(client, conversations, shape.answer_tokens, arrivals.concurrency, on_answer)
     else:
-        await send_at_rate(client, conversations, shape.answer_tokens, arrivals.rate, shape.seed, on_answer)
+        await run_open_loop(client, conversations, shape.answer_tokens, arrivals.rate, shape.seed, on_answer)
     return answers
 
 
@@ -63,7 +64,7 @@ def run_serve(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> bool:
-    """Measure, print, write JSON and draw; whether any request was answered.
+    """Measure, print, write JSON and plot; returns whether any request was answered.
 
     Raises:
         ValueError: the server cannot be reached.

@@ -1,4 +1,4 @@
-"""One streamed answer of an OpenAI-compatible server, with the times at which its pieces came."""
+"""Requests one streamed answer of an OpenAI-compatible server, and records when its pieces arrive."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Messages = list[dict[str, str]]
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. Times are in seconds of `time.perf_counter`.
+    """The outcome of one request. Times are in seconds of `time.perf_counter`.
 
     Attributes:
-        due: when the request was to be sent. Latencies count from here, so a load generator that is late does not make a
-            server look good.
-        arrivals: when each piece of text came.
+        due: when the request was scheduled to be sent. Latencies are measured from here, so that a late load generator
+            does not hide them.
+        arrivals: when each piece of text arrived.
         finished: when the answer, or the refusal, was complete.
-        prompt_tokens, cached_tokens, output_tokens: as the server counts them; ``cached_tokens`` is None where it does not
-            say, and without any figures each piece counts as a token.
-        error: why there is no answer; None where there is one.
+        prompt_tokens, cached_tokens, output_tokens: as the server reports them; ``cached_tokens`` is None where it does not,
+            and without any usage each piece counts as a token.
+        error: why the request failed; None where it succeeded.
     """
 
     due: float
@@ -38,21 +38,21 @@ class Answer:
     error: str | None = None
 
 
-class Answering(Protocol):
-    """Something that answers conversations."""
+class Client(Protocol):
+    """Sends conversations to something that answers them."""
 
     async def answer(self, messages: Messages, max_tokens: int, due: float) -> Answer:
-        """Send ``messages`` now and read the answer to its end. Errors are in the answer, not raised."""
+        """Send ``messages`` now and read the answer to its end. Errors are recorded in the answer, not raised."""
 
 
 class HttpClient:
-    """Asks a server for chat completions.
+    """Requests chat completions from a server.
 
     Args:
-        url: where the server is, with or without ``/v1``.
-        model: which of its models; None: the first that it names.
+        url: of the server, with or without ``/v1``.
+        model: the model to request; None: the first that the server lists.
         api_key: sent as a bearer token.
-        ignore_eos: ask for answers of full length; vLLM, SGLang and RadixKV know the field, strict servers refuse it.
+        ignore_eos: request answers of full length; vLLM, SGLang and RadixKV support the field, other servers may refuse it.
         timeout_s: seconds without a byte until a request counts as failed.
     """
 
@@ -66,7 +66,7 @@ class HttpClient:
     ) -> None:
         base = url.rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        # No limits: connections that wait for each other would be measured as the server's latency.
+        # Unlimited: a wait for a free connection would be measured as the server's latency.
         self._client = httpx.AsyncClient(
             base_url=base, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None)
         )
@@ -82,10 +82,10 @@ class HttpClient:
         await self._client.aclose()
 
     async def find_model(self) -> str:
-        """The name of the model that will answer.
+        """The name of the requested model.
 
         Raises:
-            ValueError: the server cannot be reached, or names no model.
+            ValueError: the server cannot be reached, or lists no model.
         """
         if self._model is None:
             try:
@@ -111,7 +111,7 @@ class HttpClient:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code == httpx.codes.OK:
                     async for event in _events(response):
-                        _take(event, answer)
+                        _record_event(event, answer)
                 else:
                     answer.error = (
                         f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
@@ -124,7 +124,7 @@ class HttpClient:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The server-sent events' data. (httpx's own lines also end at characters that JSON may hold as they are.)"""
+    """The server-sent events' data. (httpx's line iterator also splits at characters that JSON strings may contain.)"""
     rest = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
@@ -134,7 +134,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 yield json.loads(value)
 
 
-def _take(event: dict[str, Any], answer: Answer) -> None:
+def _record_event(event: dict[str, Any], answer: Answer) -> None:
     now = time.perf_counter()
     if event.get("error"):
         answer.error = f"in the stream: {str(event['error'])[:200]}"

@@ -1,4 +1,4 @@
-"""When requests are sent: at a rate, however long answers take, or so many at a time."""
+"""When requests are sent: at a rate (open loop), or a number at a time (closed loop)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from radixkv.bench.serve_client import Answer, Answering, Messages
+from radixkv.bench.serve_client import Answer, Client, Messages
 from radixkv.bench.serve_workload import Conversation
 
 OnAnswer = Callable[[Answer], None]
 
 
-async def send_at_rate(
-    client: Answering,
+async def run_open_loop(
+    client: Client,
     conversations: Sequence[Conversation],
     max_tokens: int,
     rate: float,
     seed: int,
     on_answer: OnAnswer,
 ) -> None:
-    """Begin ``rate`` conversations a second on average, at random moments (a Poisson process), as many users would.
+    """Start ``rate`` conversations per second on average, as a Poisson process, like many independent users.
 
-    Nobody waits for anybody: a server that cannot keep up shows it by its latencies.
+    No conversation waits for another: a server that cannot keep up has higher latencies.
     """
     rng = random.Random(seed)
     due = time.perf_counter()
@@ -34,29 +34,29 @@ async def send_at_rate(
             tasks.create_task(converse(client, conversation, max_tokens, due, on_answer))
 
 
-async def send_at_once(
-    client: Answering,
+async def run_closed_loop(
+    client: Client,
     conversations: Sequence[Conversation],
     max_tokens: int,
     concurrency: int,
     on_answer: OnAnswer,
 ) -> None:
-    """Have ``concurrency`` conversations going all the time, as long as there are any."""
-    waiting: Iterator[Conversation] = iter(conversations)
+    """Keep ``concurrency`` conversations in progress until all are done."""
+    pending: Iterator[Conversation] = iter(conversations)
 
-    async def user() -> None:
-        for conversation in waiting:
+    async def worker() -> None:
+        for conversation in pending:
             await converse(client, conversation, max_tokens, time.perf_counter(), on_answer)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(min(concurrency, len(conversations))):
-            tasks.create_task(user())
+            tasks.create_task(worker())
 
 
 async def converse(
-    client: Answering, conversation: Conversation, max_tokens: int, due: float, on_answer: OnAnswer
+    client: Client, conversation: Conversation, max_tokens: int, due: float, on_answer: OnAnswer
 ) -> None:
-    """Ask one question after the other, each with all that was said before. A refusal ends the conversation."""
+    """Send one question after the other, each with all messages before it. A failed request ends the conversation."""
     messages: Messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
     for question in conversation.questions:
         messages.append({"role": "user", "content": question})

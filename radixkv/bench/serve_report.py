@@ -1,4 +1,4 @@
-"""What many answers add up to: throughput, and latencies as median and 99th percentile."""
+"""Aggregates answers: throughput, and latencies as median and 99th percentile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixkv.bench.serve_client import Answer
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds."""
+    """Statistics of one latency, in milliseconds."""
 
     median_ms: float
     p99_ms: float
@@ -25,7 +25,7 @@ class Latency:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency | None:
-        """None where nothing was measured."""
+        """The statistics of ``seconds``; None where it is empty."""
         if not seconds:
             return None
         ms = np.array(seconds) * 1e3
@@ -34,16 +34,16 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run.
+    """The results of one run.
 
     Attributes:
         duration_s: from the first request's due time to the end of the last answer.
-        cached_tokens: of the prompts; None where the server does not say.
-        time_to_first_token: from when a request was due to its first piece of text.
-        time_between_tokens: of each answer the time from its first piece to its last, over its tokens but the first.
-        time_between_pieces: each gap by itself. A piece may be several tokens: pauses show here.
-        latency: from when a request was due to the end of its answer.
-        errors: how many requests failed, by reason.
+        cached_tokens: of the prompts; None where the server does not report them.
+        time_to_first_token: from a request's due time to its first piece of text (TTFT).
+        time_between_tokens: per answer, the time from its first piece to its last, over its tokens but the first (TPOT).
+        time_between_pieces: each gap between pieces (ITL). A piece may have several tokens; pauses show here.
+        latency: from a request's due time to the end of its answer.
+        errors: number of failed requests, by reason.
     """
 
     completed: int
@@ -62,24 +62,24 @@ class Report:
 
 
 def make_report(answers: Sequence[Answer]) -> Report:
-    """Add up ``answers``, of which there is at least one; failed ones count as such and in nothing else."""
-    good = [answer for answer in answers if answer.error is None]
+    """Aggregate ``answers``, at least one; failed ones count in ``failed`` and ``errors`` only."""
+    succeeded = [answer for answer in answers if answer.error is None]
     duration = max(answer.finished for answer in answers) - min(answer.due for answer in answers)
-    output_tokens = sum(answer.output_tokens for answer in good)
-    known = [answer.cached_tokens for answer in good if answer.cached_tokens is not None]
+    output_tokens = sum(answer.output_tokens for answer in succeeded)
+    cached_counts = [answer.cached_tokens for answer in succeeded if answer.cached_tokens is not None]
     return Report(
-        completed=len(good),
-        failed=len(answers) - len(good),
+        completed=len(succeeded),
+        failed=len(answers) - len(succeeded),
         duration_s=duration,
-        requests_per_s=len(good) / duration,
+        requests_per_s=len(succeeded) / duration,
         output_tokens_per_s=output_tokens / duration,
-        prompt_tokens=sum(answer.prompt_tokens for answer in good),
-        cached_tokens=sum(known) if known else None,
+        prompt_tokens=sum(answer.prompt_tokens for answer in succeeded),
+        cached_tokens=sum(cached_counts) if cached_counts else None,
         output_tokens=output_tokens,
-        time_to_first_token=Latency.of(times_to_first_token(good)),
-        time_between_tokens=Latency.of(times_between_tokens(good)),
-        time_between_pieces=Latency.of([gap for answer in good for gap in np.diff(answer.arrivals).tolist()]),
-        latency=Latency.of([answer.finished - answer.due for answer in good]),
+        time_to_first_token=Latency.of(times_to_first_token(succeeded)),
+        time_between_tokens=Latency.of(times_between_tokens(succeeded)),
+        time_between_pieces=Latency.of([gap for answer in succeeded for gap in np.diff(answer.arrivals).tolist()]),
+        latency=Latency.of([answer.finished - answer.due for answer in succeeded]),
         errors=dict(Counter(answer.error for answer in answers if answer.error is not None)),
     )
 
@@ -97,13 +97,13 @@ def times_between_tokens(answers: Sequence[Answer]) -> list[float]:
 
 
 def report_table(report: Report, title: str) -> Table:
-    """For the terminal."""
+    """The latencies as a table for the terminal."""
     table = Table(title=title)
     for column in ("milliseconds", "median", "p99", "mean", "max"):
         table.add_column(column, justify="left" if column == "milliseconds" else "right")
     for name, latency in (
         ("time to first token", report.time_to_first_token),
-        ("time between tokens, a request", report.time_between_tokens),
+        ("time between tokens, per request", report.time_between_tokens),
         ("time between pieces", report.time_between_pieces),
         ("request, end to end", report.latency),
     ):
@@ -113,7 +113,7 @@ def report_table(report: Report, title: str) -> Table:
 
 
 def report_lines(report: Report) -> list[str]:
-    """The figures that are no latencies."""
+    """Counts and throughput as lines for the terminal."""
     cached = "unknown" if report.cached_tokens is None else f"{report.cached_tokens:,}"
     lines = [
         f"{report.completed:,} requests answered, {report.failed:,} failed, in {report.duration_s:.1f} s",
@@ -124,45 +124,50 @@ def report_lines(report: Report) -> list[str]:
 
 
 def plot_latencies(answers: Sequence[Answer], title: str, path: Path) -> None:
-    """Draw which part of the requests was at least so fast, and latencies over the time of the run."""
+    """Plot the cumulative distributions of the latencies, and latencies over the time of the run."""
     from matplotlib.figure import Figure
 
-    good = sorted((answer for answer in answers if answer.error is None), key=lambda answer: answer.due)
+    succeeded = sorted((answer for answer in answers if answer.error is None), key=lambda answer: answer.due)
     figure = Figure(figsize=(15, 4.2), layout="constrained")
-    shares, gaps, over_time = figure.subplots(1, 3)
-    first = times_to_first_token(good)
-    for label, seconds in (("first token", first), ("whole answer", [answer.finished - answer.due for answer in good])):
-        _draw_share(shares, label, seconds)
-    shares.set(xlabel="seconds from when the request was due", ylabel="part of all requests")
-    _draw_share(gaps, "mean of a request", times_between_tokens(good))
-    _draw_share(gaps, "each piece", [gap for answer in good for gap in np.diff(answer.arrivals).tolist()])
-    gaps.set(xlabel="seconds between tokens", ylabel="part of all")
-    if good:
-        start = good[0].due
-        with_text = [answer.due - start for answer in good if answer.arrivals]
-        over_time.plot(with_text, first, ".", label="first token")
-        over_time.plot(
-            [answer.due - start for answer in good],
-            [answer.finished - answer.due for answer in good],
+    latency_axis, gap_axis, time_axis = figure.subplots(1, 3)
+    first = times_to_first_token(succeeded)
+    for label, seconds in (
+        ("first token", first),
+        ("whole answer", [answer.finished - answer.due for answer in succeeded]),
+    ):
+        _plot_distribution(latency_axis, label, seconds)
+    latency_axis.set(xlabel="seconds from the due time", ylabel="share of requests")
+    _plot_distribution(gap_axis, "mean of a request", times_between_tokens(succeeded))
+    _plot_distribution(
+        gap_axis, "each piece", [gap for answer in succeeded for gap in np.diff(answer.arrivals).tolist()]
+    )
+    gap_axis.set(xlabel="seconds between tokens", ylabel="share of all")
+    if succeeded:
+        start = succeeded[0].due
+        with_text = [answer.due - start for answer in succeeded if answer.arrivals]
+        time_axis.plot(with_text, first, ".", label="first token")
+        time_axis.plot(
+            [answer.due - start for answer in succeeded],
+            [answer.finished - answer.due for answer in succeeded],
             ".",
             label="whole answer",
         )
-    over_time.set(xlabel="due at, seconds", ylabel="seconds", ylim=(0, None))
-    # Limits come last: they would hold what is drawn later to what was drawn before.
-    for axis in (shares, gaps):
+    time_axis.set(xlabel="due time, seconds", ylabel="seconds", ylim=(0, None))
+    # Limits are set last: earlier, they would disable autoscaling for what is plotted later.
+    for axis in (latency_axis, gap_axis):
         axis.set(xlim=(0, None), ylim=(0, 1))
     figure.suptitle(title)
-    for axis in (shares, gaps, over_time):
+    for axis in (latency_axis, gap_axis, time_axis):
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend()
     figure.savefig(path, dpi=110)
 
 
-def _draw_share(axis: Any, label: str, seconds: Sequence[float]) -> None:
+def _plot_distribution(axis: Any, label: str, seconds: Sequence[float]) -> None:
     if not seconds:
         return
     ordered = np.sort(seconds)
     median, p99 = np.median(ordered), np.percentile(ordered, 99)
-    parts = np.arange(1, len(ordered) + 1) / len(ordered)
-    axis.plot(ordered, parts, label=f"{label}: median {median:.3g}, p99 {p99:.3g}")
+    shares = np.arange(1, len(ordered) + 1) / len(ordered)
+    axis.plot(ordered, shares, label=f"{label}: median {median:.3g}, p99 {p99:.3g}")

@@ -1,4 +1,4 @@
-"""What is asked of a server: conversations under shared system prompts, the same for the same seed."""
+"""Synthetic load: conversations with shared system prompts, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from radixkv.bench.workloads import WORDS
 class LoadShape:
     """The conversations of one run.
 
-    Lengths are in common English words, each a token of most vocabularies; what a server counts it reports itself.
+    Lengths are in common English words, one token each in most vocabularies; servers report the exact counts.
 
     Attributes:
-        conversations: how many.
-        turns: questions in each; every one is asked with all that was said before.
-        prefixes: different system prompts; conversations take them in turn.
-        prefix_tokens: length of each; 0: there are none, and nothing is shared but the chat template.
+        conversations: number of conversations.
+        turns: questions per conversation; each is sent with all messages before it.
+        prefixes: number of different system prompts, assigned to conversations round robin.
+        prefix_tokens: length of a system prompt; 0: no system prompts, only the chat template is shared.
         prompt_tokens: length of a question.
-        answer_tokens: tokens of an answer at most.
-        seed: another seed, other words. A server that has run a seed before knows its prompts.
+        answer_tokens: maximum length of an answer.
+        seed: of the random words. Prompts of a seed that a server has seen may be in its cache.
     """
 
     conversations: int = 64
@@ -39,7 +39,7 @@ class LoadShape:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt, if any, and the questions to ask one after the other."""
+    """A system prompt, empty for none, and the questions to send one after the other."""
 
     system: str
     questions: list[str]

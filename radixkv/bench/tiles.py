@@ -1,6 +1,6 @@
 """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
 
-The constants of `radixkv_kernels.tile_config` and `radixkv.attention.gpu_cost_model` come from here. The tables are: batches
+The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
 that share a prefix, read alone and together, around the point where that begins to pay; small batches cut into more and more
 pieces; and configurations of every tile class on work of its kind.
 """
@@ -8,7 +8,7 @@ pieces; and configurations of every tile class on work of its kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from radixkv.attention import QueryChunk
-from radixkv.bench.attention import (
-    BLOCK_SIZE,
+from radixkv.attention import QueryBatch
+from radixkv.bench.gpu_report import GpuReport
+from radixkv.bench.gpu_timing import median_seconds
+from radixkv.bench.layer import (
     DIM,
     HEADS,
     KV_HEADS,
@@ -28,15 +29,14 @@ from radixkv.bench.attention import (
     Level,
     layer_work,
     make_pool,
-    tree_chunks,
+    max_tokens,
+    tree_batch,
 )
-from radixkv.bench.gpu_report import GpuReport
-from radixkv.bench.gpu_timing import describe_gpu, measure_limits, median_seconds, require_gpu
 from radixkv.memory import KVPool
 
 # Triton is there with a GPU only.
 if TYPE_CHECKING:
-    from radixkv.attention.triton_backend import TritonAttention
+    from radixkv.attention.triton import TritonAttention
     from radixkv_kernels import TileConfig
 
 GROUP = HEADS // KV_HEADS
@@ -78,26 +78,26 @@ class Problem:
 
     @classmethod
     def of(cls, batch: int, levels: list[Level], num_new: int, dtype: torch.dtype, device: str) -> Problem:
-        """Random numbers in the shape of `tree_chunks`."""
-        chunks, num_blocks, _ = tree_chunks(batch, levels, num_new)
-        positions = np.concatenate([chunk.num_context + np.arange(num_new) for chunk in chunks])
+        """Random numbers in the shape of `tree_batch`."""
+        tree, num_blocks, _ = tree_batch(batch, levels, num_new)
+        positions = (tree.num_context[:, None] + np.arange(num_new)).reshape(-1)
         query = torch.randn(batch * num_new, HEADS, DIM, dtype=dtype, device=device)
         return cls(
             make_pool(num_blocks, dtype, device),
             query,
             torch.empty_like(query),
-            torch.from_numpy(np.stack([chunk.block_ids for chunk in chunks])).to(device),
+            torch.from_numpy(np.stack([table.block_ids for table in tree.tables])).to(device),
             torch.from_numpy(positions.astype(np.int32)).to(device),
         )
 
     def partial_results(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for so many."""
+        """Memory for so many."""
         device = self.query.device
         return torch.empty(count, HEADS, DIM, device=device), torch.empty(count, HEADS, device=device)
 
 
 def flat_work(problem: Problem, num_splits: int = 1, config: TileConfig | None = None) -> Work:
-    """Each row alone over all its keys, in so many parts, put together again."""
+    """Each row alone over all its keys, in so many parts, and the parts merged."""
     from radixkv_kernels import attend_split, merge_splits
 
     rows = len(problem.query)
@@ -215,40 +215,27 @@ def _sharing_table(report: GpuReport) -> Table:
     for count in SHARED_BY:
         for tokens in SHARED_TOKENS:
             name = f"sharing: {tokens:,} tokens by {count}"
-            alone = report.measure(f"{name}, alone", partial(_sharing, count, tokens, together=False))
-            together = report.measure(f"{name}, together", partial(_sharing, count, tokens, together=True))
-            if alone is not None and together is not None:
+            alone = report.measure(f"{name}, alone", partial(_sharing, count, tokens, shared=False))
+            shared = report.measure(f"{name}, together", partial(_sharing, count, tokens, shared=True))
+            if alone is not None and shared is not None:
                 saved = (count - 1) * tokens * TOKEN_BYTES / 1e6
-                table.add_row(name, f"{saved:,.1f}", f"{alone.median_us:.1f}", f"{together.median_us:.1f}")
+                table.add_row(name, f"{saved:,.1f}", f"{alone.median_us:.1f}", f"{shared.median_us:.1f}")
     return table
 
 
-def _sharing(count: int, tokens: int, together: bool) -> Timed:
-    chunks, num_blocks, _ = tree_chunks(count, [Level(1, tokens), Level(count, 256)], 1)
-    attention = planned(chunks, make_pool(num_blocks, torch.bfloat16, "cuda"), together)
-    return _timed(layer_work(attention.attend, count))
+def _sharing(count: int, tokens: int, shared: bool) -> Timed:
+    batch, num_blocks, _ = tree_batch(count, [Level(1, tokens), Level(count, 256)], 1)
+    return _timed(layer_work(planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared), count))
 
 
-def planned(chunks: list[QueryChunk], pool: KVPool, together: bool) -> TritonAttention:
-    """A decoding batch as it is planned where sharing costs nothing (``together``), or where a token has no bytes."""
-    from radixkv.attention.device_plan import DevicePlanner
-    from radixkv.attention.lowering import HeadShape
-    from radixkv.attention.triton_backend import TritonAttention
+def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
+    """A decoding batch as it is planned where any sharing pays (``shared``), or none."""
+    from radixkv.attention.triton import TritonBackend
+    from radixkv.attention.triton.cost_model import sharing_rule
 
-    device = pool.keys[0].device
-    on_gpu = device.type == "cuda"
-    planner = DevicePlanner(
-        max_sequences=len(chunks),
-        max_blocks=max(len(chunk.block_ids) for chunk in chunks),
-        block_size=BLOCK_SIZE,
-        shape=HeadShape(KV_HEADS, GROUP),
-        bytes_per_token=2**40 if together else 0,
-        element_bytes=pool.dtype.itemsize,
-        dtype=pool.dtype,
-        device=device,
-        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1,
-    )
-    return TritonAttention(planner.plan(chunks), pool)
+    rule = sharing_rule(len(batch.tables), GROUP, pool.dtype.itemsize, TOKEN_BYTES)
+    rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
+    return TritonBackend(pool, pool.dtype, HEADS, len(batch.tables), max_tokens(batch), sharing=rule).prepare(batch)
 
 
 def _splitting_table(report: GpuReport) -> Table:
@@ -282,9 +269,8 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None)
     Raises:
         ValueError: there is no GPU.
     """
-    require_gpu()
-    report = GpuReport(console, json_path, describe_gpu(), measure_limits(), only)
-    # Printed last, together: configurations that do not fit have said so at length.
+    report = GpuReport.begin(console, json_path, only)
+    # Printed last, all at once: configurations that do not fit have said so at length.
     for table in [_sharing_table(report), _splitting_table(report), *_tile_tables(report)]:
         console.print(table)
     return report.num_rows > 0

@@ -1,4 +1,4 @@
-"""The work that is measured: prompts of exact lengths, the same for everybody who runs it."""
+"""End-to-end workloads: prompts of exact lengths, the same in every run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Workload:
     """Requests that are sent together, wave after wave, and how each is answered.
 
     Attributes:
-        waves: lists of prompts, as token ids; a wave begins when the one before has been answered. With ``chained``, a
-            wave's prompts are what to append to the conversation so far, the answers included.
-        new_tokens: tokens of every answer.
-        num_samples: answers to each prompt.
-        beam_width: search with beams; 0: sample greedily.
+        waves: lists of prompts, as token ids; a wave is sent when the one before has been answered. With ``chained``, a
+            wave's prompts are appended to the conversations so far, answers included.
+        new_tokens: tokens per answer.
+        num_samples: answers per prompt.
+        beam_width: of beam search; 0: greedy or sampled decoding.
         warm: run once before, unmeasured, so that all prompts are cached.
-        warm_prefix: leading tokens of the prompts that are cached before.
+        warm_prefix: number of leading tokens of the prompts to cache before the measurement.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""What becomes of a chosen token: text, log-probabilities, and perhaps the answer's end."""
+"""What follows from a sampled token: text, log-probabilities, and whether the sequence ends.
+
+Here and not in `radixkv.sampling`: it takes a sequence, which is scheduling's, and sampling does not import scheduling.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ from typing import Any
 
 from radixkv.outputs import Logprob
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.sampler import SampledToken, SamplingRow
+from radixkv.sampling.sampler import SampledToken, SamplingState
 from radixkv.sampling_params import SamplingParams
-from radixkv.scheduling.request import Sequence
+from radixkv.scheduling.request import TokenSequence
 
 
-def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:
-    """Give a new sequence what it needs to have tokens chosen and, with a tokenizer, to become text."""
+def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
+    """Give a new sequence its sampling state and, with a tokenizer, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
-    sequence.row = SamplingRow(
+    sequence.sampling = SamplingState(
         params=params,
         seed=request.seed,
         sample_index=sequence.index,
@@ -33,31 +36,31 @@ def equip_for_sampling(sequence: Sequence, tokenizer: Any) -> None:
         )
 
 
-def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> None:
-    """Add a chosen token to its sequence, or put it where it was expected; note whether that ends the answer, and why."""
+def append_token(sequence: TokenSequence, token: SampledToken, tokenizer: Any) -> None:
+    """Append a sampled token to its sequence, or fill its placeholder; note whether that ends the sequence, and why."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
-    assert sequence.row is not None
-    if sequence.num_unknown:
-        sequence.learn_token(token.token_id)
+    assert sequence.sampling is not None
+    if sequence.num_placeholders:
+        sequence.fill_placeholder(token.token_id)
     else:
         sequence.token_ids.append(token.token_id)
-    sequence.row.output_token_ids.append(token.token_id)
+    sequence.sampling.output_token_ids.append(token.token_id)
     if token.logprob is not None:
         sequence.cumulative_logprob += token.logprob
-        sequence.logprobs.append(named_logprobs(token, tokenizer))
-    num_new = len(sequence.row.output_token_ids)
+        sequence.logprobs.append(logprobs_with_text(token, tokenizer))
+    num_new = len(sequence.sampling.output_token_ids)
     may_stop = num_new >= params.min_tokens
     if may_stop and token.token_id in request.end_token_ids:
         sequence.finish_reason = "stop"
     elif may_stop and token.token_id in params.end_token_ids:
         sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
-    # A token that ends the answer is one of its tokens, and no part of its text unless that is asked for (as in vLLM).
+    # A token that ends the sequence is one of its tokens, and not part of its text unless that is requested (as in vLLM).
     if sequence.detokenizer is not None and (params.include_stop_str_in_output or sequence.finish_reason is None):
         stop = sequence.detokenizer.append([token.token_id], may_stop)
         if stop is not None and sequence.finish_reason is None:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
-    grammar = sequence.row.grammar
+    grammar = sequence.sampling.grammar
     if grammar is not None:
         grammar.advance(token.token_id)
         if sequence.finish_reason is None and grammar.complete:
@@ -68,7 +71,7 @@ def append_token(sequence: Sequence, token: SampledToken, tokenizer: Any) -> Non
         sequence.detokenizer.finish()
 
 
-def named_logprobs(token: SampledToken, tokenizer: Any) -> dict[int, Logprob]:
+def logprobs_with_text(token: SampledToken, tokenizer: Any) -> dict[int, Logprob]:
     """A token's log-probabilities with the tokens' texts."""
     return {
         token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id]))

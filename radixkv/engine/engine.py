@@ -1,16 +1,19 @@
-"""The engine: takes requests, runs steps, hands back what was generated.
+"""The engine: accepts requests and runs them step by step.
 
-A step is one batch through the model::
+A step carries one `Batch` through three parts::
 
-    schedule -> copy blocks (copy-on-write) -> model -> record in the cache -> choose tokens -> finish, fork, continue
+    schedule                    execute                              process
+    Scheduler                   Executor                             OutputProcessor
+    which tokens, whose blocks  copy-on-write, model, publish full   append tokens; sequences
+                                blocks, sample on the device         continue, fork or end
 """
 
 from __future__ import annotations
 
-import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,27 +21,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
-from radixkv.engine.batch import LaunchedStep
-from radixkv.engine.completion import equip_for_sampling
-from radixkv.engine.executor import Launcher
-from radixkv.engine.output_processor import ResultTaker
+from radixkv.config import EngineConfig
+from radixkv.engine.completion import prepare_sampling
+from radixkv.engine.executor import Executor
+from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.trace_recorder import TraceRecorder
-from radixkv.errors import NoBlocksLeftError, QueueFullError
+from radixkv.errors import NoBlocksLeftError
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
-from radixkv.model.kv_quantisation import cache_element_type, calibrate
+from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_dtype
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.exponential import draw_in_every_way
-from radixkv.sampling.sampler import Sampler
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.request import Request, SequenceGroup
-from radixkv.scheduling.request import Sequence as TokenSequence
-from radixkv.scheduling.request_validation import check_fits, check_prompt
-from radixkv.scheduling.scheduler import ScheduledChunk, Scheduler
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
+from radixkv.scheduling.scheduler import Scheduler
 
 
 class BatchSize(NamedTuple):
@@ -53,125 +55,64 @@ class Engine:
 
     Args:
         loaded: the model; from now on it belongs to this engine.
-        block_size: tokens a block.
-        num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
-        kv_cache_memory_bytes: bytes for keys and values; by default on a CPU 1 GiB, and no more than ``max_num_seqs``
-            sequences of the model's full length could use.
-        gpu_memory_utilization: without those two, the share of a GPU's memory to be used in all.
-        kv_cache_dtype: "auto" stores keys and values in the model's type, "fp8" as float8_e4m3fn with a scale a layer and
-            head, so that two to four times as many tokens fit (see `kv_quantisation`).
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. None: 8,192 on a
-            GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
-            to 20 % longer a token.
-        max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
-        max_num_waiting: requests that may wait at most, besides those for which there is a free slot; None: any number.
-        enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
-        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
-        enforce_eager: decode without CUDA graphs.
-        enable_torch_compile: compile the model's decoder layers at the start (see `compiled_layers`).
-        async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
-            and the device's overlap (see `launched_step`). None: on a GPU.
-        seed: where the random numbers of requests without a seed of their own begin.
-        eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
-        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.observe.kv_events`).
-        kv_events_replay_endpoint: where subscribers ask for what they missed.
-        record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
+        config: how to cache, schedule and compute.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: the model, its device or the memory does not allow what ``config`` asks for.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        block_size: int = 16,
-        num_blocks: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        kv_cache_dtype: str = "auto",
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_waiting: int | None = None,
-        enable_prefix_caching: bool = True,
-        attention_backend: str = "auto",
-        enforce_eager: bool = False,
-        enable_torch_compile: bool = False,
-        async_scheduling: bool | None = None,
-        seed: int = 0,
-        eviction_policy: str = "lru",
-        kv_events_endpoint: str | None = None,
-        kv_events_replay_endpoint: str | None = None,
-        record_trace: Path | None = None,
-    ) -> None:
-        on_gpu = loaded.device.type == "cuda"
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = 8192 if on_gpu else 512
-        if max_num_seqs is None:
-            max_num_seqs = 256 if on_gpu else 64
-        if eviction_policy not in POLICIES:
-            raise ValueError(f"eviction_policy: expected one of {', '.join(POLICIES)}, got {eviction_policy!r}")
-        for name, value in {
-            "block_size": block_size,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_num_seqs": max_num_seqs,
-        }.items():
-            _check_whole(name, value, 1)
-        if max_num_waiting is not None:
-            _check_whole("max_num_waiting", max_num_waiting, 0)
-        if num_blocks is not None and kv_cache_memory_bytes is not None:
-            raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
-        element_type = cache_element_type(kv_cache_dtype, loaded)
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        config = config.for_device(loaded.device.type)
+        block_size, num_blocks = config.block_size, config.num_blocks
+        element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.loaded = loaded
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.max_num_waiting = max_num_waiting
-        self.enable_prefix_caching = enable_prefix_caching
-        self._runner = ModelRunner(loaded, enable_torch_compile)
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.max_num_seqs = config.max_num_seqs
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self._runner = ModelRunner(loaded, config.enable_torch_compile)
         shapes = self._runner.layer_shapes
         scales = None
-        if kv_cache_dtype == "fp8":
-            scales = calibrate(self._runner, loaded, attention_backend, block_size)
+        if config.kv_cache_dtype == "fp8":
+            scales = calibrate_kv_scales(self._runner, loaded, config.attention_backend, block_size)
         if num_blocks is None:
             num_blocks = choose_num_blocks(
                 block_nbytes(shapes, block_size, element_type),
-                max_num_seqs * -(-loaded.max_model_len // block_size),
+                config.max_num_seqs * -(-loaded.max_model_len // block_size),
                 loaded.device,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
-                gpu_memory_utilization=gpu_memory_utilization,
+                kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+                gpu_memory_utilization=config.gpu_memory_utilization,
                 measure_activations=lambda: self._runner.measure_activations(
-                    max_num_batched_tokens, max_num_seqs, draw_in_every_way
+                    config.max_num_batched_tokens, config.max_num_seqs, draw_in_every_way
                 ),
             )
         if scales is None:
             self.pool = KVPool(shapes, num_blocks, block_size, element_type, loaded.device)
         else:
             self.pool = Fp8KVPool(shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
-        events = (
-            None if kv_events_endpoint is None else EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+        self._runner.use_pool(
+            self.pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager
         )
-        self.cache = PrefixCache(
-            num_blocks, block_size, POLICIES[eviction_policy](), remembered_blocks=4 * num_blocks, events=events
-        )
-        self._publisher = None
-        if kv_events_endpoint is not None:
+        events, self._publisher = None, None
+        if config.kv_events_endpoint is not None:
             # Only here: it needs packages that others do without.
             from radixkv.observe.kv_events import ZmqEventPublisher
 
-            self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
-        self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
-        self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
+            events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+            self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+        self.cache = PrefixCache(
+            num_blocks, block_size, POLICIES[config.eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+        )
+        self._recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
+        self.scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
-        self._sampler = Sampler()
-        self._seeds = random.Random(seed)
-        self._launcher = Launcher(self.cache, self.scheduler, self._runner, self._sampler, loaded.tokenizer)
-        self._taker = ResultTaker(self.scheduler, self._sampler, loaded.tokenizer)
+        self._seeds = random.Random(config.seed)
+        self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer)
+        self._output_processor = OutputProcessor(self.scheduler, loaded.tokenizer)
         self._requests: dict[str, Request] = {}
-        self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
-        self._in_flight: LaunchedStep | None = None
+        self.async_scheduling = config.async_scheduling
+        self._in_flight: Batch | None = None
         self._in_step = False
         self._aborted_in_step: list[str] = []
         # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
@@ -195,10 +136,10 @@ class Engine:
         write_cache: bool = True,
         priority: int = 0,
     ) -> Request:
-        """Check a request, changing nothing; `add` takes it in.
+        """Validate a request, changing nothing; `add` queues it.
 
         Args:
-            priority: lower values are let in earlier, and are the last to give way when blocks run out.
+            priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -212,11 +153,12 @@ class Engine:
             params.validate_for(self.loaded.vocab_size)
         if params.stop_strings:
             self.loaded.require_tokenizer()
-        tokens = check_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
-        room = self.loaded.max_model_len - len(tokens)
+        tokens = validate_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
+        max_new_tokens = self.loaded.max_model_len - len(tokens)
         if params.max_tokens is None:
-            # "As far as it goes" goes no further than the cache; the token generated last takes no slot.
-            room = max(1, min(room, self.cache.num_blocks * self.cache.block_size + 1 - len(tokens)))
+            # As many as fit into the cache, too; the last generated token takes no slot.
+            num_slots = self.cache.num_blocks * self.cache.block_size
+            max_new_tokens = max(1, min(max_new_tokens, num_slots + 1 - len(tokens)))
         own_seed = params.seed if isinstance(params, SamplingParams) else None
         request = Request(
             request_id,
@@ -224,7 +166,7 @@ class Engine:
             tokens,
             params,
             seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
-            max_new_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            max_new_tokens=max_new_tokens if params.max_tokens is None else min(max_new_tokens, params.max_tokens),
             end_token_ids=frozenset() if params.ignore_eos else self.loaded.eos_token_ids,
             namespace=namespace,
             read_cache=read_cache and self.enable_prefix_caching,
@@ -232,7 +174,7 @@ class Engine:
             priority=priority,
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
-        check_fits(
+        validate_capacity(
             request,
             self.cache.num_blocks,
             self.cache.block_size,
@@ -246,20 +188,13 @@ class Engine:
 
         Raises:
             ValueError: an unfinished request has the same id.
-            QueueFullError: more requests wait already than ``max_num_waiting`` allows.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
-        waiting = self.scheduler.waiting
-        if self.max_num_waiting is not None and len(waiting) >= self.max_num_waiting + self.scheduler.num_free_slots:
-            raise QueueFullError(
-                f"{len(waiting)} requests wait already, max_num_waiting={self.max_num_waiting} allows no more",
-                retry_after=math.ceil(waiting.seconds_to_drain()),
-            )
         self._requests[request.request_id] = request
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
-            request.beams = BeamSearch(
+            request.beam_search = BeamSearch(
                 request.params,
                 request.max_new_tokens,
                 request.end_token_ids,
@@ -267,14 +202,14 @@ class Engine:
                 request.grammar,
             )
         else:
-            equip_for_sampling(sequence, self.loaded.tokenizer)
+            prepare_sampling(sequence, self.loaded.tokenizer)
         request.sequences = [sequence]
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
 
     def abort(self, request_id: str) -> bool:
-        """Give a request up and let go of its blocks; False: there is no such unfinished request.
+        """End a request early and release its blocks; False: there is no such unfinished request.
 
-        At once, or after the step within which this is called: the garbage collector may end a stream anywhere.
+        At once, or at the end of the step during which this is called.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -289,74 +224,89 @@ class Engine:
         return True
 
     def step(self) -> list[Request]:
-        """Run one batch.
+        """Run one batch: schedule, execute, process.
+
+        With asynchronous scheduling, the next batch is executed before the one in flight is processed (see `Batch`).
 
         Returns:
             The requests that got tokens or ended; with asynchronous scheduling those of the batch before.
 
         Raises:
-            Exception: whatever the model or the choice of tokens raised; the requests of that batch have then failed with
-                it (`Request.failure`), their blocks are released, and all others go on with the next step.
+            Exception: whatever the model or sampling raised; the requests of that batch have then failed with it
+                (`Request.failure`), their blocks are released, and all others continue with the next step.
         """
-        self._in_step = True
-        try:
-            touched = self._step()
-        finally:
-            self._in_step = False
-            while self._aborted_in_step:
-                self.abort(self._aborted_in_step.pop())
+        with self._deferring_aborts():
+            in_flight, self._in_flight = self._in_flight, None
+            batch = self._schedule(in_flight)
+            with self._failing_only(batch, in_flight):
+                if batch.chunks:
+                    self._executor.execute(batch, in_flight)
+                touched = self._process(in_flight, following=batch)
+                if self.async_scheduling and batch.tokens is not None:
+                    self._in_flight = batch
+                else:
+                    touched += self._process(batch)
+            if not batch.chunks and in_flight is None:
+                touched = self._fail_deferred_request()
         self._publish_events()
-        return touched
+        return list(dict.fromkeys(touched))
 
-    def _step(self) -> list[Request]:
-        previous, self._in_flight = self._in_flight, None
-        if previous is not None and not self.scheduler.reserve_decoding():
-            # Somebody will have to give way, and must know all its tokens when it does.
-            return self._guarded(previous.requests, lambda: self._take(previous))
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            if previous is None:
-                return self._fail_stuck_request()
-            return self._guarded(previous.requests, lambda: self._take(previous))
-        self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
-        self.num_steps += 1
-        self.last_batch = BatchSize(len(chunks), sum(chunk.num_tokens for chunk in chunks))
-        concerned = [chunk.group.request for chunk in chunks] + ([] if previous is None else previous.requests)
-        return self._guarded(concerned, lambda: self._launch_and_take(chunks, previous))
+    def _schedule(self, in_flight: Batch | None) -> Batch:
+        """The next batch; empty if nothing can run before the batch in flight is processed, or at all."""
+        if in_flight is not None and not self.scheduler.reserve_decoding():
+            # Preemption needs every token on the host, so the batch in flight is processed first.
+            return Batch([])
+        batch = Batch(self.scheduler.schedule())
+        if batch.chunks:
+            self.peak_held_blocks = max(self.peak_held_blocks, self.cache.num_held_blocks)
+            self.num_steps += 1
+            self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
+        return batch
 
-    def _launch_and_take(self, chunks: list[ScheduledChunk], previous: LaunchedStep | None) -> list[Request]:
-        launched = self._launcher.launch(chunks, previous)
-        touched = [] if previous is None else self._take(previous, launched)
-        if self.async_scheduling and launched.choice is not None:
-            self._in_flight = launched
-            return touched
-        return list(dict.fromkeys([*touched, *self._take(launched)]))
-
-    def _take(self, step: LaunchedStep, following: LaunchedStep | None = None) -> list[Request]:
-        """Take a step in, and let go of the requests that it ended."""
-        touched = self._taker.take(step, following)
+    def _process(self, batch: Batch | None, following: Batch | None = None) -> list[Request]:
+        """Append a batch's tokens, and remove the requests that it ended."""
+        if batch is None:
+            return []
+        touched = self._output_processor.process(batch, following)
         for request in touched:
             if request.failure is not None:
                 self._discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
-                request.metrics.finished_time = time.monotonic()
-                del self._requests[request.request_id]
-                if self._recorder is not None:
-                    self._recorder.record(
-                        request.namespace,
-                        request.prompt_token_ids,
-                        request.sequences[0].output_token_ids,
-                        request.metrics.arrival_time,
-                    )
+                self._finish(request)
         return touched
 
-    def _guarded(self, concerned: Sequence[Request], work: Callable[[], list[Request]]) -> list[Request]:
-        """Do ``work``; if it fails, so do the requests that it concerned."""
+    def _finish(self, request: Request) -> None:
+        request.metrics.finished_time = time.monotonic()
+        del self._requests[request.request_id]
+        if self._recorder is not None:
+            self._recorder.record(
+                request.namespace,
+                request.prompt_token_ids,
+                request.sequences[0].output_token_ids,
+                request.metrics.arrival_time,
+                request.priority,
+            )
+
+    @contextmanager
+    def _deferring_aborts(self) -> Iterator[None]:
+        """Carry out at the end what is aborted meanwhile: the garbage collector may close a stream anywhere."""
+        self._in_step = True
         try:
-            return work()
+            yield
+        finally:
+            self._in_step = False
+            while self._aborted_in_step:
+                self.abort(self._aborted_in_step.pop())
+
+    @contextmanager
+    def _failing_only(self, *batches: Batch | None) -> Iterator[None]:
+        """If the code inside raises, fail the batches' requests, and no others."""
+        requests = [request for batch in batches if batch is not None for request in batch.requests]
+        try:
+            yield
         except BaseException as error:
-            # What the blocks hold now is unknown: nothing more of this batch may be published.
-            for request in dict.fromkeys(concerned):
+            # What the blocks contain now is unknown: nothing more of these batches may be published.
+            for request in dict.fromkeys(requests):
                 if not request.finished:
                     request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
                     self._discard(request)
@@ -381,9 +331,9 @@ class Engine:
 
     # -- requests that end early ---------------------------------------------------------------------------------
 
-    def _fail_stuck_request(self) -> list[Request]:
-        """Nothing can run: if a request waits although nobody runs, its blocks are held where eviction cannot reach."""
-        group = self.scheduler.refused
+    def _fail_deferred_request(self) -> list[Request]:
+        """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""
+        group = self.scheduler.deferred
         if group is None:
             return []
         request = group.request
@@ -396,15 +346,10 @@ class Engine:
         return [request]
 
     def _discard(self, request: Request) -> None:
-        """Take a request out of the engine as it is, its unfinished sequences' blocks released."""
+        """Remove an unfinished request, keeping no more of it cached than was already published."""
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
-                self.scheduler.drop(sequence)
+                self.scheduler.blocks.drop(sequence)
             self.scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._requests[request.request_id]
-
-
-def _check_whole(name: str, value: int, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")

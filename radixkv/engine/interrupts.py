@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps rather than inside one, so that no half-done step is left behind."""
+"""Ctrl-C takes effect between two steps rather than inside one, so that no step is left half done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class DeferredInterrupt:
-    """Remembers a Ctrl-C until somebody asks."""
+    """Remembers a Ctrl-C until it is asked for."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -28,7 +28,7 @@ class DeferredInterrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[DeferredInterrupt]:
-    """While inside, Ctrl-C only takes note. Signals reach the main thread alone: elsewhere there is nothing to defer."""
+    """While inside, Ctrl-C is only noted. Signals reach the main thread alone: in others there is nothing to defer."""
     interrupt = DeferredInterrupt()
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield interrupt

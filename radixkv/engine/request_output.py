@@ -1,11 +1,11 @@
-"""Requests as the outputs that users get."""
+"""Requests converted to the outputs that users get."""
 
 from __future__ import annotations
 
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.request import Request, Sequence
+from radixkv.scheduling.request import Request, TokenSequence
 
 
 def request_output(request: Request) -> RequestOutput:
@@ -19,7 +19,7 @@ def delta_output(request: Request) -> RequestOutput:
     for sequence in request.sequences:
         start = sequence.num_streamed
         text = "" if sequence.detokenizer is None else sequence.detokenizer.delta()
-        new = sequence.token_ids[request.num_prompt_tokens + start : sequence.num_known]
+        new = sequence.token_ids[request.num_prompt_tokens + start : sequence.num_known_tokens]
         completions.append(_completion(sequence, text, new, start))
         sequence.num_streamed += len(completions[-1].token_ids)
     return _output(request, completions)
@@ -27,11 +27,11 @@ def delta_output(request: Request) -> RequestOutput:
 
 def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
     """A finished search's beams, best first."""
-    assert request.beams is not None and isinstance(request.params, BeamSearchParams)
+    assert request.beam_search is not None and isinstance(request.params, BeamSearchParams)
     tokenizer = loaded.tokenizer
     prompt_ids = request.prompt_token_list
     sequences = []
-    for beam in request.beams.results():
+    for beam in request.beam_search.results():
         logprobs = [
             {
                 token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id]))
@@ -58,11 +58,11 @@ def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
     )
 
 
-def _text(sequence: Sequence) -> str:
+def _text(sequence: TokenSequence) -> str:
     return "" if sequence.detokenizer is None else sequence.detokenizer.text
 
 
-def _completion(sequence: Sequence, text: str, token_ids: list[int], first: int) -> CompletionOutput:
+def _completion(sequence: TokenSequence, text: str, token_ids: list[int], first: int) -> CompletionOutput:
     params = sequence.request.params
     with_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
     return CompletionOutput(

@@ -1,4 +1,4 @@
-"""One request's answer as it arrives in an event loop."""
+"""One request's output as it arrives in an event loop."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from radixkv.engine.thread import News
+from radixkv.engine.thread import RequestUpdate
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 
-Piece = RequestOutput | BeamSearchOutput
+OutputDelta = RequestOutput | BeamSearchOutput
 
 
 class RequestStream:
-    """Iterate to get what is new; whoever stops before the end must `close` it, which aborts the request.
+    """Iterate to get what is new; a reader that stops before the end must `close` it, which aborts the request.
 
-    A reader slower than the engine gets larger pieces, not more of them, so nothing piles up.
+    A reader slower than the engine gets larger deltas, not more of them, so that no queue grows.
 
     Args:
         request_id: the request's.
@@ -26,7 +26,7 @@ class RequestStream:
         self.request_id = request_id
         self.ended = False
         self._on_close: Callable[[RequestStream], None] | None = on_close
-        self._piece: Piece | None = None
+        self._delta: OutputDelta | None = None
         self._failure: Exception | None = None
         self._arrived = asyncio.Event()
 
@@ -35,15 +35,15 @@ class RequestStream:
         """Whether nothing more can be read: it was closed, or read to its end."""
         return self._on_close is None
 
-    def put(self, news: News) -> None:
-        """Take in what the engine delivered."""
-        if isinstance(news, Exception):
-            self._failure = news
-        elif isinstance(news, RequestOutput) and isinstance(self._piece, RequestOutput):
-            self._piece = _joined(self._piece, news)
+    def put(self, update: RequestUpdate) -> None:
+        """Add what the engine delivered."""
+        if isinstance(update, Exception):
+            self._failure = update
+        elif isinstance(update, RequestOutput) and isinstance(self._delta, RequestOutput):
+            self._delta = _merge(self._delta, update)
         else:
-            self._piece = news
-        self.ended = not isinstance(news, RequestOutput) or news.finished
+            self._delta = update
+        self.ended = not isinstance(update, RequestOutput) or update.finished
         self._arrived.set()
 
     def close(self) -> None:
@@ -55,28 +55,28 @@ class RequestStream:
     def __aiter__(self) -> RequestStream:
         return self
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> OutputDelta:
         if self.closed:
             raise StopAsyncIteration
         await self._arrived.wait()
         self._arrived.clear()
-        piece, self._piece = self._piece, None
+        delta, self._delta = self._delta, None
         if self.ended:
             self.close()
         if self._failure is not None:
             raise self._failure
-        assert piece is not None
-        return piece
+        assert delta is not None
+        return delta
 
 
-def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two successive pieces of one request as one."""
+def _merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two successive deltas of one request as one."""
     earlier = {output.index: output for output in first.outputs}
-    outputs = [_joined_output(earlier[o.index], o) if o.index in earlier else o for o in second.outputs]
+    outputs = [_merge_outputs(earlier[o.index], o) if o.index in earlier else o for o in second.outputs]
     return replace(second, outputs=outputs)
 
 
-def _joined_output(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
+def _merge_outputs(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
     logprobs = None if second.logprobs is None else (first.logprobs or []) + second.logprobs
     return replace(
         second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids, logprobs=logprobs

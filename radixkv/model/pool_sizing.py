@@ -1,4 +1,4 @@
-"""How many blocks the key-value pool gets."""
+"""The number of blocks of the KV pool."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def choose_num_blocks(
     gpu_memory_utilization: float,
     measure_activations: Callable[[], int],
 ) -> int:
-    """Blocks that the memory allows.
+    """Blocks that fit into memory.
 
     Args:
-        block_bytes: of one block in all layers.
-        max_useful: more blocks than this a CPU does not take unasked.
-        kv_cache_memory_bytes: exactly so many bytes; None: 1 GiB on a CPU, what is left on a GPU.
-        gpu_memory_utilization: share of a GPU's memory that all of this process and others may use.
-        measure_activations: runs the largest step and returns the bytes that it took and gave back.
+        block_bytes: bytes of one block in all layers.
+        max_useful: on a CPU, no more blocks than this unless ``kv_cache_memory_bytes`` is given.
+        kv_cache_memory_bytes: bytes to use; None: up to 1 GiB on a CPU, the available memory on a GPU.
+        gpu_memory_utilization: share of a GPU's memory that this and all other processes may use together.
+        measure_activations: runs the largest step and returns its peak of temporary bytes.
 
     Raises:
-        ValueError: not one block fits; with the figures.
+        ValueError: not one block fits, or ``gpu_memory_utilization`` is out of range.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization: expected above 0 and up to 1, got {gpu_memory_utilization!r}")
@@ -44,11 +44,11 @@ def choose_num_blocks(
     activations = measure_activations()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    left = int(total * gpu_memory_utilization) - (total - free) - activations
-    if left < block_bytes:
+    available = int(total * gpu_memory_utilization) - (total - free) - activations
+    if available < block_bytes:
         raise ValueError(
-            f"gpu_memory_utilization: {gpu_memory_utilization} of {total / 2**30:.1f} GiB leaves {left / 2**30:.2f} GiB "
+            f"gpu_memory_utilization: {gpu_memory_utilization} of {total / 2**30:.1f} GiB leaves {available / 2**30:.2f} GiB "
             f"beside {(total - free) / 2**30:.1f} GiB in use and {activations / 2**30:.1f} GiB for a step, "
             f"less than a block of {block_bytes:,} bytes"
         )
-    return left // block_bytes
+    return available // block_bytes

@@ -6,10 +6,9 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,55 +16,53 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, QueryChunk
+from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu_backend import CpuBackend
-from radixkv.cache import BlockCopy, BlockTable
+from radixkv.attention.cpu import CpuBackend
+from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.compiled_layers import (
     Attend,
-    attend_opaquely,
-    attention_of_compiled_layers,
     compile_layers,
-    run_layers_as_they_are,
+    opaque_attention,
+    set_compiled_attention,
+    uncompile_layers,
 )
 from radixkv.model.loader import LoadedModel
 
 if TYPE_CHECKING:
-    from radixkv.attention.padded_decode import PaddedDecode
+    from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
 
 
-class LogitRows(Enum):
-    """Which of a chunk's tokens need logits."""
-
-    NONE = 0
-    LAST = 1
-    ALL = 2
+# Instead of an index into the device's tokens: the host knows the token.
+HOST_TOKEN = -1
 
 
-# Not frozen: hundreds are made a step, which would take four times as long.
 @dataclass(slots=True)
-class ModelChunk:
-    """The new tokens of one sequence: ``token_ids`` follow the ``num_context`` tokens already in ``table``'s blocks.
+class ModelInput:
+    """One packed forward pass, column by column.
 
     Attributes:
-        chosen_index: not None: the one token is still on the device, at this place among those that `run` is given.
+        token_ids: int64 ``[tokens]``: the sequences' new tokens, one sequence after the other.
+        queries: the sequences' block tables, and how many tokens they have in them and add.
+        num_logits: int64 ``[sequences]``: for how many of its last tokens each sequence needs logits.
+        device_indices: int64 ``[sequences]``: where among the tokens on the device a sequence's only new token is;
+            `HOST_TOKEN`: its tokens are in ``token_ids``.
     """
 
     token_ids: NDArray[np.int64]
-    num_context: int
-    table: BlockTable
-    logit_rows: LogitRows
-    chosen_index: int | None = None
+    queries: QueryBatch
+    num_logits: NDArray[np.int64]
+    device_indices: NDArray[np.int64]
 
 
 def _attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Attention that looks at nothing, to measure what all the rest takes."""
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -106,7 +103,7 @@ class ModelRunner:
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 module.radixkv_runner = self
-        run_layers_as_they_are(self._model)
+        uncompile_layers(self._model)
         self._probe(loaded.name)
         if enable_torch_compile:
             self._compile(loaded.name)
@@ -140,64 +137,67 @@ class ModelRunner:
             self._backend.copy_blocks(copies)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute the chunks' tokens and store their keys and values.
+    def run(self, model_input: ModelInput, device_tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the input's tokens and store their keys and values.
 
         Args:
-            chosen: int64 tokens on the device, to which the chunks' ``chosen_index`` refer.
+            device_tokens: int64 tokens on the device, to which ``model_input.device_indices`` refer.
 
         Returns:
-            float32 logits ``[rows, vocabulary]``: the rows that the chunks ask for, in the order of ``chunks``.
+            float32 logits ``[rows, vocabulary]``: ``num_logits`` rows per sequence, in the order of the input.
         """
         with self._on_device:
-            return self._run(chunks, chosen)
+            return self._run(model_input, device_tokens)
 
-    def _run(self, chunks: Sequence[ModelChunk], chosen: torch.Tensor | None) -> torch.Tensor:
+    def _run(self, model_input: ModelInput, device_tokens: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
-        batch = self._backend.prepare(
-            [QueryChunk(c.table.block_ids, c.num_context, len(c.token_ids), c.table, c.table.version) for c in chunks]
-        )
-        token_ids = self._token_ids([chunks[i] for i in batch.order], batch.row_starts, chosen)
-        if self._graphs is not None and all(
-            len(c.token_ids) == 1 and c.logit_rows is not LogitRows.NONE for c in chunks
-        ):
+        num_new, num_logits = model_input.queries.num_new, model_input.num_logits
+        batch = self._backend.prepare(model_input.queries)
+        order = np.array(batch.order)
+        row_starts = np.array(batch.row_starts)
+        token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
+        if self._graphs is not None and bool((num_new == 1).all() and (num_logits == 1).all()):
             decoded = self._graphs.run(token_ids, batch)
             if decoded is not None:
-                row_of = np.empty(len(chunks), dtype=np.int64)
-                row_of[batch.order] = np.arange(len(chunks))
+                row_of = np.empty(len(order), dtype=np.int64)
+                row_of[order] = np.arange(len(order))
                 return decoded[to_device(torch.from_numpy(row_of), self._device)].float()
-        last_row = {chunk: batch.row_starts[place + 1] - 1 for place, chunk in enumerate(batch.order)}
-        keep: list[int] = []
-        for index, chunk in enumerate(chunks):
-            count = {LogitRows.NONE: 0, LogitRows.LAST: 1, LogitRows.ALL: len(chunk.token_ids)}[chunk.logit_rows]
-            keep.extend(range(last_row[index] + 1 - count, last_row[index] + 1))
-        # Heads do not take an empty batch: where no row is asked for, one is computed and dropped.
-        rows = to_device(torch.tensor(keep or [0]), self._device)
+        stops = np.empty(len(order), dtype=np.int64)
+        stops[order] = row_starts[1:]
+        keep = _ranges(stops - num_logits, num_logits)
+        # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
+        rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
         logits = self._forward(token_ids, batch.positions, rows, batch.attend)
         return logits[: len(keep)].float()
 
     def _token_ids(
-        self, chunks: Sequence[ModelChunk], row_starts: Sequence[int], chosen: torch.Tensor | None
+        self,
+        model_input: ModelInput,
+        order: NDArray[np.int64],
+        row_starts: NDArray[np.int64],
+        device_tokens: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The packed batch's tokens on the device, those that never left it among them."""
-        known = np.concatenate([chunk.token_ids for chunk in chunks])
+        """The packed batch's tokens on the device in the backend's order, those that never left it among them."""
+        num_new = model_input.queries.num_new
+        starts = num_new.cumsum() - num_new
+        known = model_input.token_ids[_ranges(starts[order], num_new[order])]
         token_ids = to_device(torch.from_numpy(known), self._device)
-        places = [
-            (row, c.chosen_index) for row, c in zip(row_starts, chunks, strict=False) if c.chosen_index is not None
-        ]
-        if places:
-            assert chosen is not None
-            rows, indices = to_device(torch.tensor(places), self._device).unbind(1)
-            token_ids[rows] = chosen[indices]
+        indices = model_input.device_indices[order]
+        (on_device,) = (indices != HOST_TOKEN).nonzero()
+        if len(on_device):
+            assert device_tokens is not None
+            pairs = torch.from_numpy(np.stack((row_starts[on_device], indices[on_device])))
+            rows, sources = to_device(pairs, self._device).unbind(0)
+            token_ids[rows] = device_tokens[sources]
         return token_ids
 
     def attend_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
-        return self._attend(self._layer_of[layer_idx], query, key, value, **options)
+        return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
@@ -205,7 +205,7 @@ class ModelRunner:
         """The logits of ``rows``; without ``attend``, the layers' shapes are noted and nothing is attended."""
         self._attend = attend
         try:
-            with attention_of_compiled_layers(self.attend_layer):
+            with set_compiled_attention(self.attend_layer):
                 output = self._model(
                     input_ids=token_ids.unsqueeze(0),
                     position_ids=positions.unsqueeze(0),
@@ -227,7 +227,7 @@ class ModelRunner:
     def measure_activations(
         self, num_tokens: int, num_logit_rows: int, use_logits: Callable[[torch.Tensor], None]
     ) -> int:
-        """Run a step of ``num_tokens`` on a GPU. Instead of attention, have its room.
+        """Run a step of ``num_tokens`` on a GPU, with memory for attention's results but without attending.
 
         Args:
             use_logits: does with the step's logits what takes the most memory.
@@ -256,7 +256,7 @@ class ModelRunner:
         self._forward(torch.zeros_like(positions), positions, positions[:1], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-        self._layer_of = {layer_idx: place for place, layer_idx in enumerate(sorted(self._probed))}
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()
     def _compile(self, name: str) -> None:
@@ -267,7 +267,7 @@ class ModelRunner:
                 positions = torch.arange(num_tokens, device=self._device)
                 self._forward(torch.zeros_like(positions), positions, positions[:1], _attend_nothing)
         except Exception as error:  # uncompiled, the same has just run
-            run_layers_as_they_are(self._model)
+            uncompile_layers(self._model)
             reason = " ".join(str(error).split("\n")[:2])
             raise UnsupportedModelError(
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
@@ -282,6 +282,12 @@ class ModelRunner:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``starts[i], starts[i] + 1, ...``, ``counts[i]`` numbers each, one range after the other."""
+    offsets: NDArray[np.int64] = starts - counts.cumsum() + counts
+    return np.arange(counts.sum()) + offsets.repeat(counts)
+
+
 def _attention_function(
     module: Any,
     query: torch.Tensor,
@@ -290,17 +296,13 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    given = {
-        "scale": options.get("scaling") or query.shape[-1] ** -0.5,
-        "softcap": options.get("softcap"),
-        "sliding_window": options.get("sliding_window"),
-        "sinks": options.get("s_aux"),
-    }
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    given = scale, options.get("softcap"), options.get("sliding_window"), options.get("s_aux")
     if torch.compiler.is_compiling():
-        return attend_opaquely(module.radixkv_layer_idx, query, key, value, **given), None
+        return opaque_attention(module.radixkv_layer_idx, query, key, value, *given), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
-    return runner.attend_layer(module.layer_idx, query, key, value, **given), None
+    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -1,4 +1,4 @@
-"""`PrefixCache.explain` in words: what of a prompt is cached, and what to do that more of it is."""
+"""`PrefixCache.explain` as text: how much of a prompt is cached, and how to have more of it cached."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CONTEXT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A prompt and the nearest cached one, around the token at which they part.
+    """A prompt and the cached one with the longest common prefix, around the first token that differs.
 
     Attributes:
-        position: how many tokens they have in common.
-        before: text of the last common tokens.
-        prompt, cached: texts of the tokens that follow on either side, one by one.
+        position: length of the common prefix, in tokens.
+        before: text of the last tokens of the common prefix.
+        prompt, cached: texts of the tokens that follow in each, one entry per token.
     """
 
     position: int
@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PromptExplanation:
-    """What of a prompt would be reused now, and why not more; ``str`` says it in sentences."""
+    """How much of a prompt would be reused now, and why not more; ``str`` gives it as sentences."""
 
     num_prompt_tokens: int
     num_reused_tokens: int
@@ -52,7 +52,7 @@ class PromptExplanation:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As data for JSON."""
         difference = self.difference
         return {
             "num_prompt_tokens": self.num_prompt_tokens,
@@ -79,8 +79,8 @@ class PromptExplanation:
         }
 
 
-def in_words(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
-    """An explanation with texts in place of token ids."""
+def decode_explanation(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:
+    """An explanation with its token ids decoded to texts."""
     divergence = explanation.divergence
     difference = None
     if divergence is not None:
@@ -97,7 +97,7 @@ def in_words(explanation: Explanation, prompt_token_ids: Sequence[int], decode: 
 
 
 def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_size: int) -> PromptExplanation:
-    """What of a prompt would be reused after others were answered, in a cache where nothing is ever evicted.
+    """How much of a prompt would be reused after ``earlier`` prompts, in a cache without evictions.
 
     Raises:
         ValueError: the prompt has no tokens.
@@ -109,7 +109,7 @@ def explain_after(prompt: str, earlier: Sequence[str], tokenizer: Any, block_siz
         cache.reserve(table, len(tokens))
         cache.append(table, tokens[table.num_tokens :])
         cache.close(table)
-    return in_words(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
+    return decode_explanation(cache.explain(prompts[-1]), prompts[-1], tokenizer.decode)
 
 
 def _sentence(part: Computed) -> str:
@@ -120,8 +120,8 @@ def _sentence(part: Computed) -> str:
             return f"{tokens} from {part.start} on: not seen before, as far as is remembered"
         case Reason.EVICTED:
             return (
-                f"{tokens} from {part.start} on: evicted {part.evicted_seconds_ago:.0f} s ago, when nobody had used them "
-                f"for {part.unused_seconds:.0f} s; used {times} before. More memory or a pin would keep them"
+                f"{tokens} from {part.start} on: evicted {part.evicted_seconds_ago:.0f} s ago, unused for "
+                f"{part.unused_seconds:.0f} s; used {times} before. More memory or a pin would keep them"
             )
         case Reason.OTHER_NAMESPACE:
             return f"{tokens} from {part.start} on: cached, but under another cache salt, which never shares"

@@ -1,4 +1,4 @@
-"""How a recorded trace names itself: what `radixkv.engine.trace_recorder` writes and `radixkv.observe.simulate` reads."""
+"""Name and version of the trace format: written by `radixkv.engine.trace_recorder`, read by `radixkv.observe.simulate`."""
 
 from __future__ import annotations
 

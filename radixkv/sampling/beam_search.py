@@ -1,11 +1,11 @@
-"""Beam search over block tables: which continuations go on, which are done.
+"""Beam search over block tables: which continuations keep running, which are finished.
 
 The rules are those of transformers' `generate` (``early_stopping=False``), so that results are equal: of all beams'
-continuations the best ``2 x width`` are looked at; those that end among the best ``width`` compete for the finished
-places by ``score / length ** length_penalty``; the best ``width`` of the rest go on; the search ends when no running
-beam, scored at its present length, beats the worst finished one.
+continuations the best ``2 x width`` are candidates; those that end among the best ``width`` compete for the ``width``
+finished beams by ``score / length ** length_penalty``; the best ``width`` of the rest keep running; the search ends when no
+running beam, scored at its present length, beats the worst finished one.
 
-Nothing here knows of blocks: `Continuation.parent` tells the engine which tables to fork and which to drop.
+This module does not know blocks: from `Continuation.parent` the engine knows which tables to fork and which to close.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixkv.sampling.structured_output import GrammarState, bar_tokens
+from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
 from radixkv.sampling_params import BeamSearchParams
 
 TopLogprobs = list[tuple[int, float, int]]
@@ -24,13 +24,13 @@ TopLogprobs = list[tuple[int, float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Beam ``parent`` goes on with ``token_id``.
+    """Beam ``parent`` continued by ``token_id``.
 
     Attributes:
         score: sum of the log-probabilities of all generated tokens, this one included.
         logprob: this token's own.
-        rank: this token's place among its parent's continuations, from 1.
-        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where they were asked for.
+        rank: this token's rank among its parent's continuations, from 1.
+        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where requested.
     """
 
     parent: int
@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeam:
-    """A complete beam: ``history`` is its continuations from the first generated token to the last."""
+    """A finished beam; ``history`` has its continuations from the first generated token to the last."""
 
     history: tuple[Continuation, ...]
     penalized_score: float
@@ -59,10 +59,10 @@ class BeamSearch:
     """The state of one search.
 
     Args:
-        params: width, length penalty and the rest.
+        params: width, length penalty and all other options.
         max_tokens: tokens to generate at most.
         end_token_ids: tokens that end a beam.
-        grammar: what every beam must keep to; None: anything.
+        grammar: constrains every beam; None: unconstrained.
         find_stop: given a beam's generated token ids, the stop string that its text now contains, or None.
     """
 
@@ -79,7 +79,7 @@ class BeamSearch:
         self._end_token_ids = end_token_ids
         self._find_stop = find_stop
         self._histories: list[tuple[Continuation, ...]] = [()]
-        # One a running beam, where there is a grammar.
+        # One per running beam, where there is a grammar; otherwise empty.
         self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
         self._finished: list[FinishedBeam] = []
         self.done = False
@@ -100,7 +100,7 @@ class BeamSearch:
             logits: float32 ``[running beams, vocabulary]``.
 
         Returns:
-            The beams that go on, best first, at most the width; none when the search is done.
+            The beams that keep running, best first, at most the width; none when the search is done.
 
         Raises:
             StructuredOutputError: the grammar cannot be followed further.
@@ -109,18 +109,18 @@ class BeamSearch:
         grammars: list[GrammarState] = []
         length = self.num_generated + 1
         ended: list[FinishedBeam] = []
-        for place, candidate in enumerate(self._candidates(logits)):
+        for rank, candidate in enumerate(self._candidates(logits)):
             history = (*self._histories[candidate.parent], candidate)
-            reason = self._end_of(history)
+            finish = self._finish_of(history)
             if self._grammars:
                 grammar = self._advanced_grammar(candidate)
-                reason = ("stop", None) if reason is None and grammar.complete else reason
-                grammars += [grammar] if reason is None else []
-            if reason is None:
+                finish = ("stop", None) if finish is None and grammar.complete else finish
+                grammars += [grammar] if finish is None else []
+            if finish is None:
                 running.append(candidate)
-            elif place < self._params.beam_width:
-                ended.append(FinishedBeam(history, self._penalize(candidate.score, length), *reason))
-        # Stable: of equal scores, the beam that finished earlier stays.
+            elif rank < self._params.beam_width:
+                ended.append(FinishedBeam(history, self._penalize(candidate.score, length), *finish))
+        # The sort is stable: of equal scores, the beam that finished earlier is kept.
         self._finished = sorted(self._finished + ended, key=lambda beam: -beam.penalized_score)
         del self._finished[self._params.beam_width :]
 
@@ -140,45 +140,45 @@ class BeamSearch:
         return grammar
 
     def _candidates(self, logits: torch.Tensor) -> Sequence[Continuation]:
-        """The best continuations of all beams: enough that ``width`` go on even if every end token is among them."""
+        """The best continuations of all beams: enough that ``width`` keep running even if every end token is among them."""
         width, vocab_size = self._params.beam_width, logits.shape[1]
         count = max(2, 1 + len(self._end_token_ids)) * width
         if self._params.temperature >= 1e-5:
             logits = logits / self._params.temperature
-        # Only the best few of each row are wanted: their log-softmax needs the row's log-sum-exp, not a new matrix.
+        # Only the top-k of each row are needed: their log-softmax takes the row's log-sum-exp, not a new matrix.
         per_beam = min(count, vocab_size)
         allowed = logits
         if self._grammars:
             allowed = logits.clone()
-            bar_tokens(allowed, dict(enumerate(self._grammars)))
-        # Probabilities stay those of the whole vocabulary, as in transformers' constrained beam search.
-        best, token_ids = torch.topk(allowed, per_beam)
-        logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
-        before = [[history[-1].score if history else 0.0] for history in self._histories]
-        scores = logprobs + torch.tensor(before, device=logits.device)
-        top_scores, places = torch.topk(scores.view(-1), min(count, scores.numel()))
+            apply_grammar_bitmask(allowed, dict(enumerate(self._grammars)))
+        # Probabilities are over the whole vocabulary, as in transformers' constrained beam search.
+        top_logits, token_ids = torch.topk(allowed, per_beam)
+        logprobs = top_logits - torch.logsumexp(logits, dim=-1, keepdim=True)
+        parent_scores = [[history[-1].score if history else 0.0] for history in self._histories]
+        scores = logprobs + torch.tensor(parent_scores, device=logits.device)
+        top_scores, flat_indices = torch.topk(scores.view(-1), min(count, scores.numel()))
         num_top = self._params.logprobs or 0
-        tops = [
+        top_logprobs = [
             [(int(t), float(p), rank + 1) for rank, (t, p) in enumerate(zip(row_ids, row_logprobs, strict=True))]
             for row_ids, row_logprobs in zip(
                 token_ids[:, :num_top].tolist(), logprobs[:, :num_top].tolist(), strict=True
             )
         ]
-        columns = (top_scores, places, token_ids.view(-1)[places], logprobs.view(-1)[places])
+        columns = (top_scores, flat_indices, token_ids.view(-1)[flat_indices], logprobs.view(-1)[flat_indices])
         return [
             Continuation(
-                parent=place // per_beam,
+                parent=flat_index // per_beam,
                 token_id=token_id,
                 score=score,
                 logprob=logprob,
-                rank=place % per_beam + 1,
-                top_logprobs=tops[place // per_beam],
+                rank=flat_index % per_beam + 1,
+                top_logprobs=top_logprobs[flat_index // per_beam],
             )
-            for score, place, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
+            for score, flat_index, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
             if score > -math.inf
         ]
 
-    def _end_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:
+    def _finish_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:
         if history[-1].token_id in self._end_token_ids:
             return "stop", None
         if self._params.stop_strings:

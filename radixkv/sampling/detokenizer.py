@@ -1,4 +1,4 @@
-"""Text from tokens as they come, and the stop strings in it."""
+"""Incremental detokenization, and the search for stop strings."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What decoding gives for bytes that are not yet, or never, a whole character.
+# What decoding yields for bytes that do not, or do not yet, form a complete character.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
-# So many of a prompt's last tokens decide how the first new one reads.
+# The number of a prompt's last tokens that the text of the first new token may depend on.
 _CONTEXT_TOKENS = 5
 
 
 class IncrementalDetokenizer:
     """The text of one answer.
 
-    Only the last few tokens are decoded each time. How a token reads can depend on the one before (a leading space, the
+    Only the last few tokens are decoded each time. The text of a token can depend on the one before (a leading space, the
     bytes of one character), so a window is decoded with and without its newest tokens, and the difference is the new text::
 
-        token ids   ... a b c d | e f        prefix = a b c d, already text
-                        └─ window ─┘         new text = decode(a..f) minus decode(a..d)
+        token ids      ...  a b c d e f       new text = decode(a..f) minus decode(a..d)
+        prefix_offset ──────┘       │
+        read_offset   ──────────────┘         all before it is already text
 
-    The first window is the end of the prompt: tokenizers in the style of SentencePiece leave out the space that a text begins
-    with, and an answer begins in the middle of one. Text is final once it does not end inside a character. (The scheme of
-    vLLM and text-generation-inference.)
+    The first window is the end of the prompt: SentencePiece-style tokenizers drop the leading space of a text, and an answer
+    starts in the middle of one. Text is final once it does not end inside a character. (The scheme of vLLM and
+    text-generation-inference.)
 
     Args:
         tokenizer: a transformers tokenizer.
-        prompt_token_ids: what comes before the answer; the last few are looked at.
+        prompt_token_ids: the tokens before the answer; only the last few are used.
         skip_special_tokens: leave special tokens out.
         stop: strings that end the text.
         include_stop_str_in_output: whether the text then ends with the string, or before it.
@@ -48,53 +49,53 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = list(stop)
-        self._include_stop = include_stop_str_in_output
-        self._held_back = max((len(string) for string in self._stop), default=1) - 1
+        self._include_stop_str = include_stop_str_in_output
+        self._stop_buffer_length = max((len(string) for string in self._stop), default=1) - 1
         self._token_ids = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
-        self._window_start = 0
-        self._num_read = len(self._token_ids)
-        if self._decode(0, self._num_read).endswith(_INCOMPLETE):
-            # The first new bytes may complete a character of the prompt's: they must not be taken for its own.
-            self._token_ids, self._num_read = [], 0
+        self._prefix_offset = 0
+        self._read_offset = len(self._token_ids)
+        if self._decode(0, self._read_offset).endswith(_INCOMPLETE):
+            # The first new bytes may complete a character of the prompt: they must not be decoded together with it.
+            self._token_ids, self._read_offset = [], 0
         self._text = ""
-        self._num_given = 0
+        self._num_streamed = 0
         self._complete = False
 
     @property
     def text(self) -> str:
-        """All text so far, a stop string cut off."""
+        """All text so far, without the stop string."""
         return self._text
 
     def append(self, token_ids: Sequence[int], may_stop: bool = True) -> str | None:
         """Add tokens; returns the stop string that the new text completes, the one that ends first, or None.
 
         Args:
-            may_stop: False: stop strings are text like any other still.
+            may_stop: False: stop strings are treated as plain text (before ``min_tokens``).
         """
         for token_id in token_ids:
             self._token_ids.append(token_id)
-            before = self._decode(self._window_start, self._num_read)
-            after = self._decode(self._window_start, len(self._token_ids))
+            before = self._decode(self._prefix_offset, self._read_offset)
+            after = self._decode(self._prefix_offset, len(self._token_ids))
             if len(after) <= len(before) or after.endswith(_INCOMPLETE):
                 continue
-            stop = self._add(after[len(before) :], may_stop)
-            self._window_start, self._num_read = self._num_read, len(self._token_ids)
+            stop = self._append_text(after[len(before) :], may_stop)
+            self._prefix_offset, self._read_offset = self._read_offset, len(self._token_ids)
             if stop is not None:
                 return stop
         return None
 
     def finish(self) -> None:
-        """No more tokens will come: bytes that are no whole character are text now, and nothing is held back."""
-        if not self._complete and self._num_read < len(self._token_ids):
-            before = self._decode(self._window_start, self._num_read)
-            self._add(self._decode(self._window_start, len(self._token_ids))[len(before) :], may_stop=False)
+        """End the text: incomplete characters become text, and `delta` withholds nothing any more."""
+        if not self._complete and self._read_offset < len(self._token_ids):
+            before = self._decode(self._prefix_offset, self._read_offset)
+            self._append_text(self._decode(self._prefix_offset, len(self._token_ids))[len(before) :], may_stop=False)
         self._complete = True
 
     def delta(self) -> str:
-        """Text that is new since the last call and final: no stop string can still begin in it."""
-        end = len(self._text) if self._complete else max(self._num_given, len(self._text) - self._held_back)
-        piece = self._text[self._num_given : end]
-        self._num_given = end
+        """Text that is new since the last call and final: it cannot become part of a stop string."""
+        end = len(self._text) if self._complete else max(self._num_streamed, len(self._text) - self._stop_buffer_length)
+        piece = self._text[self._num_streamed : end]
+        self._num_streamed = end
         return piece
 
     def _decode(self, start: int, stop: int) -> str:
@@ -105,14 +106,14 @@ class IncrementalDetokenizer:
         )
         return text
 
-    def _add(self, piece: str, may_stop: bool) -> str | None:
-        search_from = max(0, len(self._text) - self._held_back)
+    def _append_text(self, piece: str, may_stop: bool) -> str | None:
+        search_from = max(0, len(self._text) - self._stop_buffer_length)
         self._text += piece
-        places = [(self._text.find(stop, search_from), stop) for stop in self._stop] if may_stop else []
-        found = [(place + len(stop), stop) for place, stop in places if place >= 0]
+        positions = [(self._text.find(stop, search_from), stop) for stop in self._stop] if may_stop else []
+        found = [(position + len(stop), stop) for position, stop in positions if position >= 0]
         if not found:
             return None
         end, stop = min(found)
-        self._text = self._text[: end if self._include_stop else end - len(stop)]
+        self._text = self._text[: end if self._include_stop_str else end - len(stop)]
         self._complete = True
         return stop

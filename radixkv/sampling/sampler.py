@@ -1,11 +1,11 @@
 """From a batch's logits to one token a row.
 
-Random numbers belong to the request, never to the batch: every draw is a race (`radixkv.sampling.exponential`)
-whose variates are a pure function of the request's seed, the sample, the number of the token and the token id. So neither
-batch mates, nor what was cached, nor preemption changes a draw; there is no generator state to lose.
+Random numbers belong to the request, never to the batch: every draw (`radixkv.sampling.exponential`) uses variates that are a
+pure function of the request's seed, the sample, the token's index and the candidate's token id. So neither batch mates, nor
+what was cached, nor preemption changes a draw; there is no generator state to lose.
 
 How far that reaches: another batch shape can change the order of additions in a matrix product, and with it a logit by
-about 1e-6 relative. A draw then differs only where the two first of the race are that close. (Inverting the cumulated
+about 1e-6 relative. A draw then differs only where its two best candidates are that close. (Inverting the cumulative
 distribution would be cheaper, but every border between two tokens moves with the sum of all changes before it: of 1,400
 tokens sampled at temperature 1 alone and in a batch of 32, three differed.)
 """
@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
-from radixkv.sampling.exponential import FIRST_LOOK, Racer, draw
-from radixkv.sampling.structured_output import GrammarState, bar_tokens
+from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, SamplingRow, draw
+from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -30,14 +30,14 @@ TokenLogprob = tuple[int, float, int]
 
 
 @dataclass(eq=False)
-class SamplingRow:
+class SamplingState:
     """What the sampler needs of one sequence; the engine owns it and appends to ``output_token_ids``.
 
     Attributes:
         seed: the request's.
-        sample_index: which of the request's answers.
-        forbidden_token_ids: cannot be chosen before ``min_tokens`` are there, unless the grammar leaves nothing else.
-        grammar: what the answer must keep to.
+        sample_index: which of the request's samples.
+        forbidden_token_ids: masked until ``min_tokens`` are generated, unless the grammar allows nothing else.
+        grammar: constrains the output; None: unconstrained.
     """
 
     params: SamplingParams
@@ -48,13 +48,13 @@ class SamplingRow:
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
 
-    def racer(self, num_unknown: int = 0) -> Racer:
-        """What the draw of the next token depends on, or of the one ``num_unknown`` later."""
-        return Racer(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_unknown)
+    def row(self, num_placeholders: int = 0) -> SamplingRow:
+        """What the draw of the next token depends on, or of the one ``num_placeholders`` later."""
+        return SamplingRow(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_placeholders)
 
     @property
     def needs_host(self) -> bool:
-        """Whether the next choice takes more than logits and random numbers: tokens that came before, or an account."""
+        """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
         return self.changes_logits or self.grammar is not None or self.params.logprobs is not None
 
     @property
@@ -71,125 +71,116 @@ class SamplingRow:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token; with ``logprobs`` asked for, the likeliest tokens and itself as ``top_logprobs``."""
+    """A sampled token; with ``logprobs`` asked for, the likeliest tokens and itself as ``top_logprobs``."""
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Sampler:
-    """Chooses tokens; keeps nothing between calls."""
+def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+    """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-        """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
-
-        Logits are barred by grammars, biased, barred and penalized, divided by the temperature, then cut by min_p, top_k and
-        top_p, in that order. Reported log-probabilities are the model's own, from before all that.
-        """
-        raw = logits
-        changed = [i for i, row in enumerate(rows) if row.changes_logits]
-        grammars = {i: row.grammar for i, row in enumerate(rows) if row.grammar is not None}
-        if changed or grammars:
-            logits = logits.clone()
-            if grammars:
-                bar_tokens(logits, grammars)
-            for i in changed:
-                _change_logits(logits[i], rows[i])
-        token_ids, _ = self.choose(logits, rows, [0] * len(rows)).fetch()
-        described: dict[int, SampledToken] = {}
-        with_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-        if with_logprobs:
-            counts = [rows[i].params.logprobs or 0 for i in with_logprobs]
-            tokens = _with_logprobs(raw[with_logprobs], [token_ids[i] for i in with_logprobs], counts)
-            described = dict(zip(with_logprobs, tokens, strict=True))
-        return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
-
-    def choose(self, logits: torch.Tensor, rows: Sequence[SamplingRow], num_unknown: Sequence[int]) -> Choice:
-        """One token for each row, of rows that need the host for nothing; see `Choice`."""
-        return Choice(logits, rows, num_unknown)
-
-    def prompt_logprobs(self, logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
-        """What ``logits`` (``[tokens, vocabulary]``) say of the tokens that follow, and of the ``count`` likeliest."""
-        return _with_logprobs(logits, targets, [count] * len(targets))
+    Logits are masked by grammars, biased, masked by ``min_tokens``, penalized, divided by the temperature, then truncated by
+    min_p, top_k and top_p, in that order. Reported log-probabilities are the model's own, from before all that.
+    """
+    raw = logits
+    changed = [i for i, state in enumerate(states) if state.changes_logits]
+    grammars = {i: state.grammar for i, state in enumerate(states) if state.grammar is not None}
+    if changed or grammars:
+        logits = logits.clone()
+        if grammars:
+            apply_grammar_bitmask(logits, grammars)
+        for i in changed:
+            _change_logits(logits[i], states[i])
+    token_ids, _ = InFlightTokens(logits, states, [0] * len(states)).fetch()
+    described: dict[int, SampledToken] = {}
+    with_logprobs = [i for i, state in enumerate(states) if state.params.logprobs is not None]
+    if with_logprobs:
+        counts = [states[i].params.logprobs or 0 for i in with_logprobs]
+        tokens = _with_logprobs(raw[with_logprobs], [token_ids[i] for i in with_logprobs], counts)
+        described = dict(zip(with_logprobs, tokens, strict=True))
+    return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
 
 
-class Choice:
-    """One token for each row of a batch, chosen on the logits' device; nothing is waited for until `fetch`.
+def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
+    """What ``logits`` (``[tokens, vocabulary]``) say of the tokens that follow, and of the ``count`` likeliest."""
+    return _with_logprobs(logits, targets, [count] * len(targets))
 
-    The tokens are on their way to the host from the beginning, so that `fetch` waits for this batch and not for what was
-    launched after it.
+
+class InFlightTokens:
+    """One token for each row of a batch, sampled on the logits' device and being copied to the host.
+
+    The copy starts at once, so that `fetch` waits for this batch and not for what was launched after it.
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        rows: as `Sampler.sample`'s.
-        num_unknown: for each row, how many tokens before this one are chosen and not yet in ``output_token_ids``.
+        states: of the rows' sequences, none of which `needs_host`, or whose logits are changed already.
+        num_placeholders: for each row, how many tokens before this one are sampled and not yet in ``output_token_ids``.
 
     Attributes:
-        token_ids: int64 ``[rows]`` on the device. A few may turn out otherwise, see `fetch`.
+        token_ids: int64 ``[rows]`` on the device. A few may differ from what `fetch` returns.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[SamplingRow], num_unknown: Sequence[int]) -> None:
+    def __init__(self, logits: torch.Tensor, states: Sequence[SamplingState], num_placeholders: Sequence[int]) -> None:
         self._logits = logits
-        self._drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-        self._racers = [rows[i].racer(num_unknown[i]) for i in self._drawn]
-        settled: torch.Tensor | None = None
-        if len(self._drawn) == len(rows):
-            self.token_ids, settled = draw(logits, self._racers)
+        self._drawn = [i for i, state in enumerate(states) if not state.params.greedy]
+        self._rows = [states[i].row(num_placeholders[i]) for i in self._drawn]
+        final: torch.Tensor | None = None
+        if len(self._drawn) == len(states):
+            self.token_ids, final = draw(logits, self._rows)
         else:
             self.token_ids = logits.argmax(-1)
             if self._drawn:
-                # Indexing by the list itself would wait for the device.
+                # Indexing by the list itself would synchronize with the device.
                 drawn = to_device(torch.tensor(self._drawn), logits.device)
-                self.token_ids[drawn], settled = draw(logits[drawn], self._racers)
-        self._chosen = self.token_ids.to("cpu", non_blocking=True)
-        self._settled = None if settled is None else settled.to("cpu", non_blocking=True)
+                self.token_ids[drawn], final = draw(logits[drawn], self._rows)
+        self._on_host = self.token_ids.to("cpu", non_blocking=True)
+        self._final = None if final is None else final.to("cpu", non_blocking=True)
         self._arrived: torch.cuda.Event | None = None
         if logits.device.type == "cuda":
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(logits.device))
 
     def fetch(self) -> tuple[list[int], frozenset[int]]:
-        """The tokens, and the rows whose token is not what ``token_ids`` said: they needed more than the likeliest few."""
+        """The tokens; and the rows whose token differs from ``token_ids``, because it took more candidates to draw it."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        chosen = [int(token_id) for token_id in self._chosen.tolist()]
-        if self._settled is None:
-            return chosen, frozenset()
-        first = list(chosen)
+        token_ids = [int(token_id) for token_id in self._on_host.tolist()]
+        if self._final is None:
+            return token_ids, frozenset()
+        first = list(token_ids)
         pending = [
-            (i, racer)
-            for i, racer, done in zip(self._drawn, self._racers, self._settled.tolist(), strict=True)
-            if not done
+            (i, row) for i, row, done in zip(self._drawn, self._rows, self._final.tolist(), strict=True) if not done
         ]
-        look = FIRST_LOOK
+        num_candidates = FIRST_NUM_CANDIDATES
         while pending:
-            look = min(8 * look, self._logits.shape[1])
-            again, settled = draw(self._logits[[i for i, _ in pending]], [racer for _, racer in pending], look)
+            num_candidates = min(8 * num_candidates, self._logits.shape[1])
+            again, final = draw(self._logits[[i for i, _ in pending]], [row for _, row in pending], num_candidates)
             for (i, _), token_id in zip(pending, again.tolist(), strict=True):
-                chosen[i] = int(token_id)
-            pending = [part for part, done in zip(pending, settled.tolist(), strict=True) if not done]
-        return chosen, frozenset(i for i, token_id in enumerate(chosen) if token_id != first[i])
+                token_ids[i] = int(token_id)
+            pending = [part for part, done in zip(pending, final.tolist(), strict=True) if not done]
+        return token_ids, frozenset(i for i, token_id in enumerate(token_ids) if token_id != first[i])
 
 
-def _change_logits(logits: torch.Tensor, row: SamplingRow) -> None:
+def _change_logits(logits: torch.Tensor, state: SamplingState) -> None:
     """Apply bias, min_tokens and penalties to one row, in place; only the tokens concerned are touched."""
-    params, device = row.params, logits.device
+    params, device = state.params, logits.device
     if params.biases:
         logits[list(params.biases)] += torch.tensor(list(params.biases.values()), device=device)
-    if row.forbidden_token_ids and len(row.output_token_ids) < params.min_tokens:
-        forbidden = list(row.forbidden_token_ids)
+    if state.forbidden_token_ids and len(state.output_token_ids) < params.min_tokens:
+        forbidden = list(state.forbidden_token_ids)
         saved = logits[forbidden]
         logits[forbidden] = float("-inf")
-        if row.grammar is not None and bool(torch.isneginf(logits).all()):
+        if state.grammar is not None and bool(torch.isneginf(logits).all()):
             logits[forbidden] = saved
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*map(int, row.prompt_token_ids), *row.output_token_ids}), device=device)
+        seen = torch.tensor(sorted({*map(int, state.prompt_token_ids), *state.output_token_ids}), device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if (params.presence_penalty or params.frequency_penalty) and row.output_token_ids:
-        counts = Counter(row.output_token_ids)
+    if (params.presence_penalty or params.frequency_penalty) and state.output_token_ids:
+        counts = Counter(state.output_token_ids)
         times = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
         logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * times
 

@@ -1,13 +1,13 @@
-"""Answers that keep to a grammar: before each token is chosen, those that the grammar does not allow next are barred.
+"""Structured output: before each token is sampled, the tokens that the grammar does not allow next are masked.
 
-llguidance (Microsoft) follows the grammar and computes which tokens it allows: a derivative-based lexer under an Earley
-parser, walked along a trie of the vocabulary. It refuses schemas that nothing can satisfy, or that it cannot enforce to the
-letter, when they are compiled, and its work a token is bounded.
+llguidance (Microsoft) parses the output and computes which tokens are allowed: a derivative-based lexer under an Earley
+parser, walked along a trie of the vocabulary. It refuses schemas that nothing can satisfy, or that it cannot enforce
+exactly, when they are compiled, and its work per token is bounded.
 
 ::
 
-    GrammarCompiler   one a model: specification -> GrammarState, remembered
-      GrammarState    one a sequence: what may come next. A fork of a sequence forks it; preemption does not touch it
+    GrammarCompiler   one per model: specification -> GrammarState, cached
+      GrammarState    one per sequence: which tokens may come next. Forked with its sequence; preemption keeps it
 """
 
 from __future__ import annotations
@@ -30,94 +30,94 @@ from radixkv.sampling_params import StructuredOutputsParams
 if TYPE_CHECKING:
     import llguidance
 
-# Compiling takes time that grows with the square of a regular expression's length: 0.2 s for the longest allowed.
+# Compile time grows with the square of a regular expression's length: 0.2 s for the longest allowed.
 _MAX_REGEX_CHARACTERS = 8_192
 _MAX_CHARACTERS = 131_072
-# An ambiguous grammar has more ways to read a text the longer it gets. This many take a millisecond or two; a schema of sixty
+# In an ambiguous grammar the number of parses grows with the text. This many take a millisecond or two; a schema of sixty
 # properties, each an alternative of objects, needs under 2,000.
-_MAX_ITEMS_A_TOKEN = 20_000
-_NUM_REMEMBERED = 64
-# Between the parts of JSON. Where any number of blanks and line ends may stand, small models write nothing else.
+_MAX_ITEMS_PER_TOKEN = 20_000
+_MAX_COMPILED_GRAMMARS = 64
+# Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
 
 
 class GrammarState:
-    """How far one sequence has come in its grammar."""
+    """The parser state of one sequence in its grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
 
     def fork(self) -> GrammarState:
-        """A second state that goes on from here."""
+        """An independent copy of this state."""
         return GrammarState(self._matcher.deep_copy())
 
     def advance(self, token_id: int) -> None:
-        """Note that a sequence goes on with this token."""
+        """Consume the token that was appended to the sequence."""
         self._matcher.consume_token(token_id)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow any more, be it that the answer was ended or that it is as long as it can be."""
+        """Whether no token can follow: the answer was ended, or the grammar allows no continuation."""
         return bool(self._matcher.is_stopped())
 
     @property
     def failure(self) -> StructuredOutputError | None:
-        """Why the grammar cannot be followed further: it needed more work than one token may take."""
+        """Why parsing failed: a token needed more work than the limit; None: it has not."""
         if not self._matcher.is_error():
             return None
         return StructuredOutputError(f"structured_outputs: {_one_line(self._matcher.get_error())}")
 
-    def fill(self, masks: NDArray[np.int32], row: int) -> None:
-        """Set the bits of the tokens that may come next, in one row of ``masks``, ``[rows, ceil(vocabulary / 32)]``."""
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
+        """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(vocabulary / 32)]``."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        fill_next_token_bitmask(self._matcher, masks, row)
+        fill_next_token_bitmask(self._matcher, bitmask, row)
 
 
-def bar_tokens(logits: torch.Tensor, states: Mapping[int, GrammarState]) -> None:
-    """Set to minus infinity, in place, what the grammars do not allow.
+def apply_grammar_bitmask(logits: torch.Tensor, states: Mapping[int, GrammarState]) -> None:
+    """Set the logits of tokens that the grammars do not allow to minus infinity, in place.
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        states: by row; the other rows are left as they are.
+        states: by row; the other rows are unchanged.
     """
     vocab_size = logits.shape[1]
-    masks = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
-    for place, state in enumerate(states.values()):
-        state.fill(masks, place)
-    barred = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
+    bitmask = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
+    for index, state in enumerate(states.values()):
+        state.fill_bitmask(bitmask, index)
+    disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
     rows = list(states)
-    logits[rows] = logits[rows].masked_fill(torch.from_numpy(barred).to(logits.device), float("-inf"))
+    logits[rows] = logits[rows].masked_fill(torch.from_numpy(disallowed).to(logits.device), float("-inf"))
 
 
 class GrammarCompiler:
-    """Makes grammars ready for one model's vocabulary. Any thread may use it."""
+    """Compiles grammars for one model's vocabulary. Thread-safe."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled = lru_cache(maxsize=_NUM_REMEMBERED)(self._compile)
+        self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile)
 
     def compile(self, spec: StructuredOutputsParams) -> GrammarState:
         """The state of a sequence that has generated nothing yet.
 
         Raises:
             ValueError: the specification is malformed, nothing can satisfy it, it uses what cannot be enforced, or it is too
-                large; or there is no tokenizer to work with.
+                large; or the model has no tokenizer.
         """
         return self._compiled(*_kind_and_text(spec)).fork()
 
     def _compile(self, kind: str, text: str) -> GrammarState:
         from llguidance import LLMatcher, LLParserLimits
 
-        # Compiling leaves the interpreter to other threads, but the first one to come here makes the vocabulary's trie.
+        # Compiling releases the GIL. Only one thread may build the trie of the vocabulary.
         with self._lock:
             self._tokenizer = self._tokenizer or self._make_tokenizer()
         grammar = _grammar(kind, text)
-        limits = LLParserLimits(step_max_items=_MAX_ITEMS_A_TOKEN, verbose_errors=False)
+        limits = LLParserLimits(step_max_items=_MAX_ITEMS_PER_TOKEN, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        # The first mask finds what allows no token at all.
+        # The first bitmask reveals grammars that allow no token at all.
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
@@ -136,9 +136,9 @@ class GrammarCompiler:
 
 
 def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
-    """What kind of specification it is, and its text, by which it is remembered."""
+    """The kind of specification, and its text; together the key of the cache."""
     if spec.json is not None:
-        schema = spec.json if isinstance(spec.json, str) else _dumped(spec.json)
+        schema = spec.json if isinstance(spec.json, str) else _dump_schema(spec.json)
         kind, text = "json", schema
     elif spec.json_object:
         kind, text = "json", '{"type": "object"}'
@@ -151,19 +151,19 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
         kind, text = "grammar", spec.grammar
     limit = _MAX_REGEX_CHARACTERS if kind in ("regex", "grammar") else _MAX_CHARACTERS
     if len(text) > limit:
-        raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, at most {limit} are taken")
+        raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, expected at most {limit}")
     return kind, text
 
 
 def _grammar(kind: str, text: str) -> str:
-    """The specification as llguidance takes it."""
+    """The specification in llguidance's format."""
     from llguidance import LLMatcher
 
     try:
         if kind == "json":
             schema = json.loads(text)
             _check_schema(schema)
-            # Only objects take options; of the two schemas that are none, one allows everything and one nothing.
+            # Only object schemas accept options; the schemas true and false allow everything and nothing.
             if isinstance(schema, bool):
                 return LLMatcher.grammar_from_json_schema(text)
             return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _JSON_WHITESPACE})
@@ -180,12 +180,12 @@ def _lark(text: str) -> str:
 
     try:
         return any_to_lark(text)
-    except Exception as error:  # the converter's complaints are of no particular class
+    except Exception as error:  # the converter raises plain Exception
         raise ValueError(str(error)) from error
 
 
 def _check_schema(schema: Any) -> None:
-    """Regular expressions within a schema are as costly as others."""
+    """Limit the length of regular expressions and names within a schema, which cost as much as others."""
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
     pending = [schema]
@@ -195,14 +195,14 @@ def _check_schema(schema: Any) -> None:
             longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
             if longest > _MAX_REGEX_CHARACTERS:
                 raise ValueError(
-                    f"a name or pattern of {longest} characters, at most {_MAX_REGEX_CHARACTERS} are taken"
+                    f"a name or pattern has {longest} characters, expected at most {_MAX_REGEX_CHARACTERS}"
                 )
             pending.extend(part.values())
         elif isinstance(part, list):
             pending.extend(part)
 
 
-def _dumped(schema: Any) -> str:
+def _dump_schema(schema: Any) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:

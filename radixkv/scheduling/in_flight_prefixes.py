@@ -1,8 +1,7 @@
-"""Requests that wait for a prefix which a running one is just computing, so that it is computed once.
+"""Groups that wait for a prefix that a running group is computing right now, so that it is computed once.
 
-Sixteen equal prompts that arrive together cost one: the first computes, the others wait until what they share with it is
-published, step by step as its chunks are computed, and are let in then. The wait ends when the prefix is there, or when
-its owner no longer runs.
+Sixteen equal prompts that arrive together cost one: the first is computed, the others wait until what they share with it is
+published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or its owner no longer runs.
 """
 
 from __future__ import annotations
@@ -15,56 +14,56 @@ from radixkv.scheduling.request import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
-class _AwaitedPrefix:
-    """The first ``num_tokens`` of the waiting group's prompt, once ``owner`` has computed them."""
+class _InFlightPrefix:
+    """The first ``num_tokens`` of a waiting group's prompt, which ``owner`` is computing."""
 
     owner: SequenceGroup
     num_tokens: int
 
 
-class AwaitedPrefixes:
-    """Who waits for whose prefix.
+class InFlightPrefixes:
+    """Which group waits for which running group's prefix.
 
-    The prompts of two groups are compared once; while the waiting goes on, a step costs one comparison of two numbers.
+    The prompts of two groups are compared once; after that, a wait costs one comparison of two numbers per step.
 
     Args:
-        cache: where the prefix will be published.
+        cache: where the prefixes will be published.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._awaited: dict[SequenceGroup, _AwaitedPrefix] = {}
+        self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
 
     def forget(self, group: SequenceGroup) -> None:
-        """``group`` waits no more."""
-        self._awaited.pop(group, None)
+        """``group`` no longer waits."""
+        self._prefixes.pop(group, None)
 
-    def is_worth_waiting(self, group: SequenceGroup, running: dict[SequenceGroup, None]) -> bool:
-        """Whether one of ``running`` will soon publish at least a block more of the group's prompt than is known now."""
-        awaited = self._awaited.get(group)
-        if awaited is not None:
-            owner = awaited.owner
-            if owner in running and owner.sequences[0].num_computed < awaited.num_tokens:
+    def should_wait(self, group: SequenceGroup, running: dict[SequenceGroup, None]) -> bool:
+        """Whether one of ``running`` will soon publish at least a block more of the group's prompt than is cached now."""
+        prefix = self._prefixes.get(group)
+        if prefix is not None:
+            owner = prefix.owner
+            if owner in running and owner.sequences[0].num_computed < prefix.num_tokens:
                 return True
-            del self._awaited[group]
+            del self._prefixes[group]
         request = group.request
         if not request.read_cache or len(group.sequences) > 1:
             return False
         size = self._cache.block_size
         for owner in self._owners(group, running):
-            # One token less than the whole prompt: the last is always computed, for its logits.
+            # The last token of a prompt is always computed, for its logits.
             num_common = min(_num_common_tokens(group, owner), len(group.prompt) - 1) // size * size
             num_computed = owner.sequences[0].num_computed
             if num_common - num_computed >= size and (
                 num_common - self._cache.match(group.prompt, request.namespace) >= size
             ):
-                self._awaited[group] = _AwaitedPrefix(owner, num_common)
+                self._prefixes[group] = _InFlightPrefix(owner, num_common)
                 return True
         return False
 
     @staticmethod
     def _owners(group: SequenceGroup, running: Iterable[SequenceGroup]) -> Iterable[SequenceGroup]:
-        """Those whose prompts are in progress and whose prefixes ``group`` may use; none that would be computed later."""
+        """Groups that are being prefilled and whose prefixes ``group`` may share, without priority inversion."""
         request = group.request
         return (
             owner

@@ -1,10 +1,10 @@
-"""A request, the sequences that answer it, and the groups of sequences that advance together.
+"""A request, its sequences, and the groups of sequences that are scheduled as one.
 
 ::
 
     Request            one prompt and its parameters
-      SequenceGroup    what the scheduler runs or preempts as one: a sample by itself, all beams together
-        Sequence       token ids, and the block table that holds the keys and values of those computed
+      SequenceGroup    what is admitted and preempted as one: a single sample, or all beams
+        TokenSequence  token ids, and the block table that holds the keys and values of those computed
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from radixkv.cache import BlockTable
 from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.sampler import SamplingRow
+from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
@@ -28,30 +28,31 @@ if TYPE_CHECKING:
     from radixkv.sampling.beam_search import BeamSearch
 
 
-UNKNOWN_TOKEN = -1
+PLACEHOLDER_TOKEN_ID = -1
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt to be answered.
+    """One prompt and its parameters.
 
     Attributes:
         request_id: chosen by the caller, unique among unfinished requests.
-        prompt: the text, where it was given as text.
+        prompt: the text, if it was given as text.
         prompt_token_ids: int32, at least one.
-        params: how to choose tokens.
-        seed: where the request's random numbers begin: its own seed, or one that the engine drew.
-        max_new_tokens: tokens to generate at most, the model's length considered.
-        end_token_ids: tokens that end an answer; none with ``ignore_eos``.
-        namespace: whose cached prefixes it may share.
-        read_cache: reuse what is cached.
-        write_cache: leave what it computes for others.
-        priority: lower values are let in earlier.
-        arrival: how many requests came before it; the scheduler sets it.
+        params: how to sample, or search.
+        seed: of the request's random numbers: its own, or one that the engine drew.
+        max_new_tokens: tokens to generate at most, limited by the model's length.
+        end_token_ids: tokens that end a sample; none with ``ignore_eos``.
+        namespace: only prefixes cached under the same namespace are shared.
+        read_cache: reuse cached prefixes.
+        write_cache: publish what is computed.
+        priority: lower values are admitted earlier, preempted later, and evicted later.
+        arrival: number of requests that arrived before; set by the scheduler.
         sequences: every sample or beam, finished ones included.
-        grammar: what the answer must keep to, before its first token; None: anything.
-        num_cached_tokens: prompt tokens that were reused when the request first ran; None before.
-        failure: why the engine gave the request up.
+        grammar: constrains the output, in its initial state; None: unconstrained.
+        num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
+        beam_search: its state; None for samples.
+        failure: why the engine failed the request.
     """
 
     request_id: str
@@ -67,16 +68,16 @@ class Request:
     priority: int = 0
     arrival: int = 0
     grammar: GrammarState | None = None
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[TokenSequence] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None
-    beams: BeamSearch | None = None
+    beam_search: BeamSearch | None = None
     failure: Exception | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
 
     @cached_property
     def prompt_token_list(self) -> list[int]:
-        """The prompt as every output of the request shows it; made once, for a stream has an output a token."""
+        """The prompt as outputs show it; converted once, because a stream has an output per token."""
         token_ids: list[int] = self.prompt_token_ids.tolist()
         return token_ids
 
@@ -89,23 +90,24 @@ class Request:
         return self.metrics.finished_time is not None
 
     @property
-    def num_slots(self) -> int:
-        """How many sequences the request will run side by side."""
+    def num_seqs(self) -> int:
+        """How many sequences the request runs concurrently."""
         return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """One continuation of a request's prompt.
 
     Attributes:
         index: which sample of the request.
-        token_ids: prompt and generated tokens; the last ``num_unknown`` are placeholders.
-        num_unknown: tokens that a device has chosen, or is about to, and that the host has not fetched yet.
+        token_ids: prompt and generated tokens; the last ``num_placeholders`` are placeholders.
+        num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         table: the blocks of what is computed; None while waiting.
-        num_computed: tokens whose keys and values are in the table's blocks. The table itself may know fewer: decoding
-            records them a block at a time.
-        row: what the sampler keeps of the sequence; None for a beam.
+        num_computed: tokens whose keys and values are in the table's blocks. The table may have fewer tokens appended:
+            decoding publishes per block.
+        sampling: the sampler's state of the sequence; None for a beam.
+        num_streamed: output tokens that were part of a streamed output already.
     """
 
     request: Request
@@ -113,8 +115,8 @@ class Sequence:
     token_ids: list[int]
     table: BlockTable | None = None
     num_computed: int = 0
-    num_unknown: int = 0
-    row: SamplingRow | None = None
+    num_placeholders: int = 0
+    sampling: SamplingState | None = None
     detokenizer: IncrementalDetokenizer | None = None
     num_streamed: int = 0
     cumulative_logprob: float = 0.0
@@ -124,76 +126,79 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute before the next one can be chosen; none once the last one allowed is on its way."""
-        if self.num_unknown and len(self.token_ids) - self.request.num_prompt_tokens >= self.request.max_new_tokens:
+        """Tokens to compute before the next one can be sampled; none once the last allowed one is in flight."""
+        if (
+            self.num_placeholders
+            and len(self.token_ids) - self.request.num_prompt_tokens >= self.request.max_new_tokens
+        ):
             return 0
         return len(self.token_ids) - self.num_computed
 
     @property
-    def num_known(self) -> int:
-        """Tokens whose ids the host knows."""
-        return len(self.token_ids) - self.num_unknown
+    def num_known_tokens(self) -> int:
+        """Tokens that are not placeholders."""
+        return len(self.token_ids) - self.num_placeholders
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.request.num_prompt_tokens : self.num_known]
+        return self.token_ids[self.request.num_prompt_tokens : self.num_known_tokens]
 
-    def expect_token(self) -> None:
-        """A token was chosen on the device: hold its place."""
-        self.token_ids.append(UNKNOWN_TOKEN)
-        self.num_unknown += 1
+    def append_placeholder(self) -> None:
+        """Stand in for a token that was sampled on the device."""
+        self.token_ids.append(PLACEHOLDER_TOKEN_ID)
+        self.num_placeholders += 1
 
-    def learn_token(self, token_id: int) -> None:
-        """The oldest unknown token has come."""
-        self.token_ids[self.num_known] = token_id
-        self.num_unknown -= 1
+    def fill_placeholder(self, token_id: int) -> None:
+        """Replace the oldest placeholder by its token."""
+        self.token_ids[self.num_known_tokens] = token_id
+        self.num_placeholders -= 1
 
-    def forget_unknown(self) -> None:
-        """What is on its way does not count: the answer has ended, or it began from a token that turned out another."""
-        del self.token_ids[self.num_known :]
-        self.num_unknown = 0
+    def drop_placeholders(self) -> None:
+        """Ignore tokens in flight: the sequence has ended, or they follow from a token that came out differently."""
+        del self.token_ids[self.num_known_tokens :]
+        self.num_placeholders = 0
 
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """Sequences that are admitted, run and preempted as one. Beams choose their next tokens together.
+    """Sequences that are admitted, run and preempted as one. All beams of a search advance in the same step.
 
     Attributes:
-        prompt: what its first sequence must have computed before it can go on, as of when the group last began to wait.
+        prompt: tokens of the first sequence when the group was last queued: what is to be prefilled.
         started: it was admitted before.
-        num_together: not 0: its sequences have so many tokens in common, which the first, the only one with a table yet,
-            computes for all.
+        num_shared_prefill_tokens: if not 0, the group's sequences have so many leading tokens in common, which the first
+            sequence, the only one with a block table so far, prefills for all.
     """
 
     request: Request
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     prompt: NDArray[np.int32]
     started: bool = False
-    num_together: int = 0
+    num_shared_prefill_tokens: int = 0
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Priority, arrival, sample: who comes first where not all can, the most urgent and then the oldest."""
+        """Priority, arrival, sample: lower ranks are admitted first and preempted last."""
         return self.request.priority, self.request.arrival, self.sequences[0].index
 
     @property
-    def num_slots(self) -> int:
-        """Sequences that the group is or will soon be: before its first token, a request's only group stands for all."""
-        return self.request.num_slots if len(self.request.sequences) == 1 else len(self.sequences)
+    def num_seqs(self) -> int:
+        """Concurrent sequences to reserve: before the first token, a request's only group stands for all its samples."""
+        return self.request.num_seqs if len(self.request.sequences) == 1 else len(self.sequences)
 
     @property
     def num_pending(self) -> int:
-        """Tokens to compute before the next can be chosen, of the sequence that has the most."""
-        if len(self.sequences) == 1:  # all but beams; asked of every running group in every step
+        """Tokens to compute before the next can be sampled, of the sequence that has the most."""
+        if len(self.sequences) == 1:  # the usual case, and evaluated for every running group in every step
             return self.sequences[0].num_pending
         return max(sequence.num_pending for sequence in self.sequences)
 
     @property
     def num_common_tokens(self) -> int:
-        """How many tokens all sequences begin with; 0 where there is only one."""
+        """Leading tokens that all sequences have in common; 0 if there is only one sequence."""
         if len(self.sequences) == 1:
             return 0
-        # Whatever lies between the smallest and the largest begins as both do.
+        # The smallest and the largest in lexicographic order differ first; the others lie in between.
         token_ids = [sequence.token_ids for sequence in self.sequences]
         pairs = zip(min(token_ids), max(token_ids), strict=True)
         return next(i for i, (a, b) in enumerate(pairs) if a != b)

@@ -1,4 +1,4 @@
-"""Whether a request can be answered at all, asked before anything is changed."""
+"""Request validation: whether a request can be run at all, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.sampling_params import BeamSearchParams
 from radixkv.scheduling.request import Request
 
 
-def check_prompt(
+def validate_prompt(
     token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int
 ) -> NDArray[np.int32]:
     """The prompt as int32.
@@ -20,7 +20,7 @@ def check_prompt(
     Raises:
         TypeError: ids are not whole numbers.
         ValueError: there are none, or one is outside the vocabulary.
-        PromptTooLongError: they leave no room for a token to be generated.
+        PromptTooLongError: not even one token could be generated after them.
     """
     tokens = np.asarray(token_ids)
     if tokens.ndim != 1 or tokens.size == 0:
@@ -39,30 +39,30 @@ def check_prompt(
     return tokens.astype(np.int32)
 
 
-def check_fits(
+def validate_capacity(
     request: Request, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
 ) -> None:
-    """Refuse what would not fit into an empty engine.
+    """Reject what would not fit into an empty engine.
 
     Raises:
-        RequestTooLargeError: too many sequences side by side, or too few blocks; with the figures.
+        RequestTooLargeError: too many concurrent sequences, or too few blocks; with the figures.
     """
     beams = isinstance(request.params, BeamSearchParams)
-    if request.num_slots > max_num_seqs:
+    if request.num_seqs > max_num_seqs:
         name = "beam_width" if beams else "n"
         raise RequestTooLargeError(
-            f"{name}: {request.num_slots} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
+            f"{name}: {request.num_seqs} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
         )
-    if beams and request.num_slots > max_num_batched_tokens:
+    if beams and request.num_seqs > max_num_batched_tokens:
         raise RequestTooLargeError(
-            f"beam_width: {request.num_slots} beams take a token each in one step, "
+            f"beam_width: {request.num_seqs} beams take a token each in one step, "
             f"max_num_batched_tokens={max_num_batched_tokens} allows no more"
         )
-    # The last token generated is never computed, so it takes no slot.
+    # The last generated token is never computed and takes no slot.
     needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // block_size)
     if beams:
         shared = request.num_prompt_tokens // block_size
-        needed = shared + request.num_slots * (needed - shared)
+        needed = shared + request.num_seqs * (needed - shared)
     if needed > num_blocks:
         raise RequestTooLargeError(
             f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones need {needed} "

@@ -1,4 +1,4 @@
-"""Administration: look after the cache, and drain the server."""
+"""Administration: clear and verify the cache, and drain the server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from radixkv.cache import InvariantViolation
 from radixkv.engine.engine import Engine
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 from radixkv.server.tenants import Credentials
 
 
-class ClearRequest(Strict):
-    """What to forget: everything; with ``api_key`` all of that tenant; with ``cache_salt`` too only that salt's prefixes.
+class ClearRequest(StrictModel):
+    """What to clear: everything; with ``api_key`` all of that tenant; with ``cache_salt`` too only that salt's prefixes.
 
-    Where no API keys are configured, ``cache_salt`` alone names the prefixes of that salt.
+    Where no API keys are configured, ``cache_salt`` alone selects the prefixes of that salt.
     """
 
     api_key: str | None = None
@@ -27,7 +27,7 @@ class ClearRequest(Strict):
 
 
 class ClearResponse(BaseModel):
-    """What became of it: blocks that running requests use are not freed, but nobody finds them any more."""
+    """The result. Blocks that running requests use are not freed, but no later request can match them."""
 
     namespaces: int
     freed_blocks: int
@@ -46,7 +46,7 @@ class CheckResponse(BaseModel):
 
 
 class DrainResponse(BaseModel):
-    """What is still to be finished before the server leaves."""
+    """How many requests are still to be finished before the server exits."""
 
     unfinished_requests: int
 
@@ -58,12 +58,12 @@ def admin_routes(service: Service) -> APIRouter:
 
     @router.post("/clear_cache")
     async def clear_cache(body: ClearRequest, credentials: Credentials) -> ClearResponse:
-        """Forget cached prefixes: all, one tenant's, or one salt's."""
+        """Clear cached prefixes: all, one tenant's, or one salt's."""
         service.tenants.authenticate_admin(credentials)
-        concerns = _selector(body, service)
+        selected = _namespace_filter(body, service)
 
         def clear(engine: Engine) -> tuple[int, int]:
-            namespaces = [name for name in engine.cache.namespaces if concerns(name)]
+            namespaces = [name for name in engine.cache.namespaces if selected(name)]
             return len(namespaces), sum(engine.cache.clear(name) for name in namespaces)
 
         num_namespaces, num_freed = await llm.call(clear)
@@ -94,7 +94,7 @@ def admin_routes(service: Service) -> APIRouter:
 
     @router.post("/drain")
     async def drain(credentials: Credentials) -> DrainResponse:
-        """What SIGTERM does: refuse new requests, finish those there are, and leave."""
+        """What SIGTERM does: refuse new requests, finish the unfinished ones, and exit."""
         service.tenants.authenticate_admin(credentials)
         service.drain()
         return DrainResponse(unfinished_requests=llm.num_unfinished)
@@ -102,13 +102,13 @@ def admin_routes(service: Service) -> APIRouter:
     return router
 
 
-def _selector(body: ClearRequest, service: Service) -> Callable[[str], bool]:
-    """Which namespaces a request means."""
+def _namespace_filter(body: ClearRequest, service: Service) -> Callable[[str], bool]:
+    """A predicate: whether a request to clear selects a namespace."""
     tenants = service.tenants
     if body.api_key is None and body.cache_salt is None:
         return lambda namespace: True
-    tenant = tenants.named_by_admin(body.api_key)
+    tenant = tenants.selected_by_admin(body.api_key)
     if body.cache_salt is None:
         return tenant.owns
-    wanted = tenant.namespace(body.cache_salt)
-    return lambda namespace: namespace == wanted
+    selected = tenant.namespace(body.cache_salt)
+    return lambda namespace: namespace == selected

@@ -28,7 +28,7 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
     app = FastAPI(
         title="RadixKV",
         version=__version__,
-        # Its pages would load scripts from elsewhere; the description itself is at /openapi.json.
+        # These pages would load scripts from another host; the OpenAPI document itself is at /openapi.json.
         docs_url=None,
         redoc_url=None,
         responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},

@@ -1,4 +1,4 @@
-"""Request bodies that are too long are refused while they arrive, before they take memory."""
+"""Refuses request bodies that are too long while they arrive, before they are held in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """ASGI middleware. (FastAPI's own limit answers in plain text, not in OpenAI's shape.)
+    """ASGI middleware. (FastAPI's own limit answers in plain text, not in OpenAI's error format.)
 
     Args:
         max_bytes: a request with a longer body is answered 413.
@@ -24,8 +24,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        too_long = announced.isdigit() and int(announced) > self._max_bytes
+        content_length = Headers(scope=scope).get("content-length", "")
+        too_long = content_length.isdigit() and int(content_length) > self._max_bytes
         num_bytes = 0
 
         async def limited_receive() -> Message:

@@ -35,16 +35,16 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    # vLLM's.
+    # vLLM's extensions.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
     @property
-    def sent_names(self) -> dict[str, str]:
+    def request_field_names(self) -> dict[str, str]:
         names = {"prompts": "messages", "prompt_token_ids": "messages"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        return super().sent_names | names
+        return super().request_field_names | names
 
     def as_prompt(self, messages: list[Message], loaded: LoadedModel) -> Prompt:
         """The request's ``messages``, see `as_messages`, as the chat template writes them.
@@ -76,7 +76,7 @@ class ChosenTokenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """One entry a token."""
+    """One entry per token."""
 
     content: list[ChosenTokenLogprob]
 
@@ -111,14 +111,14 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(TypedDict, total=False):
-    """What is new of an answer; only the first one says who speaks."""
+    """The new part of an answer; only the first one has the role."""
 
     role: Literal["assistant"]
     content: str
 
 
 class ChatChunkChoice(BaseModel):
-    """What is new of one answer."""
+    """The new part of one answer."""
 
     index: int
     delta: ChatDelta
@@ -128,7 +128,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """One piece of a streamed response."""
+    """One chunk of a streamed response."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -147,7 +147,7 @@ def chat_completion_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
-        with client_errors(body.sent_names):
+        with client_errors(body.request_field_names):
             if body.top_logprobs is not None and not body.logprobs:
                 raise ValueError("top_logprobs: only for logprobs=true")
             messages = as_messages(body.messages)
@@ -158,50 +158,52 @@ def chat_completion_routes(service: Service) -> APIRouter:
                 body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
                 body.top_logprobs or 0 if body.logprobs else None,
                 None,
-                service.room_after([prompt]),
+                service.remaining_tokens([prompt]),
             )
-            name = new_id("chatcmpl")
-            generation = await Generation.start(service, [prompt], params, body, name)
-        writer = _Writer(body, name, service)
+            request_id = new_id("chatcmpl")
+            generation = await Generation.start(service, [prompt], params, body, request_id)
+        writer = _ChatResponseWriter(body, request_id, service)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
 
-class _Writer:
+class _ChatResponseWriter:
     """Writes one request's response."""
 
-    def __init__(self, body: ChatCompletionRequest, name: str, service: Service) -> None:
+    def __init__(self, body: ChatCompletionRequest, request_id: str, service: Service) -> None:
         self._body = body
         self._texts = service.token_texts
-        self._head = ResponseHead(id=name, created=int(time.time()), model=service.model_name)
+        self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
 
-    async def whole(self, generation: Generation) -> ChatCompletion:
+    async def full_response(self, generation: Generation) -> ChatCompletion:
         choices = [
             ChatChoice(
-                index=place,
+                index=index,
                 message=AssistantMessage(content=output.text),
                 logprobs=self._logprobs(output),
                 finish_reason=finish_reason(output),
                 stop_reason=output.stop_reason,
             )
-            for place, output in enumerate(await generation.collect())
+            for index, output in enumerate(await generation.collect())
         ]
-        explained = None if generation.explanations is None else generation.explanations[0]
-        return ChatCompletion(**self._head, choices=choices, usage=generation.usage, cache_explanation=explained)
+        explanation = None if generation.explanations is None else generation.explanations[0]
+        return ChatCompletion(**self._head, choices=choices, usage=generation.usage, cache_explanation=explanation)
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[ChatCompletionChunk, None]:
-        begun: set[int] = set()
-        async with aclosing(aiter(generation)) as news:
-            async for new in news:
-                output, logprobs = new.output, self._logprobs(new.output)
-                if new.choice not in begun:
-                    begun.add(new.choice)
-                    yield self._chunk(ChatChunkChoice(index=new.choice, delta=ChatDelta(role="assistant", content="")))
+        started: set[int] = set()
+        async with aclosing(aiter(generation)) as deltas:
+            async for delta in deltas:
+                output, logprobs = delta.output, self._logprobs(delta.output)
+                if delta.choice not in started:
+                    started.add(delta.choice)
+                    yield self._chunk(
+                        ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content=""))
+                    )
                 if output.text or logprobs is not None or output.finish_reason is not None:
                     yield self._chunk(
                         ChatChunkChoice(
-                            index=new.choice,
+                            index=delta.choice,
                             delta=ChatDelta(content=output.text),
                             logprobs=logprobs,
                             finish_reason=finish_reason(output),
@@ -220,15 +222,19 @@ class _Writer:
         num_top = self._body.top_logprobs or 0
         return ChatLogprobs(
             content=[
-                _chosen(token_id, logprobs, num_top, self._texts)
+                _chosen_token_logprob(token_id, logprobs, num_top, self._texts)
                 for token_id, logprobs in zip(output.token_ids, output.logprobs, strict=True)
             ]
         )
 
 
-def _chosen(token_id: int, logprobs: dict[int, Logprob], num_top: int, texts: TokenTexts) -> ChosenTokenLogprob:
-    def entry(of: int) -> TokenLogprob:
-        return TokenLogprob(token=texts.text(of), logprob=logprobs[of].logprob, bytes=texts.bytes_of(of))
+def _chosen_token_logprob(
+    token_id: int, logprobs: dict[int, Logprob], num_top: int, texts: TokenTexts
+) -> ChosenTokenLogprob:
+    def entry(entry_id: int) -> TokenLogprob:
+        return TokenLogprob(
+            token=texts.text(entry_id), logprob=logprobs[entry_id].logprob, bytes=texts.bytes_of(entry_id)
+        )
 
     likeliest = sorted(logprobs, key=lambda top_id: logprobs[top_id].rank)[:num_top]
     return ChosenTokenLogprob(**entry(token_id).model_dump(), top_logprobs=[entry(top_id) for top_id in likeliest])

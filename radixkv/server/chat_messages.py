@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Literal
 
 from radixkv.prompts import Message, as_template_message
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     """A part of a message; parts that are not text are refused."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Strict):
-    """Who says what."""
+class ChatMessage(StrictModel):
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
-    # OpenAI's clients have these in every answer, and send it back with them; there is nothing in them here.
+    # OpenAI's clients send answers back with these fields; they are always null here.
     refusal: None = None
     annotations: None = None
     audio: None = None
@@ -31,5 +31,5 @@ class ChatMessage(Strict):
 
 
 def as_messages(messages: list[ChatMessage]) -> list[Message]:
-    """As chat templates take them."""
+    """Messages in the form that chat templates expect."""
     return [as_template_message(message.model_dump(include={"role", "content"})) for message in messages]

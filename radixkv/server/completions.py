@@ -16,14 +16,14 @@ from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import Generation, NewText, respond
+from radixkv.server.generation import ChoiceDelta, Generation, respond
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
 from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
 
-# OpenAI's.
+# OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
 
 
@@ -36,12 +36,12 @@ class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
     best_of: int | None = None
 
     @property
-    def sent_names(self) -> dict[str, str]:
-        return super().sent_names | {"prompts": "prompt", "prompt_token_ids": "prompt"}
+    def request_field_names(self) -> dict[str, str]:
+        return super().request_field_names | {"prompts": "prompt", "prompt_token_ids": "prompt"}
 
 
 class CompletionLogprobs(BaseModel):
-    """Log-probabilities, a token each; None for a prompt's first token, which nothing precedes."""
+    """Log-probabilities, one entry per token; None for a prompt's first token, which nothing precedes."""
 
     text_offset: list[int]
     tokens: list[str]
@@ -50,7 +50,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One answer, or what is new of it."""
+    """One answer, or the new part of it."""
 
     index: int
     text: str
@@ -68,7 +68,7 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-    cache_explanations: list[CacheExplanation] | None = None  # one a prompt
+    cache_explanations: list[CacheExplanation] | None = None  # one per prompt
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -80,7 +80,7 @@ def completion_routes(service: Service) -> APIRouter:
         """Complete prompts."""
         tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
-        with client_errors(body.sent_names):
+        with client_errors(body.request_field_names):
             if body.best_of not in (None, body.num_choices):
                 raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
             for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
@@ -89,71 +89,71 @@ def completion_routes(service: Service) -> APIRouter:
             prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-            # A prompt is scored without going on by asking for no tokens; one is generated all the same, and not shown.
-            scores_only = bool(body.echo) and max_tokens == 0
+            # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
+            score_only = bool(body.echo) and max_tokens == 0
             params = body.params(
-                1 if scores_only else max_tokens,
+                1 if score_only else max_tokens,
                 body.logprobs,
                 body.logprobs if body.echo else None,
-                service.room_after(prompts),
+                service.remaining_tokens(prompts),
             )
-            name = new_id("cmpl")
-            writer = _Writer(body, name, service, prompts, scores_only)
-            generation = await Generation.start(service, prompts, params, body, name)
+            request_id = new_id("cmpl")
+            writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only)
+            generation = await Generation.start(service, prompts, params, body, request_id)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router
 
 
-class _Writer:
+class _CompletionResponseWriter:
     """Writes one request's response."""
 
     def __init__(
-        self, body: CompletionRequest, name: str, service: Service, prompts: list[Prompt], scores_only: bool
+        self, body: CompletionRequest, request_id: str, service: Service, prompts: list[Prompt], score_only: bool
     ) -> None:
         self._body = body
-        self._scores_only = scores_only
+        self._score_only = score_only
         self._prompts = prompts
         self._texts = service.token_texts
-        self._head = ResponseHead(id=name, created=int(time.time()), model=service.model_name)
+        self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
         self._tokenizer = service.llm.loaded.tokenizer
-        # By choice: the length of the text so far, as far as it is made of tokens with log-probabilities.
+        # By choice: characters so far of the tokens whose log-probabilities were returned; the next `text_offset`.
         self._offsets: dict[int, int] = {}
 
-    async def whole(self, generation: Generation) -> Completion:
+    async def full_response(self, generation: Generation) -> Completion:
         outputs = await generation.collect()
         choices = [
-            self._choice(NewText(place, place // self._body.num_choices, output), generation)
-            for place, output in enumerate(outputs)
+            self._choice(ChoiceDelta(index, index // self._body.num_choices, output), generation)
+            for index, output in enumerate(outputs)
         ]
-        explained = generation.explanations
-        return Completion(**self._head, choices=choices, usage=self._usage(generation), cache_explanations=explained)
+        explanations = generation.explanations
+        return Completion(**self._head, choices=choices, usage=self._usage(generation), cache_explanations=explanations)
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
-        async with aclosing(aiter(generation)) as news:
-            async for new in news:
-                choice = self._choice(new, generation)
+        async with aclosing(aiter(generation)) as deltas:
+            async for delta in deltas:
+                choice = self._choice(delta, generation)
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
                     yield Completion(**self._head, choices=[choice])
         if self._body.includes_usage:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
-    def _choice(self, new: NewText, generation: Generation) -> CompletionChoice:
-        output, echo = new.output, bool(self._body.echo) and new.choice not in self._offsets
-        text = "" if self._scores_only else output.text
+    def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
+        output, echo = delta.output, bool(self._body.echo) and delta.choice not in self._offsets
+        text = "" if self._score_only else output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
-        prompt = self._prompts[new.prompt]
+        prompt = self._prompts[delta.prompt]
         if echo:
             text = self._prompt_text(prompt) + text
-            entries += zip(prompt.token_ids, generation.prompt_logprobs[new.prompt] or [], strict=False)
-        if not self._scores_only:
+            entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
+        if not self._score_only:
             entries += zip(output.token_ids, output.logprobs or [], strict=False)
-        offset = self._offsets.setdefault(new.choice, 0)
+        offset = self._offsets.setdefault(delta.choice, 0)
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs, self._offsets[new.choice] = _logprobs(entries, self._texts, self._body.logprobs, offset)
+            logprobs, self._offsets[delta.choice] = _logprobs(entries, self._texts, self._body.logprobs, offset)
         return CompletionChoice(
-            index=new.choice,
+            index=delta.choice,
             text=text,
             logprobs=logprobs,
             finish_reason=finish_reason(output),
@@ -162,7 +162,7 @@ class _Writer:
 
     def _usage(self, generation: Generation) -> Usage:
         usage = generation.usage
-        if self._scores_only:
+        if self._score_only:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
 
@@ -174,14 +174,14 @@ class _Writer:
 
 
 def _prompts(body: CompletionRequest, loaded: LoadedModel) -> list[Prompt]:
-    given = body.prompt
-    if isinstance(given, str):
-        return as_prompts(given, loaded)
-    if not given:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return as_prompts(prompt, loaded)
+    if not prompt:
         raise ValueError("prompt: expected at least one, got an empty list")
-    if isinstance(given[0], int):
-        return as_prompts({"prompt_token_ids": given}, loaded)
-    return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in given], loaded)
+    if isinstance(prompt[0], int):
+        return as_prompts({"prompt_token_ids": prompt}, loaded)
+    return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompt], loaded)
 
 
 def _logprobs(

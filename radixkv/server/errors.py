@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``, with the status that fits."""
+"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``, with the matching status."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not a success."""
+    """The body of every response that is not a success."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An answer with an error status."""
+    """A response with an error status."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = headers
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else kind
-        # A client may send half of a surrogate pair, which JSON can hold and UTF-8 cannot.
-        sendable = message.encode(errors="replace").decode()
-        self.body = ErrorBody(error=ErrorDetail(message=sendable, type=kind, param=param, code=code))
+        error_type = "server_error" if status >= 500 else "invalid_request_error"
+        error_type = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else error_type
+        # The message may quote half of a surrogate pair, which JSON can represent and UTF-8 cannot.
+        encodable = message.encode(errors="replace").decode()
+        self.body = ErrorBody(error=ErrorDetail(message=encodable, type=error_type, param=param, code=code))
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What to tell a client of an error that ended its request; one that nobody foresaw is logged and becomes a 500."""
+    """The response to an error that ended a request; an unexpected error is logged and becomes a 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
@@ -79,17 +79,17 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, DrainingError | NoBlocksLeftError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="unavailable")
-    if not isinstance(error, EngineDeadError):  # that one is logged by the engine, once
+    if not isinstance(error, EngineDeadError):  # the engine logs this one itself, once
         _log.error("a request failed", exc_info=error)
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed to answer this request", code="internal_error")
 
 
 @contextmanager
-def client_errors(sent_names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Where a request is checked: what is wrong with it is the client's mistake, a 400.
+def client_errors(request_field_names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """While a request is validated: turn `ValueError` and `TypeError` into a 400 that names the field.
 
     Args:
-        sent_names: by an argument's name in the library, what the request calls it where that is another name.
+        request_field_names: library argument name to request field name, where the two differ.
     """
     try:
         yield
@@ -98,14 +98,14 @@ def client_errors(sent_names: Mapping[str, str] = MappingProxyType({})) -> Itera
         message, param = str(error), None
         name, colon, rest = message.partition(":")
         if colon and name.isidentifier():
-            param = sent_names.get(name, name)
+            param = request_field_names.get(name, name)
             message = f"{param}:{rest}"
         code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
         raise ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code) from error
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Give every error that leaves a route OpenAI's shape."""
+    """Turn every error that leaves a route into OpenAI's format."""
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
@@ -126,19 +126,19 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _invalid_request(errors: Any) -> ApiError:
-    """Of a union's many complaints, the first few say enough."""
-    complaints, param = [], None
+    """A 400 with the first three validation errors: a union reports one per member."""
+    messages, param = [], None
     for error in errors[:3]:
-        place = ".".join(str(part) for part in error["loc"][1:])
+        location = ".".join(str(part) for part in error["loc"][1:])
         match error["type"]:
             case "extra_forbidden":
-                complaint = f"{place}: unknown or not supported"
+                message = f"{location}: unknown or not supported"
             case "json_invalid":
-                complaint = f"body: no JSON from character {place} on: {error['ctx']['error']}"
-            case "model_attributes_type" if not place:
-                complaint = "body: expected a JSON object, sent with content-type: application/json"
+                message = f"body: no JSON from character {location} on: {error['ctx']['error']}"
+            case "model_attributes_type" if not location:
+                message = "body: expected a JSON object, sent with content-type: application/json"
             case _:
-                complaint = f"{place or 'body'}: {error['msg']}"
-        complaints.append(complaint)
+                message = f"{location or 'body'}: {error['msg']}"
+        messages.append(message)
         param = param or next((part for part in error["loc"][1:] if isinstance(part, str)), None)
-    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(complaints), param=param)
+    return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(messages), param=param)

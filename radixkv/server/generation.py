@@ -1,4 +1,4 @@
-"""From a request that is understood to what is new of its choices, piece by piece."""
+"""Runs the prompts of one HTTP request in the engine and yields the new text and tokens of each choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.engine.request_stream import Piece, RequestStream
+from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestOutput
@@ -31,12 +31,12 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class NewText:
-    """What is new of one choice.
+class ChoiceDelta:
+    """New output of one choice.
 
     Attributes:
-        choice: its place in the response: ``n`` choices of the first prompt, then those of the second, and so on.
-        prompt: which prompt it continues.
+        choice: its index in the response: ``n`` choices of the first prompt, then those of the second, and so on.
+        prompt: index of the prompt that it continues.
         output: its new text and tokens.
     """
 
@@ -46,7 +46,7 @@ class NewText:
 
 
 class Generation:
-    """The answers to the prompts of one HTTP request. Iterate it once, to the end; whoever cannot, calls `close`."""
+    """The answers to the prompts of one HTTP request. Iterate it once, to the end, or call `close`."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Generation:
         self._num_choices = num_choices
         self._streams = streams
         self._timers = [RequestTimer(metrics) for _ in streams]
-        self._cached = [0] * len(prompts)
+        self._num_cached_tokens = [0] * len(prompts)
         self._num_completion_tokens = 0
-        # Of each prompt; known when its first piece has come.
+        # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
-        # Of each prompt, where the request asked for them.
+        # By prompt; None unless the request asked for them.
         self.explanations: list[CacheExplanation] | None = None
 
     @staticmethod
@@ -78,11 +78,11 @@ class Generation:
         body: GenerationRequest,
         request_id: str,
     ) -> Generation:
-        """Have all prompts taken in, or, raising what `AsyncLLM.submit` raises, none."""
-        explained = await explanations(service, prompts) if body.explain_cache else None
+        """Submit all prompts, or none: raises what `AsyncLLM.submit` raises."""
+        cache_explanations = await explanations(service, prompts) if body.explain_cache else None
         streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
         generation = Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
-        generation.explanations = explained
+        generation.explanations = cache_explanations
         return generation
 
     @property
@@ -93,27 +93,27 @@ class Generation:
             prompt_tokens=num_prompt,
             completion_tokens=self._num_completion_tokens,
             total_tokens=num_prompt + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached)),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached_tokens)),
         )
 
     def close(self) -> None:
-        """Abort what is unfinished."""
+        """Abort the prompts that are unfinished."""
         for stream, timer in zip(self._streams, self._timers, strict=True):
             if not stream.closed:
                 stream.close()
                 timer.observe_abort()
 
-    async def __aiter__(self) -> AsyncGenerator[NewText, None]:
+    async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
         finished: set[int] = set()
         try:
-            async with aclosing(_merged(self._streams)) as pieces:
-                async for place, piece in pieces:
-                    self._timers[place].observe(piece)
-                    self._cached[place] = piece.num_cached_tokens
-                    if isinstance(piece, RequestOutput):
-                        self.prompt_logprobs[place] = piece.prompt_logprobs
-                    for output in self._outputs(piece):
-                        choice = place * self._num_choices + output.index
+            async with aclosing(_merge_streams(self._streams)) as deltas:
+                async for prompt, delta in deltas:
+                    self._timers[prompt].observe(delta)
+                    self._num_cached_tokens[prompt] = delta.num_cached_tokens
+                    if isinstance(delta, RequestOutput):
+                        self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                    for output in self._outputs(delta):
+                        choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError("the server is shutting down; the answer is incomplete")
                         if choice in finished:
@@ -121,30 +121,32 @@ class Generation:
                         if output.finish_reason is not None:
                             finished.add(choice)
                         self._num_completion_tokens += len(output.token_ids)
-                        yield NewText(choice, place, output)
+                        yield ChoiceDelta(choice, prompt, output)
         finally:
             self.close()
 
     async def collect(self) -> list[CompletionOutput]:
         """All choices, complete."""
         choices: dict[int, CompletionOutput] = {}
-        async with aclosing(aiter(self)) as news:
-            async for new in news:
-                whole = choices.setdefault(new.choice, new.output)
-                if whole is not new.output:
-                    whole.text += new.output.text
-                    whole.token_ids += new.output.token_ids
-                    whole.logprobs = None if whole.logprobs is None else whole.logprobs + (new.output.logprobs or [])
-                    whole.finish_reason, whole.stop_reason = new.output.finish_reason, new.output.stop_reason
+        async with aclosing(aiter(self)) as deltas:
+            async for delta in deltas:
+                output, complete = delta.output, choices.setdefault(delta.choice, delta.output)
+                if complete is not output:
+                    complete.text += output.text
+                    complete.token_ids += output.token_ids
+                    complete.logprobs = (
+                        None if complete.logprobs is None else complete.logprobs + (output.logprobs or [])
+                    )
+                    complete.finish_reason, complete.stop_reason = output.finish_reason, output.stop_reason
         return [choices[choice] for choice in sorted(choices)]
 
-    def _outputs(self, piece: Piece) -> list[CompletionOutput]:
-        if isinstance(piece, RequestOutput):
-            return piece.outputs
-        best = piece.sequences[: self._num_choices]
-        return [self._beam(index, beam, piece.num_prompt_tokens) for index, beam in enumerate(best)]
+    def _outputs(self, delta: OutputDelta) -> list[CompletionOutput]:
+        if isinstance(delta, RequestOutput):
+            return delta.outputs
+        best = delta.sequences[: self._num_choices]
+        return [self._beam_output(index, beam, delta.num_prompt_tokens) for index, beam in enumerate(best)]
 
-    def _beam(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
+    def _beam_output(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
         prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
         text = IncrementalDetokenizer(
             self._loaded.require_tokenizer(), prompt_token_ids, stop=self._params.stop_strings
@@ -162,16 +164,16 @@ class Generation:
         )
 
 
-class Writer(Protocol):
-    """Writes an endpoint's responses: whole, or in chunks."""
+class ResponseWriter(Protocol):
+    """Writes an endpoint's responses: in full, or in chunks."""
 
-    async def whole(self, generation: Generation) -> BaseModel: ...
+    async def full_response(self, generation: Generation) -> BaseModel: ...
 
     def chunks(self, generation: Generation) -> AsyncIterator[BaseModel]: ...
 
 
 class JsonResponse(Response):
-    """A model as JSON, written once. (What a route returns as a plain model would be validated and copied again.)"""
+    """A pydantic model as JSON, serialised once. (FastAPI validates and copies a model that a route returns.)"""
 
     media_type = "application/json"
 
@@ -180,12 +182,12 @@ class JsonResponse(Response):
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; when the client goes away, the iteration that makes them is closed."""
+    """Server-sent events; when the client disconnects, the iteration that produces them is closed."""
 
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncIterator[BaseModel], generation: Generation) -> None:
-        self._events = _as_events(chunks)
+        self._events = _server_sent_events(chunks)
         self._generation = generation
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -194,12 +196,12 @@ class EventStream(StreamingResponse):
             async with aclosing(self._events):
                 await super().__call__(scope, receive, send)
         finally:
-            # An iteration that was closed before its first step has not closed anything itself.
+            # A generator that was closed before its first step has not run its own cleanup.
             self._generation.close()
 
 
-async def _as_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[str, None]:
-    """Chunks as server-sent events in OpenAI's manner; a failure is the last of them, for the status is long sent."""
+async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[str, None]:
+    """Chunks as server-sent events in OpenAI's format. The status is sent first, so a failure is an event of its own."""
     try:
         async for chunk in chunks:
             yield f"data: {chunk.model_dump_json()}\n\n"
@@ -208,28 +210,28 @@ async def _as_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[str, No
     yield "data: [DONE]\n\n"
 
 
-async def respond(request: Request, generation: Generation, writer: Writer, stream: bool) -> Response:
-    """The response to a request whose prompts were taken in; however it ends, none of them stays in the engine.
+async def respond(request: Request, generation: Generation, writer: ResponseWriter, stream: bool) -> Response:
+    """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
 
     Raises:
-        Exception: of a whole response, what ended the generation early.
+        Exception: with ``stream=False``, the error that ended the generation early.
     """
     if stream:
         return EventStream(writer.chunks(generation), generation)
     try:
-        return JsonResponse(await _unless_disconnected(request, writer.whole(generation)))
+        return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(generation)))
     finally:
         generation.close()
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of ``work``, which is cancelled when the client goes away before it is there.
+async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled when the client disconnects first.
 
     Raises:
-        ApiError: the client is gone; nobody will read it.
+        ApiError: the client has disconnected, so the response is not read.
     """
     task = asyncio.ensure_future(work)
-    listener = asyncio.ensure_future(_disconnected(request))
+    listener = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -240,26 +242,26 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) 
         listener.cancel()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all streams as they come, each with the place of its stream."""
+async def _merge_streams(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, OutputDelta], None]:
+    """The deltas of all streams in order of arrival, each with the index of its stream."""
     if len(streams) == 1:
-        async for piece in streams[0]:
-            yield 0, piece
+        async for delta in streams[0]:
+            yield 0, delta
         return
-    waiting = {asyncio.ensure_future(anext(stream)): place for place, stream in enumerate(streams)}
+    pending = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
     try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                place = waiting.pop(task)
-                yield place, task.result()
-                if not streams[place].closed:
-                    waiting[asyncio.ensure_future(anext(streams[place]))] = place
+                index = pending.pop(task)
+                yield index, task.result()
+                if not streams[index].closed:
+                    pending[asyncio.ensure_future(anext(streams[index]))] = index
     finally:
-        for task in waiting:
+        for task in pending:
             task.cancel()

@@ -1,10 +1,10 @@
-"""What the page at `/` shows: the engine at this moment, as far as one tenant may see it.
+"""`GET /live`, what the page at `/` shows: the state of the engine, limited to what one tenant may see.
 
-The picture is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
-most twice a second for each tenant however many pages are open. Token ids become text elsewhere.
+A snapshot is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
+most twice a second per tenant however many pages are open. Token ids are decoded on the tokenizer's thread.
 
-A tenant sees the texts and the tree of its own namespaces. Of others it learns no more than `/metrics` tells everybody: how
-many blocks and requests there are in all.
+A tenant sees the texts and the tree of its own namespaces. Of others it learns no more than `/metrics` shows without a key:
+how many blocks and requests there are in all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from radixkv.server.tenants import Credentials, Tenant
 
 _MAX_NODES = 120
 _MAX_REQUESTS = 12
-_SECONDS_BETWEEN_PICTURES = 0.5
+_REFRESH_SECONDS = 0.5
 
 
 class Blocks(BaseModel):
-    """The cache's blocks by what becomes of them: those in use belong to live sequences, cached ones may be evicted."""
+    """The cache's blocks by state: those in use belong to live sequences, cached ones may be evicted."""
 
     total: int
     in_use: int
@@ -54,11 +54,11 @@ class TreeNode(BaseModel):
     """One node of the radix tree.
 
     Attributes:
-        key: the same for the same node from picture to picture, among its siblings.
-        text: how it begins.
-        users: live sequences that it serves.
-        age: seconds since a sequence last began or ended here or below.
-        hidden: children that are not shown.
+        key: identifies a node among its siblings, the same in every snapshot.
+        text: of its first tokens.
+        users: live sequences that use it.
+        age: seconds since a sequence last started or ended here or below.
+        hidden: number of children that are not shown.
     """
 
     key: int
@@ -107,7 +107,7 @@ class LiveState(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
+class _EngineSnapshot:
     """What is copied on the engine's thread."""
 
     trees: list[tuple[str, NodeOutline]]
@@ -116,11 +116,11 @@ class _Picture:
     block_size: int
 
 
-class LivePictures:
-    """Takes pictures of the engine, and keeps each tenant's latest for half a second.
+class LiveStateCache:
+    """Takes snapshots of the engine, and keeps each tenant's latest for half a second.
 
     Args:
-        service: what is served.
+        service: the served model.
     """
 
     def __init__(self, service: Service) -> None:
@@ -128,25 +128,25 @@ class LivePictures:
         self._latest: dict[str, tuple[float, LiveState]] = {}
         self._lock = asyncio.Lock()
 
-    async def of(self, tenant: Tenant) -> LiveState:
-        """The engine as ``tenant`` may see it.
+    async def get(self, tenant: Tenant) -> LiveState:
+        """The engine's state that ``tenant`` may see, at most half a second old.
 
         Raises:
-            EngineDeadError: it takes no more steps.
+            EngineDeadError: the engine runs no more steps.
         """
         async with self._lock:
-            taken, state = self._latest.get(tenant.name, (0.0, None))
-            if state is None or time.monotonic() - taken > _SECONDS_BETWEEN_PICTURES:
-                state = await self._take(tenant)
+            captured_at, state = self._latest.get(tenant.name, (0.0, None))
+            if state is None or time.monotonic() - captured_at > _REFRESH_SECONDS:
+                state = await self._refresh(tenant)
                 self._latest[tenant.name] = time.monotonic(), state
             return state
 
-    async def _take(self, tenant: Tenant) -> LiveState:
+    async def _refresh(self, tenant: Tenant) -> LiveState:
         service, llm = self._service, self._service.llm
-        picture = await llm.call(lambda engine: _take_picture(engine, tenant))
+        snapshot = await llm.call(lambda engine: _snapshot_engine(engine, tenant))
         stats = llm.stats
         trees = await llm.run_tokenizer(
-            lambda loaded: [_tree(*each, picture, loaded.tokenizer) for each in picture.trees]
+            lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees]
         )
         return LiveState(
             model=service.model_name,
@@ -161,45 +161,45 @@ class LivePictures:
                 in_use=stats.num_blocks_in_use,
                 cached=stats.num_evictable_blocks,
                 free=stats.num_free_blocks,
-                block_size=picture.block_size,
+                block_size=snapshot.block_size,
             ),
             tokens=Tokens(
                 queried=stats.cache.queried_tokens,
                 reused=stats.cache.reused_tokens,
                 computed=stats.cache.computed_tokens,
             ),
-            requests=picture.requests,
+            requests=snapshot.requests,
             trees=trees,
         )
 
 
 def live_state_routes(service: Service) -> APIRouter:
-    """`GET /live`, which the page asks once a second."""
+    """`GET /live`, which the page polls once a second."""
     router = APIRouter()
-    pictures = LivePictures(service)
+    live_states = LiveStateCache(service)
 
     @router.get("/live", tags=["observation"])
     async def live(credentials: Credentials) -> LiveState:
-        """The engine at this moment: blocks, requests, and the radix tree of the key's own prompts."""
-        return await pictures.of(service.tenants.authenticate(credentials))
+        """The state of the engine: blocks, requests, and the radix tree of the key's own prompts."""
+        return await live_states.get(service.tenants.authenticate(credentials))
 
     return router
 
 
-def _take_picture(engine: Engine, tenant: Tenant) -> _Picture:
+def _snapshot_engine(engine: Engine, tenant: Tenant) -> _EngineSnapshot:
     cache, scheduler = engine.cache, engine.scheduler
     trees: list[tuple[str, NodeOutline]] = []
-    room = _MAX_NODES
+    node_budget = _MAX_NODES
     for namespace in itertools.islice(filter(tenant.owns, cache.namespaces), _MAX_NODES):
-        outline = cache.outline(namespace, room)
+        outline = cache.outline(namespace, node_budget)
         if outline is not None and outline.children:
             trees.append((namespace, outline))
-            room -= _num_nodes(outline)
+            node_budget -= _num_nodes(outline)
     groups = itertools.chain(
         (("running", group) for group in scheduler.running), (("waiting", group) for group in scheduler.waiting)
     )
     own = (_request_state(state, group) for state, group in groups if tenant.owns(group.request.namespace))
-    return _Picture(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.now(), cache.block_size)
+    return _EngineSnapshot(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.now(), cache.block_size)
 
 
 def _num_nodes(outline: NodeOutline) -> int:
@@ -218,13 +218,13 @@ def _request_state(state: Any, group: SequenceGroup) -> RequestState:
     )
 
 
-def _tree(namespace: str, root: NodeOutline, picture: _Picture, tokenizer: Any) -> Tree:
-    # Of a derived namespace no more is shown than tells it from the others.
+def _tree(namespace: str, root: NodeOutline, snapshot: _EngineSnapshot, tokenizer: Any) -> Tree:
+    # Of a namespace derived from a salt, only enough is shown to distinguish it from the others.
     salt = namespace.partition("/")[2]
     return Tree(
         namespace=f"salt {salt[:6]}" if salt else "",
         hidden=root.num_hidden,
-        children=[_node(child, picture.now, tokenizer) for child in root.children],
+        children=[_node(child, snapshot.now, tokenizer) for child in root.children],
     )
 
 

@@ -25,14 +25,14 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models: one."""
+    """The list of models: one."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class Version(BaseModel):
-    """Of the server."""
+    """The server's version."""
 
     version: str
 
@@ -46,7 +46,7 @@ def model_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models", tags=["models"])
     async def list_models(credentials: Credentials) -> ModelList:
-        """The models that can be asked for."""
+        """The models that can be requested."""
         service.tenants.authenticate(credentials)
         return ModelList(data=[model()])
 
@@ -64,7 +64,7 @@ def model_routes(service: Service) -> APIRouter:
 
     @router.get("/health", tags=["observation"], response_class=Response)
     async def health() -> Response:
-        """200 while new requests are taken; 503 when none is any more."""
+        """200 while new requests are accepted; 503 when draining or when the engine is dead."""
         if service.llm.death is not None:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead", code="unavailable")
         if service.llm.draining:

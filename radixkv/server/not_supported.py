@@ -1,4 +1,4 @@
-"""OpenAI's fields for what is not done here: taken where they ask for nothing, for clients send them with their defaults."""
+"""OpenAI's fields for unsupported features: accepted with values that request nothing, since clients send the defaults."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 
 
-def _refuse(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _reject_unsupported(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
-        return check(value)
+        return validate(value)
     except ValidationError as error:
         raise PydanticCustomError("not_supported", "not supported") from error
 
 
 _T = TypeVar("_T")
-Only = Annotated[_T, WrapValidator(_refuse)]
+Only = Annotated[_T, WrapValidator(_reject_unsupported)]
 
 
-class NotSupportedInChat(Strict):
-    """Fields of `/v1/chat/completions`, each with all the values that it may have."""
+class NotSupportedInChat(StrictModel):
+    """Fields of `/v1/chat/completions`, each with the values that are accepted."""
 
     tools: Only[None] = None
     tool_choice: Only[Literal["none"] | None] = None
-    parallel_tool_calls: Only[bool | None] = None  # there are no calls, so none run side by side
+    parallel_tool_calls: Only[bool | None] = None  # without tool calls it has no effect
     functions: Only[None] = None
     function_call: Only[Literal["none"] | None] = None
     modalities: Only[Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None] = None
@@ -40,7 +40,7 @@ class NotSupportedInChat(Strict):
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
 
 
-class NotSupportedInCompletions(Strict):
-    """Fields of `/v1/completions`, each with all the values that it may have."""
+class NotSupportedInCompletions(StrictModel):
+    """Fields of `/v1/completions`, each with the values that are accepted."""
 
     suffix: Only[None] = None

@@ -1,4 +1,4 @@
-"""`GET /`: a page that shows what the engine is doing, served from this package; it loads nothing from elsewhere."""
+"""`GET /`: a page that shows the state of the engine, served from this package; it loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
 _STATIC = Path(__file__).parent / "static"
-# A prompt may hold anything, and is shown: whatever the page would mistake for its own must not run.
+# The page shows prompts, which may contain any markup: no script but the page's own may run.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -17,16 +17,16 @@ _HEADERS = {
 
 
 def page_routes() -> APIRouter:
-    """The page and its files. They need no key; what the page shows does."""
+    """The page and its files. They need no key; the state that the page shows does."""
     router = APIRouter(include_in_schema=False)
 
-    def serve(path: str, name: str, media_type: str) -> None:
+    def add_file(path: str, name: str, media_type: str) -> None:
         @router.get(path)
         async def file() -> FileResponse:
             return FileResponse(_STATIC / name, media_type=media_type, headers=_HEADERS)
 
-    serve("/", "index.html", "text/html; charset=utf-8")
-    serve("/favicon.svg", "favicon.svg", "image/svg+xml")
-    serve("/page.css", "page.css", "text/css; charset=utf-8")
-    serve("/page.js", "page.js", "text/javascript; charset=utf-8")
+    add_file("/", "index.html", "text/html; charset=utf-8")
+    add_file("/favicon.svg", "favicon.svg", "image/svg+xml")
+    add_file("/page.css", "page.css", "text/css; charset=utf-8")
+    add_file("/page.js", "page.js", "text/javascript; charset=utf-8")
     return router

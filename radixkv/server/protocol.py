@@ -1,4 +1,4 @@
-"""What the completion and the chat endpoint have in common: fields with OpenAI's and vLLM's names."""
+"""What the completion and the chat endpoint have in common: request fields with OpenAI's and vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pydantic import BaseModel, Field
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.response_format import StructuredRequest
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 
 MAX_LOGPROBS = 20
-# The engine's thread searches the text for all of them at every token: so many cost a stream up to 30 us a token.
+# The engine's thread searches the text for all of them at every token; this many cost up to 30 us per token and stream.
 _MAX_STOP_STRINGS = 32
 _MAX_STOP_CHARACTERS = 1000
-_SEEDS = 1 << 64
+_NUM_SEEDS = 1 << 64
 
-# Fields of requests that mean the same in SamplingParams, and those among them that a beam search has no use for.
+# Request fields with the same name and meaning in SamplingParams; and fields that beam search does not support.
 _SAMPLING_FIELDS = (
     "n",
     "temperature",
@@ -35,7 +35,7 @@ _SAMPLING_FIELDS = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-_NOT_FOR_BEAMS = (
+_NOT_FOR_BEAM_SEARCH = (
     "top_p",
     "top_k",
     "min_p",
@@ -51,22 +51,22 @@ _NOT_FOR_BEAMS = (
 StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARACTERS)]
 
 
-class StreamOptions(Strict):
-    """``include_usage``: the last chunk says how many tokens there were."""
+class StreamOptions(StrictModel):
+    """``include_usage``: the last chunk has the token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class CacheOptions(Strict):
-    """Whether a prompt reuses what is cached, and leaves what it computed."""
+class CacheOptions(StrictModel):
+    """Whether a prompt reuses cached prefixes, and whether its own blocks are cached."""
 
     read: bool = True
     write: bool = True
 
 
 class GenerationRequest(StructuredRequest):
-    """Fields of both endpoints; null stands for the default."""
+    """Fields of both endpoints; null selects the default."""
 
     model: str | None = None
     n: int | None = None
@@ -74,14 +74,14 @@ class GenerationRequest(StructuredRequest):
     top_p: float | None = None
     max_tokens: int | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
-    seed: Annotated[int, Field(ge=-(_SEEDS // 2), lt=_SEEDS)] | None = None
+    seed: Annotated[int, Field(ge=-(_NUM_SEEDS // 2), lt=_NUM_SEEDS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # Accepted, for clients send them, and without effect here.
+    # Accepted because clients send them; without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -103,19 +103,19 @@ class GenerationRequest(StructuredRequest):
     length_penalty: float | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     cache: CacheOptions | None = None
-    # Have the response say what of the prompt was known and why not more; not for streams.
+    # Explain in the response how much of the prompt was cached and why not more; not for streams.
     explain_cache: bool | None = None
-    # Lower values are let in earlier. Not below the default: a client may let others go first, not push ahead of them.
+    # Lower values are scheduled earlier. Not below the default: a client may lower its own precedence, not raise it.
     priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
     @property
     def num_choices(self) -> int:
-        """Answers to each prompt."""
+        """Answers per prompt."""
         return 1 if self.n is None else self.n
 
     @property
-    def sent_names(self) -> dict[str, str]:
-        """By an argument's name in the library, what this request calls it where that is another name."""
+    def request_field_names(self) -> dict[str, str]:
+        """Library argument name to this request's field name, where the two differ."""
         names = {"structured_outputs": self.structured_outputs_name}
         if self.beam_width is None:
             names["beam_width"] = "n"
@@ -126,34 +126,36 @@ class GenerationRequest(StructuredRequest):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def params(
-        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None, room: int
+        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None, remaining_tokens: int
     ) -> SamplingParams | BeamSearchParams:
-        """How to choose tokens.
+        """The request's sampling or beam search parameters.
 
         Args:
-            max_tokens: tokens to generate at most; None: as far as the model goes.
-            logprobs: how many of the likeliest tokens to report; None: report nothing.
+            max_tokens: tokens to generate at most; None: up to the model's length.
+            logprobs: how many of the likeliest tokens to report; None: none.
             prompt_logprobs: the same for the prompt.
-            room: tokens that the model takes after the prompt.
+            remaining_tokens: tokens that fit into the model's length after the prompt.
 
         Raises:
-            TypeError, ValueError: a value is impossible; the message names it.
+            TypeError, ValueError: a value is invalid; the message names it.
         """
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only for stream=true")
         if self.explain_cache and self.stream:
             raise ValueError("explain_cache: only for stream=false")
         if self.use_beam_search:
-            return self._beam_search_params(room if max_tokens is None else max_tokens, logprobs, prompt_logprobs)
+            return self._beam_search_params(
+                remaining_tokens if max_tokens is None else max_tokens, logprobs, prompt_logprobs
+            )
         for name in ("beam_width", "length_penalty"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: only for use_beam_search=true")
-        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return SamplingParams(
-            **given,
+            **fields,
             max_tokens=max_tokens,
-            seed=None if self.seed is None else self.seed % _SEEDS,
-            logit_bias=None if self.logit_bias is None else _by_token_id(self.logit_bias),
+            seed=None if self.seed is None else self.seed % _NUM_SEEDS,
+            logit_bias=None if self.logit_bias is None else _parse_logit_bias(self.logit_bias),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             structured_outputs=self.structured_outputs_params(),
@@ -162,11 +164,11 @@ class GenerationRequest(StructuredRequest):
     def _beam_search_params(
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
     ) -> BeamSearchParams:
-        for name in _NOT_FOR_BEAMS:
+        for name in _NOT_FOR_BEAM_SEARCH:
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: a beam search has no use for it")
+                raise ValueError(f"{name}: not supported by beam search")
         if prompt_logprobs is not None:
-            raise ValueError("echo: a beam search has no log-probabilities of the prompt")
+            raise ValueError("echo: beam search reports no log-probabilities of the prompt")
         beam_width = self.num_choices if self.beam_width is None else self.beam_width
         if self.num_choices > beam_width:
             raise ValueError(f"n: expected at most beam_width={beam_width}, got {self.n}")
@@ -183,7 +185,7 @@ class GenerationRequest(StructuredRequest):
 
 
 class ResponseHead(TypedDict):
-    """What a response and all its chunks have in common."""
+    """Fields common to a response and all its chunks."""
 
     id: str
     created: int
@@ -191,7 +193,7 @@ class ResponseHead(TypedDict):
 
 
 class PromptTokensDetails(BaseModel):
-    """How many prompt tokens were reused rather than computed."""
+    """``cached_tokens``: prompt tokens that were reused rather than computed."""
 
     cached_tokens: int
 
@@ -215,7 +217,7 @@ def finish_reason(output: CompletionOutput) -> FinishReason | None:
     return "length" if output.finish_reason == "length" else "stop"
 
 
-def _by_token_id(logit_bias: Mapping[str, float]) -> dict[int, float]:
+def _parse_logit_bias(logit_bias: Mapping[str, float]) -> dict[int, float]:
     biases = {}
     for name, bias in logit_bias.items():
         if not (name.isascii() and name.isdigit()):

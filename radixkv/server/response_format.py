@@ -1,4 +1,4 @@
-"""What clients ask an answer to look like, in OpenAI's way, in vLLM's, and in vLLM's older one."""
+"""Structured output in requests: OpenAI's ``response_format``, vLLM's ``structured_outputs``, vLLM's older ``guided_*``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Literal
 from pydantic import Field
 
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 
-# What vLLM's older fields can ask for, each as "guided_" and the name.
-_GUIDES = ("json", "regex", "choice", "grammar")
+# Kinds of vLLM's older fields, each named "guided_" and the kind.
+_GUIDED_KINDS = ("json", "regex", "choice", "grammar")
 
 
-class TextFormat(Strict):
-    """Anything."""
+class TextFormat(StrictModel):
+    """Unconstrained text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Strict):
+class JsonObjectFormat(StrictModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(Strict):
-    """A schema, and what OpenAI's clients send with it; it is always followed strictly."""
+class JsonSchema(StrictModel):
+    """A schema, and the fields that OpenAI's clients send with it; it is always enforced strictly."""
 
     name: str
     description: str | None = None
@@ -34,7 +34,7 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(StrictModel):
     """JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
@@ -44,7 +44,7 @@ class JsonSchemaFormat(Strict):
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictModel):
     """Exactly one of these; see `radixkv.StructuredOutputsParams`."""
 
     json_schema: str | dict[str, Any] | bool | None = Field(default=None, alias="json")
@@ -54,8 +54,8 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
 
 
-class StructuredRequest(Strict):
-    """The fields of a request that say what its answer must look like; at most one of them may."""
+class StructuredRequest(StrictModel):
+    """The fields of a request that constrain its answer; at most one of them may be set."""
 
     response_format: ResponseFormat | None = Field(default=None, discriminator="type")
     structured_outputs: StructuredOutputs | None = None
@@ -66,20 +66,20 @@ class StructuredRequest(Strict):
 
     @property
     def structured_outputs_name(self) -> str:
-        """Which field says what the answer must look like; the first of them, where there should be only one."""
-        fields = [f"guided_{name}" for name in _GUIDES]
+        """The name of the field that constrains the answer; the first, where several do."""
+        fields = [f"guided_{kind}" for kind in _GUIDED_KINDS]
         if not isinstance(self.response_format, TextFormat):
             fields.append("response_format")
         return next((field for field in fields if getattr(self, field) is not None), "structured_outputs")
 
     def structured_outputs_params(self) -> StructuredOutputsParams | None:
-        """What the answer must look like; None: anything.
+        """The constraint on the answer; None: none.
 
         Raises:
-            TypeError, ValueError: several say something, or one says what is impossible.
+            TypeError, ValueError: several fields are set, or one is invalid.
         """
         specs: list[dict[str, Any]] = [
-            {name: value} for name in _GUIDES if (value := getattr(self, f"guided_{name}")) is not None
+            {kind: value} for kind in _GUIDED_KINDS if (value := getattr(self, f"guided_{kind}")) is not None
         ]
         if self.structured_outputs is not None:
             specs.append(self.structured_outputs.model_dump(by_alias=True))
@@ -88,5 +88,7 @@ class StructuredRequest(Strict):
         elif isinstance(self.response_format, JsonSchemaFormat):
             specs.append({"json": self.response_format.json_schema.json_schema})
         if len(specs) > 1:
-            raise ValueError("structured_outputs: the request says more than once what the answer must look like")
+            raise ValueError(
+                f"structured_outputs: expected at most one field that constrains the answer, got {len(specs)}"
+            )
         return StructuredOutputsParams(**specs[0]) if specs else None

@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""State that all routes share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from radixkv.server.token_text import TokenTexts
 
 @dataclass(frozen=True)
 class Service:
-    """One model, served.
+    """One served model.
 
     Attributes:
-        model_name: by what name requests ask for the model.
-        started: when, in seconds since 1970.
-        max_characters: of a text that could fit into the model; a longer one is not worth the time to tokenize it.
-        drain: begins what SIGTERM begins: refuse new work, finish the rest, leave.
+        model_name: the name by which requests select the model.
+        started: start time, in seconds since 1970.
+        max_characters: of the longest text that could fit into the model; longer ones are refused untokenized.
+        drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
     """
 
     llm: AsyncLLM
@@ -56,7 +56,7 @@ class Service:
         """Refuse texts that cannot fit into the model, before they are tokenized.
 
         Raises:
-            PromptTooLongError: with the figures.
+            PromptTooLongError: with the number of characters and the model's length.
         """
         num_characters = sum(len(text) for text in texts)
         if num_characters > self.max_characters:
@@ -65,7 +65,7 @@ class Service:
             )
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
-        """The prompt in the tenant's namespace, with what the request says of the cache."""
+        """The prompt in the tenant's namespace, with the request's cache options."""
         return Prompt(
             prompt.token_ids,
             prompt.text,
@@ -74,15 +74,15 @@ class Service:
             write_cache=request.cache is None or request.cache.write,
         )
 
-    def room_after(self, prompts: list[Prompt]) -> int:
-        """Tokens that the model takes after the longest of the prompts."""
+    def remaining_tokens(self, prompts: list[Prompt]) -> int:
+        """Tokens that fit into the model's length after the longest of the prompts; at least 1."""
         return max(1, self.llm.loaded.max_model_len - max(len(prompt.token_ids) for prompt in prompts))
 
 
 def max_characters(loaded: LoadedModel) -> int:
-    """As many as there would be if every token were the longest."""
+    """Characters of the longest possible prompt: as if every token were the longest of the vocabulary."""
     return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

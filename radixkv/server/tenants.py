@@ -1,7 +1,7 @@
-"""Who may do what, and whose cached prefixes a prompt can share.
+"""Authentication, and the cache namespace of each tenant.
 
 Each API key is a tenant. The cache's namespace of a prompt is derived from the tenant's key and the request's cache salt by a
-keyed hash, whose key is drawn when the server starts: no client can name, or guess, another's namespace.
+keyed hash, whose key is drawn at random when the server starts: no client can name, or guess, another's namespace.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from radixkv.server.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Everybody with one API key; where none are configured, everybody.
+    """All clients with one API key; all clients at once where no keys are configured.
 
     Attributes:
-        name: how the tenant's namespaces begin.
+        name: the prefix of the tenant's namespaces.
     """
 
     name: str
     _secret: bytes
 
     def namespace(self, cache_salt: str | None = None) -> str:
-        """Where the tenant's prompts with this salt are cached."""
+        """The namespace of the tenant's prompts with this salt."""
         return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
 
     def owns(self, namespace: str) -> bool:
@@ -40,11 +40,11 @@ class Tenant:
 
 
 class Tenants:
-    """Checks keys.
+    """Authenticates requests.
 
     Args:
-        api_keys: none: everybody is let in, as one tenant.
-        admin_key: for administration; None: nobody may administer.
+        api_keys: without any, all requests are accepted, as those of one tenant.
+        admin_key: for administration; None: administration is off.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
@@ -55,7 +55,7 @@ class Tenants:
             if not key or not key.isascii() or not key.isprintable():
                 raise ValueError("an API or admin key must be of printable ASCII characters, at least one")
         if admin_key in api_keys or len(set(api_keys)) < len(api_keys):
-            raise ValueError("an API or admin key is given twice: each must be another")
+            raise ValueError("an API or admin key is given twice: all keys must differ")
         self._secret = secrets.token_bytes(32)
         self._admin_key = admin_key
         self._api_keys = [key.encode() for key in api_keys]
@@ -72,34 +72,34 @@ class Tenants:
             ApiError: 401, no key or a wrong one.
         """
         if self.open_to_all:
-            return self.everybody()
+            return self.anonymous_tenant()
         found = None
-        given = b"" if credentials is None else credentials.credentials.encode(errors="replace")
-        # All keys are compared, whichever fits: how long it takes tells nothing.
+        sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
+        # All keys are compared, whichever matches, so that the time taken reveals nothing.
         for key, tenant in zip(self._api_keys, self._tenants, strict=True):
-            if hmac.compare_digest(key, given):
+            if hmac.compare_digest(key, sent):
                 found = tenant
         if found is None:
             raise _unauthorized("API key")
         return found
 
     def authenticate_admin(self, credentials: HTTPAuthorizationCredentials | None) -> None:
-        """Let an administrator pass.
+        """Check the administrator's key.
 
         Raises:
             ApiError: 403, there is no admin key; 401, none was sent or a wrong one.
         """
         if self._admin_key is None:
             raise ApiError(HTTPStatus.FORBIDDEN, "administration is off: the server was started without --admin-key")
-        given = b"" if credentials is None else credentials.credentials.encode(errors="replace")
-        if not hmac.compare_digest(self._admin_key.encode(), given):
+        sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
+        if not hmac.compare_digest(self._admin_key.encode(), sent):
             raise _unauthorized("admin key")
 
-    def everybody(self) -> Tenant:
+    def anonymous_tenant(self) -> Tenant:
         """The one tenant where no keys are configured."""
         return self._tenant("")
 
-    def of_api_key(self, api_key: str) -> Tenant:
+    def by_api_key(self, api_key: str) -> Tenant:
         """The tenant with this key.
 
         Raises:
@@ -109,32 +109,36 @@ class Tenants:
             raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
         return self._tenant(api_key)
 
-    def named_by_admin(self, api_key: str | None) -> Tenant:
-        """The tenant that an administrator means.
+    def selected_by_admin(self, api_key: str | None) -> Tenant:
+        """The tenant that an administrator's request selects.
 
         Raises:
-            ApiError: 404, no such key is configured; 400, none was named and there are several tenants.
+            ApiError: 404, no such key is configured; 400, no key was given and there are several tenants.
         """
         if api_key is not None:
-            return self.of_api_key(api_key)
+            return self.by_api_key(api_key)
         if not self.open_to_all:
-            raise ApiError(HTTPStatus.BAD_REQUEST, "api_key: needed here, to say whose prompts", param="api_key")
-        return self.everybody()
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                "api_key: expected a configured key, got none",
+                param="api_key",
+            )
+        return self.anonymous_tenant()
 
     def _tenant(self, api_key: str) -> Tenant:
         return Tenant(_keyed_hash(self._secret, "", api_key), self._secret)
 
 
 def _keyed_hash(secret: bytes, context: str, text: str) -> str:
-    # The length keeps apart what ends in one from what begins the other.
+    # With the length in front, no two pairs of context and text yield the same data.
     data = f"{len(context)}:{context}{text}".encode(errors="surrogatepass")
     return hashlib.blake2b(data, key=secret, digest_size=16).hexdigest()
 
 
-def _unauthorized(what: str) -> ApiError:
+def _unauthorized(expected: str) -> ApiError:
     return ApiError(
         HTTPStatus.UNAUTHORIZED,
-        f"this needs a valid {what} in the header 'Authorization: Bearer ...'",
+        f"this needs a valid {expected} in the header 'Authorization: Bearer ...'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

@@ -1,4 +1,4 @@
-"""How single tokens are shown beside their log-probabilities."""
+"""Texts of single tokens, as shown with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class TokenTexts:
     """Texts and bytes of single tokens.
 
-    A token may be a part of a character: its text is then not its own, but its bytes are.
+    A token may be part of a character: it then has bytes, but no text of its own.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -31,7 +31,7 @@ class TokenTexts:
         return list(self._decode(token_id).encode())
 
     def _text(self, token_id: int) -> str:
-        """The token's text, or its bytes as OpenAI writes them, "bytes:\\xe2\\x80", where it is a part of a character."""
+        """The token's text, or its bytes as OpenAI writes them, "bytes:\\xe2\\x80", where it is part of a character."""
         text = self._decode(token_id)
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
@@ -43,7 +43,7 @@ class TokenTexts:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers (GPT-2's and its heirs) write bytes: printable ones for themselves."""
+    """The characters by which byte-level tokenizers (GPT-2's and derivatives) write bytes: printable ones for themselves."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

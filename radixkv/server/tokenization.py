@@ -12,12 +12,12 @@ from radixkv.prompts import Message, as_conversations, encode, encode_rendered, 
 from radixkv.server.chat_messages import ChatMessage, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
-from radixkv.server.strict import Strict
+from radixkv.server.strict import StrictModel
 from radixkv.server.tenants import Credentials
 
 
-class TokenizeRequest(Strict):
-    """Either ``prompt`` or ``messages``; the options after each belong to it."""
+class TokenizeRequest(StrictModel):
+    """Either ``prompt`` or ``messages``; the options that follow a field apply to it."""
 
     model: str | None = None
     prompt: str | None = None
@@ -29,7 +29,7 @@ class TokenizeRequest(Strict):
 
 
 class TokenizeResponse(BaseModel):
-    """Token ids, and how many the model takes."""
+    """Token ids, their number, and the model's length."""
 
     count: int
     max_model_len: int
@@ -37,8 +37,8 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Strict):
-    """Token ids to be read."""
+class DetokenizeRequest(StrictModel):
+    """Token ids to decode."""
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
@@ -62,7 +62,7 @@ def tokenization_routes(service: Service) -> APIRouter:
         with client_errors():
             messages = as_messages(body.messages or [])
             service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
-            tokens = await service.llm.run_tokenizer(lambda loaded: _tokens(body, messages, loaded))
+            tokens = await service.llm.run_tokenizer(lambda loaded: _encode(body, messages, loaded))
         return TokenizeResponse(
             count=len(tokens),
             max_model_len=service.llm.loaded.max_model_len,
@@ -76,14 +76,14 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
-            return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _text(body, loaded)))
+            return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _decode(body, loaded)))
 
     return router
 
 
-def _tokens(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel) -> list[int]:
+def _encode(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise ValueError("prompt: expected either it or messages")
+        raise ValueError("prompt: expected either prompt or messages")
     if body.prompt is not None:
         return encode("prompt", body.prompt, loaded, add_special_tokens=body.add_special_tokens)
     (conversation,) = as_conversations(messages)
@@ -96,7 +96,7 @@ def _tokens(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel)
     return encode_rendered(text, loaded)
 
 
-def _text(body: DetokenizeRequest, loaded: LoadedModel) -> str:
+def _decode(body: DetokenizeRequest, loaded: LoadedModel) -> str:
     tokenizer = loaded.require_tokenizer()
     for token_id in body.tokens:
         if token_id >= loaded.vocab_size:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu_backend import CpuBackend
+from radixkv.attention.cpu import CpuBackend
 from radixkv.memory import KVPool, LayerShape
 
 

@@ -15,24 +15,29 @@ from rich.console import Console
 from rich.table import Table
 from torch.autograd import DeviceType
 
-from radixkv.attention.plan import common_blocks
+from radixkv.attention.batch_tables import common_blocks
 from radixkv.bench import decode
-from radixkv.bench.attention import BLOCK_SIZE, Level, make_pool, run_attention, tree_chunks
+from radixkv.bench.attention import run_attention
 from radixkv.bench.decode import busy_seconds, run_decode
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.bench.gpu_timing import Limits
+from radixkv.bench.layer import BLOCK_SIZE, Level, make_pool, max_tokens, tree_batch
 from radixkv.bench.tiles import run_tiles
 from radixkv.memory.fp8_kv_pool import FP8
 
 
 def test_a_tree_shares_what_its_levels_say() -> None:
-    chunks, num_blocks, tokens = tree_chunks(8, [Level(1, 64), Level(2, 48), Level(8, 30)], 1)
+    batch, num_blocks, tokens = tree_batch(8, [Level(1, 64), Level(2, 48), Level(8, 30)], 1)
     assert tokens == 64 + 2 * 48 + 8 * 30 + 8
-    ids = {block for chunk in chunks for block in chunk.block_ids.tolist()}
+    ids = {block for table in batch.tables for block in table.block_ids.tolist()}
     assert len(ids) == num_blocks == max(ids) + 1
-    shared = [common_blocks(chunks[0].block_ids, other.block_ids) * BLOCK_SIZE for other in chunks[1:]]
+    first, *others = (table.block_ids for table in batch.tables)
+    shared = [common_blocks(first, other) * BLOCK_SIZE for other in others]
     assert shared == [64 + 48] * 3 + [64] * 4
-    assert all(chunk.num_context == 64 + 48 + 30 and len(chunk.block_ids) * BLOCK_SIZE > 142 for chunk in chunks)
+    assert batch.num_context.tolist() == [64 + 48 + 30] * 8
+    assert batch.num_new.tolist() == [1] * 8
+    assert all(len(table.block_ids) * BLOCK_SIZE > 142 for table in batch.tables)
+    assert max_tokens(batch) == len(first) * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8], ids=str)
@@ -98,7 +103,7 @@ def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch
     monkeypatch.setattr(decode, "answer_all", answers)
     report = GpuReport(Console(), None, {}, Limits(1.0, 2.0))
     table = Table(*"abcdefg")
-    decode.measure_engine(report, table, None, "kind", False, 1.0)
+    decode.measure_engine(report, table, None, "kind", False)
     alone, shared = "kind: 64 x 4,096, 0 shared", "kind: 64 x 4,096, 3,500 shared"
     assert list(report.failed) == ["kind: warm-up, 0 shared", f"{alone}, step", f"{alone}, answers"]
     assert [str(cell) for cell in table.columns[0].cells] == [shared, f"{shared}, answers"]

@@ -9,25 +9,27 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from radixkv.attention.plan import QueryChunk, common_blocks
-from radixkv.bench.plan import BATCH, CHANGES, LEVELS, Change, make_steps, run_plan
+from radixkv.attention.batch_tables import common_blocks
+from radixkv.bench import plan
+from radixkv.bench.plan import BATCH, BLOCK_SIZE, CHANGES, LEVELS, Change, Decoding, make_steps, run_plan
 
 
 @pytest.mark.parametrize("change", [Change(1), Change(1, elsewhere=True), Change(16)])
 def test_so_many_leave_and_join_and_the_rest_grow(change: Change) -> None:
     for before, after in itertools.pairwise(make_steps(LEVELS["nothing"], change, 20)):
-        old, new = ({chunk.owner: chunk for chunk in batch} for batch in (before, after))
+        old, new = ({sequence.owner: sequence for sequence in batch} for batch in (before, after))
         assert len(new) == len(after) == BATCH
         assert len(new.keys() - old.keys()) == change.count
         for owner in new.keys() & old.keys():
-            assert new[owner].num_context == old[owner].num_context + 1
-            assert new[owner].block_ids[: len(old[owner].block_ids)].tolist() == old[owner].block_ids.tolist()
-        blocks = [block for chunk in after for block in chunk.block_ids.tolist()]
+            assert new[owner].length == old[owner].length + 1
+            assert new[owner].table is old[owner].table
+        assert all(len(sequence.table.block_ids) * BLOCK_SIZE > sequence.length for sequence in after)
+        blocks = [block for sequence in after for block in sequence.table.block_ids.tolist()]
         assert len(set(blocks)) == len(blocks)
 
 
-def common_of_neighbours(batch: list[QueryChunk]) -> list[int]:
-    tables = sorted((chunk.block_ids for chunk in batch), key=lambda ids: ids.tolist())
+def common_of_neighbours(batch: list[Decoding]) -> list[int]:
+    tables = sorted((sequence.table.block_ids for sequence in batch), key=lambda ids: ids.tolist())
     return [common_blocks(a, b) for a, b in itertools.pairwise(tables)]
 
 
@@ -45,7 +47,8 @@ def test_who_joins_elsewhere_changes_the_tree() -> None:
     assert all({96, 160, 208} == set(tree) for tree in trees)
 
 
-def test_every_row_is_measured_and_written(tmp_path: Path) -> None:
+def test_every_row_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "ROUNDS", 1)
     run_plan(Console(quiet=True), 2, tmp_path / "plan.json")
     rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert [(row["shared"], row["change"]) for row in rows] == [(name, k) for name in LEVELS for k in CHANGES]

@@ -1,4 +1,4 @@
-"""The load generator: it sends what it says, and adds up what comes back. Against a small server that counts for itself."""
+"""The load generator against a small server that counts for itself: requests sent, and their aggregated results."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from starlette.routing import Route
 
 from radixkv.bench.serve import Arrivals, collect
 from radixkv.bench.serve_client import Answer, HttpClient, Messages
-from radixkv.bench.serve_load import send_at_rate
+from radixkv.bench.serve_load import run_open_loop
 from radixkv.bench.serve_report import make_report, plot_latencies, report_lines, report_table
 from radixkv.bench.serve_workload import LoadShape, make_conversations
 
 
 class FakeServer:
-    """Answers every request with as many words as it asks for, and remembers what it was asked.
+    """Answers every request with ``max_tokens`` words, and records the requests.
 
     Attributes:
-        crowd: nobody is answered until so many requests are there at once.
-        refusal: what every third request gets instead of an answer.
-        says_cached: it reports cached tokens, as many as the prompt has messages.
+        min_concurrency: no request is answered until this many are in flight at once.
+        refusal: the response to every third request.
+        reports_cached_tokens: report cached tokens, as many as the prompt has messages.
     """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.crowd = 1
+        self.min_concurrency = 1
         self.refusal: Response | None = None
-        self.breaks_off = False
-        self.says_cached = True
-        self.most_at_once = 0
-        self._present = 0
-        self._is_crowded = asyncio.Event()
+        self.fails_mid_stream = False
+        self.reports_cached_tokens = True
+        self.max_in_flight = 0
+        self._num_in_flight = 0
+        self._enough_in_flight = asyncio.Event()
         app = Starlette(
             routes=[
                 Route("/v1/models", self.models),
@@ -63,13 +63,13 @@ class FakeServer:
         started = threading.Event()
         startup = self._server.startup
 
-        async def announced(*args: Any, **options: Any) -> None:
+        async def notifying_startup(*args: Any, **options: Any) -> None:
             await startup(*args, **options)
             started.set()
 
-        self._server.startup = announced  # type: ignore[method-assign]
+        self._server.startup = notifying_startup  # type: ignore[method-assign]
         self._thread.start()
-        assert started.wait(30)
+        assert started.wait(600)
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -86,24 +86,24 @@ class FakeServer:
         return StreamingResponse(self._stream(body), media_type="text/event-stream")
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        self._present += 1
-        self.most_at_once = max(self.most_at_once, self._present)
-        if self._present >= self.crowd:
-            self._is_crowded.set()
-        await self._is_crowded.wait()
+        self._num_in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self._num_in_flight)
+        if self._num_in_flight >= self.min_concurrency:
+            self._enough_in_flight.set()
+        await self._enough_in_flight.wait()
         yield ": a comment\n\n"
         yield _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for place in range(body["max_tokens"]):
+        for index in range(body["max_tokens"]):
             # A line separator inside a piece is text, not the end of a line.
-            yield _event({"choices": [{"index": 0, "delta": {"content": f"word\u2028{place} "}}]})
-        if self.breaks_off:
+            yield _event({"choices": [{"index": 0, "delta": {"content": f"word\u2028{index} "}}]})
+        if self.fails_mid_stream:
             yield _event({"error": {"message": "the engine broke"}})
         usage: dict[str, Any] = {"prompt_tokens": 100, "completion_tokens": body["max_tokens"]}
-        if self.says_cached:
+        if self.reports_cached_tokens:
             usage["prompt_tokens_details"] = {"cached_tokens": len(body["messages"])}
         yield _event({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
-        self._present -= 1
+        self._num_in_flight -= 1
 
 
 def _event(data: dict[str, Any]) -> str:
@@ -126,7 +126,7 @@ def run(server: FakeServer, shape: LoadShape, arrivals: Arrivals) -> list[Answer
     return asyncio.run(measure())
 
 
-def test_every_request_is_sent_as_told_and_counted(server: FakeServer) -> None:
+def test_every_request_has_the_configured_shape_and_is_counted(server: FakeServer) -> None:
     shape = LoadShape(conversations=10, prefixes=3, prefix_tokens=7, prompt_tokens=4, answer_tokens=5)
     report = make_report(run(server, shape, Arrivals(concurrency=4)))
     assert (report.completed, report.failed, report.errors) == (10, 0, {})
@@ -141,14 +141,14 @@ def test_every_request_is_sent_as_told_and_counted(server: FakeServer) -> None:
     assert len({body["messages"][1]["content"] for body in server.bodies}) == 10
 
 
-def test_so_many_are_under_way_at_a_time_and_no_more(server: FakeServer) -> None:
-    server.crowd = 6
+def test_the_closed_loop_keeps_exactly_its_concurrency_in_flight(server: FakeServer) -> None:
+    server.min_concurrency = 6
     answers = run(server, LoadShape(conversations=20, answer_tokens=1), Arrivals(concurrency=6))
     assert len(answers) == 20
-    assert server.most_at_once == 6
+    assert server.max_in_flight == 6
 
 
-def test_a_turn_carries_all_that_was_said(server: FakeServer) -> None:
+def test_a_turn_includes_all_messages_before_it(server: FakeServer) -> None:
     shape = LoadShape(conversations=3, turns=4, prefix_tokens=0, answer_tokens=2)
     assert len(run(server, shape, Arrivals(concurrency=3))) == 12
     answer = "word\u20280 word\u20281 "
@@ -167,22 +167,22 @@ def test_refusals_and_broken_streams_are_counted_by_reason(server: FakeServer) -
     report = make_report(run(server, LoadShape(conversations=9, answer_tokens=3), Arrivals(concurrency=2)))
     assert (report.completed, report.failed, report.output_tokens) == (6, 3, 18)
     assert report.errors == {'HTTP 429: {"error":{"message":"full"}}': 3}
-    server.refusal, server.breaks_off = None, True
+    server.refusal, server.fails_mid_stream = None, True
     report = make_report(run(server, LoadShape(conversations=2, answer_tokens=3), Arrivals()))
     assert (report.completed, report.failed) == (0, 2)
     assert all("the engine broke" in reason for reason in report.errors)
     assert report.latency is None
 
 
-def test_a_server_that_does_not_count_is_counted_for(server: FakeServer) -> None:
-    server.says_cached = False
+def test_unreported_cached_tokens_are_unknown(server: FakeServer) -> None:
+    server.reports_cached_tokens = False
     report = make_report(run(server, LoadShape(conversations=2, answer_tokens=3), Arrivals()))
     assert report.cached_tokens is None
     assert "cached: unknown" in report_lines(report)[2]
 
 
-def test_at_a_rate_nobody_waits_for_an_answer() -> None:
-    """Answers come only when all requests have been sent: a closed loop would wait for ever."""
+def test_the_open_loop_does_not_wait_for_answers() -> None:
+    """Answers arrive only after all requests have been sent: a closed loop would deadlock."""
 
     class Slow:
         def __init__(self) -> None:
@@ -197,19 +197,19 @@ def test_at_a_rate_nobody_waits_for_an_answer() -> None:
             return Answer(due, [due + 1], due + 2, "x", output_tokens=1)
 
     async def send() -> list[list[float]]:
-        found = []
+        dues = []
         for seed in (1, 1, 2):
             client = Slow()
-            await send_at_rate(client, make_conversations(LoadShape(50)), 1, 5000.0, seed, lambda answer: None)
-            found.append([round(due - client.dues[0], 7) for due in client.dues])
-        return found
+            await run_open_loop(client, make_conversations(LoadShape(50)), 1, 5000.0, seed, lambda answer: None)
+            dues.append([round(due - client.dues[0], 7) for due in client.dues])
+        return dues
 
     first, again, other = asyncio.run(send())
     assert first == sorted(first)
     assert first == again != other
 
 
-def test_figures_are_what_their_names_say() -> None:
+def test_the_report_computes_each_statistic_by_its_definition() -> None:
     """A hundred answers: number i is due at i, has its first piece after i ms, then 10 tokens in 9 gaps of 2 i ms."""
     answers = []
     for i in range(1, 101):
@@ -239,10 +239,10 @@ def test_figures_are_what_their_names_say() -> None:
 
 def test_the_table_and_the_plot_are_drawn(tmp_path: Path) -> None:
     answers = [Answer(0.0, [0.1, 0.2], 0.3, output_tokens=2), Answer(0.0, [], 0.3, error="no")]
-    for some in (answers, answers[1:]):
-        plot_latencies(some, "the-model", tmp_path / "plot.png")
+    for subset in (answers, answers[1:]):
+        plot_latencies(subset, "the-model", tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-        table = report_table(make_report(some), "the-model")
+        table = report_table(make_report(subset), "the-model")
         assert table.row_count == 4
 
 
@@ -263,7 +263,7 @@ def test_the_command_writes_its_figures(server: FakeServer, tmp_path: Path) -> N
     assert all("ignore_eos" not in body for body in server.bodies)
 
 
-def test_no_server_is_one_line() -> None:
+def test_an_unreachable_server_is_a_one_line_error() -> None:
     command = [sys.executable, "-m", "radixkv", "bench", "serve", "--url", "http://127.0.0.1:9"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1

@@ -1,10 +1,10 @@
-"""The measured work is what it says it is."""
+"""Workloads have the lengths that their names give, and conversations include their answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from radixkv.bench.e2e import run
+from radixkv.bench.e2e import run_workload
 from radixkv.bench.workloads import Workload, make_workloads
 
 
@@ -17,12 +17,12 @@ def test_prompts_have_the_lengths_in_their_names(default_tokenizer: Any) -> None
     assert [len(p) for p in workloads["16 unrelated prompts of 240, 64 new"].waves[0]] == [240] * 16
 
 
-def test_a_conversation_carries_its_answers_along() -> None:
+def test_a_chained_wave_extends_the_conversations_with_their_answers() -> None:
     seen: list[list[list[int]]] = []
 
     def answer(prompts: list[list[int]], workload: Workload) -> list[list[int]]:
         seen.append(prompts)
         return [[90 + len(seen)] for _ in prompts]
 
-    run(answer, Workload("", [[[1], [2]], [[3], [4]]], 1, chained=True))
+    run_workload(answer, Workload("", [[[1], [2]], [[3], [4]]], 1, chained=True))
     assert seen == [[[1], [2]], [[1, 91, 3], [2, 91, 4]]]

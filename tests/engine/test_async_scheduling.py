@@ -16,14 +16,14 @@ from radixkv.sampling import exponential, sampler
 
 @pytest.fixture(scope="module")
 def engines() -> tuple[LLM, LLM]:
-    """The same model with and without, with few slots and so few blocks that somebody has to give way."""
+    """The same model with and without, for few concurrent sequences, and with so few blocks that some are preempted."""
     options: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
     return tuple(LLM(build_supported("llama"), async_scheduling=kind, **options) for kind in (False, True))  # type: ignore[return-value]
 
 
 @st.composite
 def work(draw: st.DrawFn) -> list[tuple[list[int], SamplingParams]]:
-    """Requests with prompts that share, each with its own length, end, way of sampling, and need of the host."""
+    """Requests with common prefixes, each with its own length, end, sampling parameters, and need of the host."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
     stem = torch.randint(3, VOCAB_SIZE, (30,), generator=generator).tolist()
     kinds: list[dict[str, Any]] = [
@@ -56,9 +56,9 @@ def answers(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[
 
 
 @settings(max_examples=40, deadline=None)
-@given(requests=work(), first_look=st.sampled_from([1, 3, 1024]))
+@given(requests=work(), first_num_candidates=st.sampled_from([1, 3, 1024]))
 def test_tokens_are_those_of_one_step_at_a_time(
-    engines: tuple[LLM, LLM], requests: list[tuple[list[int], SamplingParams]], first_look: int
+    engines: tuple[LLM, LLM], requests: list[tuple[list[int], SamplingParams]], first_num_candidates: int
 ) -> None:
     """A first look at one or three tokens makes many draws come out otherwise when they are looked at again."""
     results = []
@@ -68,9 +68,11 @@ def test_tokens_are_those_of_one_step_at_a_time(
             patch.setattr(
                 sampler,
                 "draw",
-                lambda logits, racers, look=first_look: exponential.draw(logits, racers, max(look, first_look)),
+                lambda logits, rows, count=first_num_candidates: exponential.draw(
+                    logits, rows, max(count, first_num_candidates)
+                ),
             )
-            patch.setattr(sampler, "FIRST_LOOK", first_look)
+            patch.setattr(sampler, "FIRST_NUM_CANDIDATES", first_num_candidates)
             results.append(answers(llm, requests))
         llm.engine.cache.check()
         assert not llm.engine.has_unfinished_requests
@@ -84,22 +86,22 @@ def test_the_next_step_is_launched_before_tokens_are_fetched(
     llm = engines[1]
     llm.reset_prefix_cache()
     events: list[str] = []
-    run, fetch = llm.engine._runner.run, sampler.Choice.fetch
+    run, fetch = llm.engine._runner.run, sampler.InFlightTokens.fetch
 
     def note_run(*arguments: Any) -> torch.Tensor:
         events.append("launch")
         result: torch.Tensor = run(*arguments)
         return result
 
-    def note_fetch(choice: sampler.Choice) -> tuple[list[int], frozenset[int]]:
-        events.append("take")
-        return fetch(choice)
+    def note_fetch(tokens: sampler.InFlightTokens) -> tuple[list[int], frozenset[int]]:
+        events.append("fetch")
+        return fetch(tokens)
 
     monkeypatch.setattr(llm.engine._runner, "run", note_run)
-    monkeypatch.setattr(sampler.Choice, "fetch", note_fetch)
+    monkeypatch.setattr(sampler.InFlightTokens, "fetch", note_fetch)
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
-    assert events == ["launch", "launch", "take", "launch", "take", "launch", "take", "take"]
+    assert events == ["launch", "launch", "fetch", "launch", "fetch", "launch", "fetch", "fetch"]
 
 
 def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
@@ -134,7 +136,7 @@ def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
             engine.add(request)
         while engine.has_unfinished_requests:
             engine.step()
-        assert requests[0].beams is not None
-        results.append(([b.token_ids for b in requests[0].beams.results()], requests[1].sequences[0].token_ids))
+        assert requests[0].beam_search is not None
+        results.append(([b.token_ids for b in requests[0].beam_search.results()], requests[1].sequences[0].token_ids))
         engine.cache.check()
     assert results[0] == results[1]

@@ -12,9 +12,7 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.engine import Engine
-from radixkv.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
-from radixkv.model.loader import load_model
+from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -40,11 +38,12 @@ def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = 
 
 
 def assert_empty(llm: LLM) -> None:
-    """Nothing runs, nothing is lost: what is held is cached, and all of it can be let go."""
+    """Nothing runs, nothing leaks: what is held is cached, and all of it can be cleared."""
     cache = llm.engine.cache
     cache.check()
     assert not llm.engine.has_unfinished_requests
-    assert not llm.engine.scheduler.has_work
+    assert not llm.engine.scheduler.waiting
+    assert not llm.engine.scheduler.running
     assert cache.num_free_blocks + cache.num_evictable_blocks == cache.num_blocks
     assert llm.reset_prefix_cache()
 
@@ -110,8 +109,8 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
             llm_engine.step()
             llm_engine.cache.check()
         assert request.failure is None
-        assert request.beams is not None
-        answers.append([beam.token_ids for beam in request.beams.results()])
+        assert request.beam_search is not None
+        answers.append([beam.token_ids for beam in request.beam_search.results()])
     assert engine.scheduler.num_preemptions > 0
     assert answers[0] == answers[1]
 
@@ -246,6 +245,18 @@ def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatc
     assert_empty(llm)
 
 
+@pytest.mark.parametrize(("policy", "num_cached"), [("priority", 19), ("lru", 16)])
+def test_the_priority_policy_evicts_what_less_urgent_requests_used(policy: str, num_cached: int) -> None:
+    """The urgent request's prompt is the least recently used, so LRU evicts its last blocks; priorities keep them."""
+    llm = tiny(num_blocks=16, eviction_policy=policy)
+    urgent, background, newest = ([5 + seed, *range(20, 39)] for seed in range(3))
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    for prompt, priority in ((urgent, -1), (background, 3), (newest, 3)):
+        llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False, priority=priority)
+    again = llm.generate({"prompt_token_ids": urgent}, params, use_tqdm=False, priority=-1)[0]
+    assert again.num_cached_tokens == num_cached
+
+
 def test_leaving_a_stream_early_aborts_it() -> None:
     llm = tiny()
     stream = llm.stream(family(1, 1)[0], GREEDY)
@@ -254,23 +265,25 @@ def test_leaving_a_stream_early_aborts_it() -> None:
     assert_empty(llm)
 
 
-@pytest.mark.parametrize("place", ["run", "schedule", "take"])
+@pytest.mark.parametrize("method", ["run", "schedule", "process"])
 def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after_it(
-    monkeypatch: pytest.MonkeyPatch, place: str
+    monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     llm = tiny()
     prompts = family(1, 2)
     streams = [llm.stream(prompts[0], GREEDY)]
     next(streams[0])
-    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "take": llm.engine._taker}[place]
-    whole = getattr(owner, place)
+    owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "process": llm.engine._output_processor}[
+        method
+    ]
+    whole = getattr(owner, method)
 
     def collecting(*arguments: Any) -> Any:
         result = whole(*arguments)
         streams.clear()
         return result
 
-    monkeypatch.setattr(owner, place, collecting)
+    monkeypatch.setattr(owner, method, collecting)
     assert tokens_of(llm, prompts[1:]) == tokens_of(tiny(), prompts[1:])
     assert_empty(llm)
 
@@ -289,8 +302,8 @@ def test_streams_that_advance_one_another_are_each_complete() -> None:
     streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
     pieces = [[next(stream)] for stream in streams]
     assert len(llm.generate(family(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)) == 1
-    for place, stream in enumerate(streams):
-        pieces[place] += stream
+    for index, stream in enumerate(streams):
+        pieces[index] += stream
     streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]
     assert [of_one[-1].finished for of_one in pieces] == [True, True]
     assert streamed == tokens_of(llm, prompts)
@@ -375,36 +388,10 @@ def test_priorities_decide_who_is_answered_first() -> None:
 
     llm.engine.step = recorded  # type: ignore[method-assign]
     outputs = llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[3, 0, -1, 0])
-    order = [outputs[place].request_id for place in (2, 1, 3, 0)]
+    order = [outputs[index].request_id for index in (2, 1, 3, 0)]
     assert finished == order
     with pytest.raises(ValueError, match="priority: expected one for each of 4 prompts, got 2"):
         llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[1, 2])
     with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
         llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
     assert_empty(llm)
-
-
-def test_a_full_queue_refuses_and_changes_nothing() -> None:
-    engine = Engine(load_model(build_supported("llama")), num_blocks=400, max_num_seqs=2, max_num_waiting=3)
-
-    def add(name: str) -> None:
-        engine.add(engine.make_request(name, [5, 6, 7], GREEDY))
-
-    # Two can run and three wait.
-    for number in range(5):
-        add(f"{number}")
-    for _ in range(2):
-        with pytest.raises(QueueFullError, match="5 requests wait already, max_num_waiting=3") as refusal:
-            add("6")
-        assert 1 <= refusal.value.retry_after <= 60
-    engine.step()
-    with pytest.raises(QueueFullError, match="3 requests wait already"):
-        add("6")
-    engine.abort("4")
-    add("6")
-    answered = []
-    while engine.has_unfinished_requests:
-        answered += [request.request_id for request in engine.step() if request.finished]
-    assert sorted(answered) == ["0", "1", "2", "3", "6"]
-    with pytest.raises(ValueError, match="max_num_waiting must be a whole number of at least 0, got -1"):
-        Engine(load_model(build_supported("llama")), num_blocks=400, max_num_waiting=-1)

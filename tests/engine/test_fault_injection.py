@@ -31,8 +31,8 @@ def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
     for request in requests:
         assert request.failure is None or isinstance(request.failure, NoBlocksLeftError)
         done = None if request.failure else [sequence.output_token_ids for sequence in request.sequences]
-        if request.beams is not None and done is not None:
-            done = [beam.token_ids for beam in request.beams.results()]
+        if request.beam_search is not None and done is not None:
+            done = [beam.token_ids for beam in request.beam_search.results()]
         result[request.request_id] = done
     return result
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.kernel_cases import Case, make_tree, relative_error
 
-from radixkv.sampling.exponential import Racer, draw, starts
+from radixkv.sampling.exponential import SamplingRow, draw, rng_states
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import (
     BlockCopier,
@@ -42,7 +42,7 @@ def attend(case: Case, **options: Any) -> torch.Tensor:
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, output, partials, lse,
             tile_rows=tile, **options,
         )  # fmt: skip
-    merge_partials(partials, lse, case.starts, case.partials, case.positions, output, sinks=options.get("sinks"))
+    merge_partials(partials, lse, case.rng_states, case.partials, case.positions, output, sinks=options.get("sinks"))
     return output
 
 
@@ -77,7 +77,7 @@ def test_items_against_the_reference(dtype: torch.dtype, tile_rows: int, options
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, truth, partials, lse,
             scale=0.1, **options,
         )  # fmt: skip
-    merge = (partials, lse, case.starts, case.partials, case.positions, truth)
+    merge = (partials, lse, case.rng_states, case.partials, case.positions, truth)
     reference.merge_partials(*merge, sinks=options.get("sinks"))
     moved = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     assert relative_error(attend(on_gpu(case), scale=0.1, **moved).cpu(), truth) < BOUNDS[dtype]
@@ -97,7 +97,7 @@ def test_items_over_float8_against_the_reference(tile_rows: int) -> None:
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, truth, partials, lse,
             scale=0.1, **scales,
         )  # fmt: skip
-    reference.merge_partials(partials, lse, case.starts, case.partials, case.positions, truth)
+    reference.merge_partials(partials, lse, case.rng_states, case.partials, case.positions, truth)
     moved = {name: tensor.cuda() for name, tensor in scales.items()}
     assert relative_error(attend(on_gpu(case), scale=0.1, **moved).cpu(), truth) < BOUNDS[torch.bfloat16]
 
@@ -193,8 +193,8 @@ def test_a_captured_graph_follows_what_its_buffers_say() -> None:
 
 def test_tokens_are_drawn_as_on_a_cpu() -> None:
     logits = torch.randn(256, 128_256) * 3
-    racers = [Racer(SamplingParams(temperature=(0.5, 1.0, 2.0)[i % 3]), i, 0, i) for i in range(256)]
-    temperatures = torch.tensor([racer.params.temperature for racer in racers])
-    drawn = draw_tokens(logits.cuda(), temperatures.cuda(), starts(racers, torch.device("cuda"))).cpu()
+    rows = [SamplingRow(SamplingParams(temperature=(0.5, 1.0, 2.0)[i % 3]), i, 0, i) for i in range(256)]
+    temperatures = torch.tensor([row.params.temperature for row in rows])
+    drawn = draw_tokens(logits.cuda(), temperatures.cuda(), rng_states(rows, torch.device("cuda"))).cpu()
     # Rounding differs: of two as good as equal either may win.
-    assert int((drawn != draw(logits, racers)[0]).sum()) <= 1
+    assert int((drawn != draw(logits, rows)[0]).sum()) <= 1

@@ -1,4 +1,4 @@
-"""Compiled decoder layers: the same tokens, few compilations, and a clear word where there can be none."""
+"""Compiled decoder layers: the same tokens, few compilations, and a clear error where compilation fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are traced as for any backend, with shapes of the operators but their real work; no code is generated."""
+    """Layers are traced as for any backend and run by aot_eager, which generates no code."""
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
 
 
@@ -29,7 +29,7 @@ def num_graphs() -> int:
 
 
 def answers(llm: LLM) -> list[list[int]]:
-    """Greedy tokens of prompts that share a prefix: together, alone, and from the cache."""
+    """Greedy tokens of prompts that share a prefix: as one batch, one alone, and from the cache."""
     generator = torch.Generator().manual_seed(1)
     stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
     prompts = [stem + tails[0], stem + tails[1], list(stem), stem + tails[0] + tails[1], tails[2]]
@@ -40,7 +40,7 @@ def answers(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-# Windows and capped scores; sinks; norms of heads; experts; latent attention; layers that share keys, of more kinds than
+# Windows and capped scores; sinks; norms of heads; experts; latent attention; layers that share keys, with more variants than
 # torch keeps.
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "qwen3", "qwen3_moe", "deepseek_v3", "gemma4_text"])
 @pytest.mark.usefixtures("traced")
@@ -58,23 +58,23 @@ def test_generated_code_gives_the_same_tokens() -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_layer_that_cannot_be_compiled_in_one_piece_is_compiled_in_several() -> None:
-    """As experts do that ask for a value."""
+def test_a_layer_with_a_graph_break_is_compiled_as_several_graphs() -> None:
+    """Experts that read a value on the host break the graph like this hook."""
     expected = answers(LLM(build_supported("llama"), **OPTIONS))
     model = build_supported("llama")
-    asked = []
+    values = []
     for layer in model.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda module, args: asked.append(args[0].sum().item()))
+        layer.mlp.register_forward_pre_hook(lambda module, args: values.append(args[0].sum().item()))
     before = num_graphs()
     llm = LLM(model, enable_torch_compile=True, **OPTIONS)
     assert num_graphs() - before > 2
-    asked.clear()
+    values.clear()
     assert answers(llm) == expected
-    assert asked
+    assert values
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "kinds"),
+    ("name", "options", "num_layer_types"),
     [
         ("llama", {}, 1),
         ("ministral", {"layer_types": ["sliding_attention", "full_attention"] * 6, "sliding_window": 12}, 2),
@@ -82,7 +82,7 @@ def test_a_layer_that_cannot_be_compiled_in_one_piece_is_compiled_in_several() -
 )
 @pytest.mark.usefixtures("traced")
 def test_twelve_layers_are_compiled_once_for_one_token_and_once_for_more(
-    name: str, options: dict[str, Any], kinds: int
+    name: str, options: dict[str, Any], num_layer_types: int
 ) -> None:
     """More layers than the eight variants that torch would keep, and batches of many sizes after the start."""
     before = num_graphs()
@@ -93,16 +93,16 @@ def test_twelve_layers_are_compiled_once_for_one_token_and_once_for_more(
         num_blocks=400,
         max_num_seqs=20,
     )
-    assert num_graphs() - before == 2 * kinds
+    assert num_graphs() - before == 2 * num_layer_types
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     for size in (1, 2, 3, 5, 8, 9, 17, 20):
         prompts = [{"prompt_token_ids": list(range(3 + i, 3 + i + 7 * size))} for i in range(size)]
         llm.generate(prompts, params, use_tqdm=False)
-    assert num_graphs() - before == 2 * kinds
+    assert num_graphs() - before == 2 * num_layer_types
 
 
 @pytest.mark.usefixtures("traced")
-def test_models_do_not_use_up_each_others_compilations() -> None:
+def test_models_do_not_share_torchs_limit_of_compilations() -> None:
     before = num_graphs()
     for heads in range(1, 7):
         sizes = {"hidden_size": 8 * heads, "num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 8}
@@ -110,7 +110,7 @@ def test_models_do_not_use_up_each_others_compilations() -> None:
     assert num_graphs() - before == 12
 
 
-def test_layers_that_cannot_be_compiled_are_refused_and_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_cannot_be_compiled_are_refused_and_left_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         raise NotImplementedError("no such processor")
 

@@ -1,4 +1,4 @@
-"""The whole of RadixKV on the real default model, against transformers on the same weights."""
+"""End to end on the real default model, against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
-def test_it_answers(llm: LLM) -> None:
+def test_a_question_is_answered(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30)
     output = llm.chat([{"role": "user", "content": QUESTIONS[0]}], params, use_tqdm=False)[0].outputs[0]
     assert "Paris" in output.text
@@ -33,7 +33,7 @@ def test_it_answers(llm: LLM) -> None:
     assert "<|im_end|>" not in output.text
 
 
-def test_greedy_tokens_equal_generate_cold_and_cached(llm: LLM, reference: Any) -> None:
+def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: Any) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     conversations = [messages(question) for question in QUESTIONS]
     cold = llm.chat(conversations, params, use_tqdm=False)
@@ -79,13 +79,13 @@ def test_logprobs_equal_the_models_own(llm: LLM, reference: Any) -> None:
         expected = reference(torch.tensor([tokens])).logits[0].log_softmax(-1)
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
-    given = output.prompt_logprobs[1:] + (output.outputs[0].logprobs or [])
-    for position, entry in enumerate(given):
+    logprobs = output.prompt_logprobs[1:] + (output.outputs[0].logprobs or [])
+    for position, entry in enumerate(logprobs):
         token = tokens[position + 1]
         assert entry is not None
         assert entry[token].logprob == pytest.approx(float(expected[position, token]), abs=1e-3)
         assert int(expected[position].argmax()) in entry
-    chosen = [entry[token].logprob for entry, token in zip(given[-8:], tokens[-8:], strict=True)]  # type: ignore[index]
+    chosen = [entry[token].logprob for entry, token in zip(logprobs[-8:], tokens[-8:], strict=True)]  # type: ignore[index]
     assert output.outputs[0].cumulative_logprob == pytest.approx(sum(chosen))
 
 
@@ -97,22 +97,22 @@ def test_stop_strings_stop_tokens_and_min_tokens(llm: LLM) -> None:
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **options})
         return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
 
-    whole = complete()
-    word = whole.text.split(",")[1]
+    full = complete()
+    word = full.text.split(",")[1]
     stopped = complete(stop=[word])
-    assert stopped.text == whole.text[: whole.text.index(word)]
+    assert stopped.text == full.text[: full.text.index(word)]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
     assert complete(stop=[word], include_stop_str_in_output=True).text.endswith(word)
     comma = tokenizer(",", add_special_tokens=False)["input_ids"][0]
     stopped = complete(stop_token_ids=[comma])
     assert (stopped.stop_reason, stopped.token_ids[-1]) == (comma, comma)
-    assert stopped.text == whole.text[: whole.text.index(",")]
+    assert stopped.text == full.text[: full.text.index(",")]
     assert complete(stop_token_ids=[comma], include_stop_str_in_output=True).text == stopped.text + ","
     late = complete(stop_token_ids=[comma], min_tokens=10)
     assert comma not in late.token_ids[:10]
     later = complete(stop=[word, "ten"], min_tokens=8)
     assert word in later.text
-    assert (whole.finish_reason, len(whole.token_ids)) == ("length", 24)
+    assert (full.finish_reason, len(full.token_ids)) == ("length", 24)
 
 
 def test_stop_strings_end_beams(llm: LLM) -> None:
@@ -127,14 +127,14 @@ def test_stop_strings_end_beams(llm: LLM) -> None:
 def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     chat = Chat(llm, SYSTEM, params)
-    known = 0
+    num_cached = 0
     for question in QUESTIONS:
         assert chat.send(question)
         output = chat.last_output
         assert output is not None
-        # The answer's last token was never fed back, so all but it is in the cache.
-        assert output.num_cached_tokens >= known - 1
-        known = len(output.prompt_token_ids) + chat.last_num_tokens
+        # The answer's last token was never computed, so all but it is cached.
+        assert output.num_cached_tokens >= num_cached - 1
+        num_cached = len(output.prompt_token_ids) + chat.last_num_tokens
     assert [message["role"] for message in chat.history] == ["system"] + ["user", "assistant"] * 4
     other = chat.fork()
     assert chat.send("Say it again.") == other.send("Say it again.")
@@ -142,7 +142,7 @@ def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
     assert other.last_output.num_cached_tokens == len(other.last_output.prompt_token_ids) - 1
 
 
-def test_an_abandoned_turn_leaves_the_chat_as_it_was(llm: LLM) -> None:
+def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
     chat = Chat(llm, SYSTEM)
     next(chat.stream(QUESTIONS[0]))
     assert [message["role"] for message in chat.history] == ["system"]
@@ -162,7 +162,7 @@ def test_an_abandoned_turn_leaves_the_chat_as_it_was(llm: LLM) -> None:
         ("x\ud83d", ValueError, "prompts: character 1 is half of a surrogate pair"),
     ],
 )
-def test_impossible_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exception], message: str) -> None:
+def test_invalid_prompts_are_refused(llm: LLM, prompts: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         llm.generate(prompts, use_tqdm=False)
 
@@ -175,20 +175,20 @@ def test_parameters_of_another_type_are_named(llm: LLM) -> None:
 def test_messages_may_come_in_parts(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4)
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Who are you?"}]
-    whole = llm.chat([{"role": "user", "content": "Be brief.\nWho are you?"}], params, use_tqdm=False)
+    full = llm.chat([{"role": "user", "content": "Be brief.\nWho are you?"}], params, use_tqdm=False)
     in_parts = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
-    assert in_parts[0].prompt == whole[0].prompt
-    assert in_parts[0].outputs[0].text == whole[0].outputs[0].text
+    assert in_parts[0].prompt == full[0].prompt
+    assert in_parts[0].outputs[0].text == full[0].outputs[0].text
 
 
 def test_the_last_message_may_be_continued(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6)
-    begun = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": "The capital of France"}]
-    (output,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+    unfinished = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": "The capital of France"}]
+    (output,) = llm.chat(unfinished, params, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
     assert output.prompt is not None
     assert output.prompt.endswith(f"{QUESTIONS[0]}<|im_end|>\n<|im_start|>assistant\nThe capital of France")
     assert output.outputs[0].text.startswith(" is Paris")
-    (plain,) = llm.chat(begun, params, use_tqdm=False, add_generation_prompt=False)
+    (plain,) = llm.chat(unfinished, params, use_tqdm=False, add_generation_prompt=False)
     assert plain.prompt == f"{output.prompt}<|im_end|>\n"
 
 
@@ -210,7 +210,7 @@ def test_messages_that_cannot_be_continued_are_refused(
         llm.chat(conversation[:1], use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
 
 
-def test_a_developer_is_the_system(llm: LLM) -> None:
+def test_the_developer_role_is_the_system_role(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1)
     prompts = [
         llm.chat([{"role": role, "content": SYSTEM}, *messages("Hi")[1:]], params, use_tqdm=False)[0].prompt
@@ -234,6 +234,6 @@ def test_a_developer_is_the_system(llm: LLM) -> None:
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
     ],
 )
-def test_impossible_messages_are_refused(llm: LLM, conversation: Any) -> None:
+def test_invalid_messages_are_refused(llm: LLM, conversation: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="messages"):
         llm.chat(conversation, use_tqdm=False)

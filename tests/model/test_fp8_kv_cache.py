@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from support.model_zoo import VOCAB_SIZE, build_supported
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.config import EngineConfig, KvCacheDtype
 from radixkv.engine.engine import Engine
 from radixkv.model import compiled_layers
-from radixkv.model.kv_quantisation import KV_CACHE_DTYPES
 from radixkv.model.loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Batches of other shapes differ by 1e-16 there, too little to carry any number over a border between two of float8's."""
+    """Batches of other shapes differ by 1e-16 in float64, too little to change which float8 number a value rounds to."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -35,7 +35,7 @@ def tiny(name: str = "llama", dtype: torch.dtype = torch.float64, **options: Any
     return LLM(build_supported(name).to(dtype), **options)
 
 
-def family(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
+def shared_prefix_prompts(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
     """Prompts that continue one another's prefixes, cut anywhere."""
     rng = random.Random(seed)
     prompts: list[list[int]] = [[rng.randrange(3, VOCAB_SIZE) for _ in range(longest)]]
@@ -51,39 +51,39 @@ def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = 
     return [sample.token_ids for output in outputs for sample in output.outputs]
 
 
-def alone(name: str = "llama", dtype: torch.dtype = torch.float64) -> list[list[int]]:
-    """What an engine without any cache answers, one request at a time."""
-    return tokens_of(tiny(name, dtype, enable_prefix_caching=False, max_num_seqs=1), family(1, 12))
+def unshared_answers(name: str = "llama", dtype: torch.dtype = torch.float64) -> list[list[int]]:
+    """Answers of an engine without prefix caching, one request at a time."""
+    return tokens_of(tiny(name, dtype, enable_prefix_caching=False, max_num_seqs=1), shared_prefix_prompts(1, 12))
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", ["llama", "gemma4_text"])
 def test_cached_and_uncached_runs_give_the_same_tokens(name: str) -> None:
-    expected = alone(name)
+    expected = unshared_answers(name)
     for block_size, chunk in ((1, 16), (3, 7), (16, 64)):
         llm = tiny(name, block_size=block_size, num_blocks=-(-300 // block_size), max_num_batched_tokens=chunk)
         for _ in range(2):
-            assert tokens_of(llm, family(1, 12)) == expected
+            assert tokens_of(llm, shared_prefix_prompts(1, 12)) == expected
         assert llm.engine.cache.stats.reused_tokens > 12 * 30
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3"])
 def test_windows_sinks_and_unequal_heads(name: str) -> None:
-    """In float32, where a number may fall on the other side of a border; in full precision all twelve answers differ."""
-    expected = alone(name, torch.float32)
+    """In float32, where a value may round to another float8 number; without float8 most of the twelve answers differ."""
+    expected = unshared_answers(name, torch.float32)
     llm = tiny(name, torch.float32, max_num_batched_tokens=16)
     for _ in range(2):
-        answers = tokens_of(llm, family(1, 12))
+        answers = tokens_of(llm, shared_prefix_prompts(1, 12))
         assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
-    in_full = tokens_of(tiny(name, torch.float32, kv_cache_dtype="auto"), family(1, 12))
-    assert sum(answer == truth for answer, truth in zip(in_full, expected, strict=True)) < 6
+    unquantised = tokens_of(tiny(name, torch.float32, kv_cache_dtype="auto"), shared_prefix_prompts(1, 12))
+    assert sum(answer == truth for answer, truth in zip(unquantised, expected, strict=True)) < 6
 
 
 def test_compiled_layers_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, where a number may fall on the other side of a border."""
+    """In float32, where a value may round to another float8 number."""
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
-    expected = tokens_of(tiny(dtype=torch.float32), family(1, 12))
-    answers = tokens_of(tiny(dtype=torch.float32, enable_torch_compile=True), family(1, 12))
+    expected = tokens_of(tiny(dtype=torch.float32), shared_prefix_prompts(1, 12))
+    answers = tokens_of(tiny(dtype=torch.float32, enable_torch_compile=True), shared_prefix_prompts(1, 12))
     assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
 
 
@@ -92,10 +92,10 @@ def test_samples_and_beams_fork_with_copy_on_write() -> None:
     prompt = {"prompt_token_ids": list(range(3, 45))}
     params = SamplingParams(n=6, temperature=1.5, seed=1, max_tokens=12, ignore_eos=True)
     beams = BeamSearchParams(3, 12, ignore_eos=True)
-    llm, lonely = tiny(), tiny(enable_prefix_caching=False, block_size=1)
-    assert tokens_of(llm, [prompt], params) == tokens_of(lonely, [prompt], params)
+    llm, uncached = tiny(), tiny(enable_prefix_caching=False, block_size=1)
+    assert tokens_of(llm, [prompt], params) == tokens_of(uncached, [prompt], params)
     assert llm.engine.cache.stats.copied_blocks >= 5
-    found, truth = (engine.beam_search(prompt, beams)[0].sequences for engine in (llm, lonely))
+    found, truth = (engine.beam_search(prompt, beams)[0].sequences for engine in (llm, uncached))
     assert [beam.tokens for beam in found] == [beam.tokens for beam in truth]
 
 
@@ -122,7 +122,7 @@ def test_probabilities_equal_transformers_with_rounded_keys_and_values() -> None
     transformers.AttentionInterface.register("rounded", attend_rounded)
     model = build_supported("llama").double()
     model.set_attn_implementation("rounded")
-    prompt = family(1, 1)[0]["prompt_token_ids"]
+    prompt = shared_prefix_prompts(1, 1)[0]["prompt_token_ids"]
     exact, _ = logprobs(llm, prompt)
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
@@ -130,11 +130,11 @@ def test_probabilities_equal_transformers_with_rounded_keys_and_values() -> None
 
 
 @pytest.mark.parametrize(("dtype", "times"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_so_many_times_as_many_blocks_fit(dtype: torch.dtype, times: int) -> None:
+def test_float8_blocks_take_a_byte_per_element(dtype: torch.dtype, times: int) -> None:
     # A block of the tiny model takes 6,144 bytes in float32.
     plain, small = (
         LLM(build_supported("llama").to(dtype), kv_cache_memory_bytes=6144 * 20, kv_cache_dtype=name).engine
-        for name in KV_CACHE_DTYPES
+        for name in get_args(KvCacheDtype)
     )
     assert small.cache.num_blocks == small.pool.num_blocks == times * plain.pool.num_blocks
     assert small.pool.nbytes == plain.pool.nbytes == 6144 * 20
@@ -142,7 +142,7 @@ def test_so_many_times_as_many_blocks_fit(dtype: torch.dtype, times: int) -> Non
 
 
 def scale_heads(model: torch.nn.Module, keys: float, values: float) -> None:
-    """Make keys and values so many times larger, and what reads them so many times smaller: the same model."""
+    """Scale keys and values up by factors, and the weights that read them down: the model is equivalent."""
     with torch.no_grad():
         for layer in model.model.layers:
             attention = layer.self_attn
@@ -161,15 +161,17 @@ def test_keys_and_values_of_any_size_keep_their_precision(keys: float, values: f
     model = build_supported("llama")
     scale_heads(model, keys, values)
     llm = LLM(model, block_size=4, num_blocks=400, kv_cache_dtype="fp8")
-    assert tokens_of(llm, family(1, 12)) == tokens_of(tiny(dtype=torch.float32), family(1, 12))
+    assert tokens_of(llm, shared_prefix_prompts(1, 12)) == tokens_of(
+        tiny(dtype=torch.float32), shared_prefix_prompts(1, 12)
+    )
 
 
-def test_an_unknown_type_is_refused_before_anything_is_done() -> None:
+def test_an_unknown_type_is_refused_before_anything_is_changed() -> None:
     loaded = load_model(build_supported("llama"))
-    kept = loaded.model.config._attn_implementation
+    before = loaded.model.config._attn_implementation
     with pytest.raises(ValueError, match="kv_cache_dtype: expected one of auto, fp8, got 'int4'"):
-        Engine(loaded, num_blocks=10, kv_cache_dtype="int4")
-    assert loaded.model.config._attn_implementation == kept
+        Engine(loaded, EngineConfig(num_blocks=10, kv_cache_dtype="int4"))
+    assert loaded.model.config._attn_implementation == before
 
 
 def test_a_gpu_without_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +179,7 @@ def test_a_gpu_without_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 3090")
     loaded = dataclasses.replace(load_model(build_supported("llama")), device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"'fp8' needs a GPU of compute capability 8\.9 .* got 8\.6 \(RTX 3090\)"):
-        Engine(loaded, num_blocks=10, kv_cache_dtype="fp8")
+        Engine(loaded, EngineConfig(num_blocks=10, kv_cache_dtype="fp8"))
 
 
 def test_keys_that_are_not_finite_are_refused() -> None:
@@ -199,11 +201,11 @@ QUESTIONS = ["What is the capital of France?", "Write a short poem about the sea
 
 
 def logprobs(llm: LLM, token_ids: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """The log-probability of every token but the first, and the likeliest token in each place."""
+    """The log-probability of every token but the first, and the likeliest token at each position."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
-    given = llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].prompt_logprobs
-    assert given is not None
-    steps = [step for step in given[1:] if step]
+    prompt_logprobs = llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].prompt_logprobs
+    assert prompt_logprobs is not None
+    steps = [step for step in prompt_logprobs[1:] if step]
     own = [step[token].logprob for step, token in zip(steps, token_ids[1:], strict=True)]
     return torch.tensor(own), [max(step, key=lambda token: step[token].logprob) for step in steps]
 
@@ -217,8 +219,8 @@ def test_the_real_models_probabilities_stay_close(llm: LLM) -> None:
     texts += [[*answer.prompt_token_ids, *answer.outputs[0].token_ids] for answer in answers]
     difference, same = [], []
     for text in texts:
-        (exact, likeliest), (given, chosen) = logprobs(llm, text), logprobs(rounded, text)
-        difference.append((given - exact).abs())
+        (exact, likeliest), (quantised, chosen) = logprobs(llm, text), logprobs(rounded, text)
+        difference.append((quantised - exact).abs())
         same += [a == b for a, b in zip(likeliest, chosen, strict=True)]
     assert 0.001 < torch.cat(difference).mean() < 0.12
     assert sum(same) > 0.88 * len(same)

@@ -1,4 +1,4 @@
-"""Models from everywhere, and a clear refusal where there is none."""
+"""Models load from every source, and missing or invalid ones raise clear errors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.model_zoo import build_supported
 from torch import nn
 
 from radixkv import LLM, SamplingParams
+from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model import default_model
 from radixkv.model.default_model import converted_folder, ensure_converted, find_damage, find_default_model
@@ -20,8 +21,8 @@ from radixkv.model.packed_linear import PackedLinear, pack_linears
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model cache of its own, with a conversion that only writes small files."""
+def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A separate model cache, with a conversion that only writes small files."""
 
     def convert(gguf: Path, folder: Path) -> None:
         folder.mkdir()
@@ -46,22 +47,22 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
     ("name", "message"),
     [("./no/such/folder", "no such folder"), ("missing.gguf", "no such file"), ("/", "no config.json")],
 )
-def test_models_that_are_not_there_are_refused(name: str, message: str) -> None:
+def test_missing_models_are_refused(name: str, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         load_model(name)
 
 
 def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def model_info(self: object, name: str, timeout: float) -> None:
-        asked.append(name)
+        requested.append(name)
         raise ConnectionError("no network here")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    with pytest.raises(ModelLoadError, match=r"nobody/nothing: neither a folder.*no network here"):
-        load_model("nobody/nothing")
-    assert asked == ["nobody/nothing"]
+    with pytest.raises(ModelLoadError, match=r"unknown/model: neither a folder.*no network here"):
+        load_model("unknown/model")
+    assert requested == ["unknown/model"]
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
@@ -70,15 +71,15 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_impossible_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     model = build_supported("llama")
     with pytest.raises(ValueError, match="dtype: expected"):
-        load_model(model, dtype="int3")
+        load_model(model, ModelConfig(dtype="int3"))
     for device in ("tpu", "meta", *([] if torch.cuda.is_available() else ["cuda"])):
         with pytest.raises(ValueError, match="device: expected"):
-            load_model(model, device=device)
+            load_model(model, ModelConfig(device=device))
     with pytest.raises(ValueError, match="max_model_len: expected 2 to 512"):
-        load_model(model, max_model_len=513)
+        load_model(model, ModelConfig(max_model_len=513))
     for options in ({"block_size": 0}, {"max_num_seqs": True}, {"num_blocks": 9, "kv_cache_memory_bytes": 9}):
         with pytest.raises(ValueError, match=r"block_size|max_num_seqs|num_blocks"):
             LLM(model, **options)
@@ -86,24 +87,24 @@ def test_impossible_options_are_refused() -> None:
         LLM(model, kv_cache_memory_bytes=10)
 
 
-def test_a_conversion_is_done_once_and_again_when_damaged(own_cache: Path, tmp_path: Path) -> None:
+def test_a_conversion_is_done_once_and_again_when_damaged(model_cache: Path, tmp_path: Path) -> None:
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
-    said: list[str] = []
-    folder = ensure_converted(gguf, said.append)
-    assert ensure_converted(gguf, said.append) == folder == converted_folder(gguf)
-    assert len(said) == 1
+    messages: list[str] = []
+    folder = ensure_converted(gguf, messages.append)
+    assert ensure_converted(gguf, messages.append) == folder == converted_folder(gguf)
+    assert len(messages) == 1
     for damage in ("model.safetensors", "config.json", "radixkv.json"):
         (folder / damage).write_text("[]")
         assert find_damage(folder) is not None
-        ensure_converted(gguf, said.append)
+        ensure_converted(gguf, messages.append)
         assert find_damage(folder) is None
-    assert sum("damaged" in line for line in said) == 3
-    assert [path.name for path in own_cache.iterdir()] == [folder.name]
+    assert sum("damaged" in line for line in messages) == 3
+    assert [path.name for path in model_cache.iterdir()] == [folder.name]
 
 
 def test_an_interrupted_conversion_leaves_nothing(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF")
@@ -115,11 +116,11 @@ def test_an_interrupted_conversion_leaves_nothing(
     monkeypatch.setattr(default_model, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ensure_converted(gguf, str)
-    assert list(own_cache.iterdir()) == []
+    assert list(model_cache.iterdir()) == []
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_is_detected_before_anything_is_written(
+    model_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gguf = tmp_path / "tiny.gguf"
     gguf.write_bytes(b"GGUF" * 1000)
@@ -127,7 +128,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 10, 0))
     with pytest.raises(ModelLoadError, match="make room, or set RADIXKV_CACHE"):
         ensure_converted(gguf, str)
-    assert list(own_cache.iterdir()) == []
+    assert list(model_cache.iterdir()) == []
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +169,7 @@ class Attention(nn.Module):
         return result
 
 
-def test_linears_with_the_same_input_are_one_product() -> None:
+def test_linears_with_the_same_input_are_fused() -> None:
     torch.manual_seed(0)
     model = Attention()
     first, second = torch.randn(2, 1, 5, 8)
@@ -179,7 +180,7 @@ def test_linears_with_the_same_input_are_one_product() -> None:
         for _ in range(2):
             torch.testing.assert_close(model(first), expected[0])
             torch.testing.assert_close(model(second), expected[1])
-        # A part asked for alone, twice with the same input, and then in the middle of another order.
+        # One layer is called alone, twice with the same input, and then among the others.
         for _ in range(2):
             torch.testing.assert_close(model.key(second), expected[2])
         torch.testing.assert_close(model(second), expected[1])

@@ -1,4 +1,4 @@
-"""How many blocks a pool gets; a GPU's memory is made up here."""
+"""The number of blocks of a pool; a GPU's memory is simulated."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from radixkv.sampling.exponential import draw_in_every_way
 CUDA = torch.device("cuda")
 
 
-def choose(
-    device: torch.device, bytes_wanted: int | None = None, utilization: float = 0.9, activations: int = 0
+def num_blocks(
+    device: torch.device, kv_cache_memory_bytes: int | None = None, utilization: float = 0.9, activations: int = 0
 ) -> int:
     return choose_num_blocks(
         100,
         5000,
         device,
-        kv_cache_memory_bytes=bytes_wanted,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
         gpu_memory_utilization=utilization,
         measure_activations=lambda: activations,
     )
 
 
-def test_bytes_that_are_asked_for_are_taken_everywhere() -> None:
-    assert choose(torch.device("cpu"), 1099) == choose(CUDA, 1099) == 10
+def test_given_bytes_are_used_on_every_device() -> None:
+    assert num_blocks(torch.device("cpu"), 1099) == num_blocks(CUDA, 1099) == 10
     with pytest.raises(ValueError, match="kv_cache_memory_bytes must hold at least one block of 100 bytes, got 99"):
-        choose(CUDA, 99)
+        num_blocks(CUDA, 99)
 
 
-def test_a_cpu_takes_no_more_than_is_useful() -> None:
-    assert choose(torch.device("cpu")) == 5000
+def test_a_cpu_pool_is_no_larger_than_useful() -> None:
+    assert num_blocks(torch.device("cpu")) == 5000
 
 
-def test_a_gpu_gives_what_weights_others_and_the_largest_step_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_pool_takes_the_memory_that_weights_others_and_the_largest_step_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60_000, 100_000))
-    assert choose(CUDA, activations=10_000) == (90_000 - 40_000 - 10_000) // 100
+    assert num_blocks(CUDA, activations=10_000) == (90_000 - 40_000 - 10_000) // 100
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: 0.5 of .* less than a block of 100 bytes"):
-        choose(CUDA, utilization=0.5, activations=10_000)
+        num_blocks(CUDA, utilization=0.5, activations=10_000)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: expected above 0 and up to 1, got 1.5"):
-        choose(CUDA, utilization=1.5)
+        num_blocks(CUDA, utilization=1.5)
 
 
 @pytest.mark.parametrize("name", ["llama", "biogpt"])
 def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """biogpt looks positions up in a table; beyond its end a GPU would give up for good."""
+    """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)

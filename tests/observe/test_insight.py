@@ -33,23 +33,26 @@ def answer(llm: LLM, prompt: object, **options: object) -> None:
     llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0), use_tqdm=False, **options)  # type: ignore[arg-type]
 
 
-def test_an_explanation_shows_both_texts_where_prompts_part(llm: LLM) -> None:
+def test_an_explanation_shows_both_texts_where_prompts_differ(llm: LLM) -> None:
     answer(llm, SYSTEM + "Today is 2026-11-20. When do you open?")
-    told = llm.explain(SYSTEM + "Today is 2026-11-21. When do you open?")
-    assert told.num_reused_tokens + sum(part.num_tokens for part in told.computed) == told.num_prompt_tokens
-    assert told.difference is not None
-    assert told.difference.before.endswith("2026-11-2")
-    assert (told.difference.prompt[0], told.difference.cached[0]) == ("1", "0")
-    assert f"differs at token {told.difference.position}: `1|" in str(told)
-    assert "put what changes after what stays" in str(told)
-    assert json.loads(json.dumps(told.as_dict()))["num_reused_tokens"] == told.num_reused_tokens
+    explanation = llm.explain(SYSTEM + "Today is 2026-11-21. When do you open?")
+    assert (
+        explanation.num_reused_tokens + sum(part.num_tokens for part in explanation.computed)
+        == explanation.num_prompt_tokens
+    )
+    assert explanation.difference is not None
+    assert explanation.difference.before.endswith("2026-11-2")
+    assert (explanation.difference.prompt[0], explanation.difference.cached[0]) == ("1", "0")
+    assert f"differs at token {explanation.difference.position}: `1|" in str(explanation)
+    assert "put what changes after what stays" in str(explanation)
+    assert json.loads(json.dumps(explanation.as_dict()))["num_reused_tokens"] == explanation.num_reused_tokens
     from radixkv import SamplingParams
 
     (output,) = llm.generate(SYSTEM + "Today is 2026-11-21. When do you open?", SamplingParams(max_tokens=1))
-    assert output.num_cached_tokens == told.num_reused_tokens
+    assert output.num_cached_tokens == explanation.num_reused_tokens
 
 
-def test_other_salts_and_switched_off_reading_are_told(llm: LLM) -> None:
+def test_other_salts_and_disabled_reading_are_explained(llm: LLM) -> None:
     answer(llm, {"prompt": SYSTEM, "cache_salt": "theirs"})
     mine = llm.explain(SYSTEM, cache_salt="mine")
     assert [part.reason for part in mine.computed] == [Reason.OTHER_NAMESPACE]
@@ -67,14 +70,14 @@ def test_a_conversation_is_explained_as_it_would_be_answered(llm: LLM) -> None:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Hello."}]
     assert "not seen before" in str(llm.explain(messages))
     llm.chat(messages, SamplingParams(max_tokens=4), use_tqdm=False)
-    told = llm.explain([*messages[:1], {"role": "user", "content": "Hello. Who are you?"}])
-    assert told.difference is not None
-    assert told.difference.before.endswith("Hello.")
+    explanation = llm.explain([*messages[:1], {"role": "user", "content": "Hello. Who are you?"}])
+    assert explanation.difference is not None
+    assert explanation.difference.before.endswith("Hello.")
     with pytest.raises(ValueError, match="explain takes one conversation, got 2"):
         llm.explain([messages, messages])
 
 
-def test_a_pinned_prompt_outlives_what_drives_others_out() -> None:
+def test_a_pinned_prompt_survives_the_eviction_of_others() -> None:
     llm = tiny_llm(num_blocks=40)
     kept = list(range(20))
     pin = llm.pin({"prompt_token_ids": kept}, ttl=3600)
@@ -90,15 +93,15 @@ def test_a_pinned_prompt_outlives_what_drives_others_out() -> None:
     cache.check()
 
 
-def test_what_was_evicted_is_told(llm: LLM) -> None:
+def test_an_evicted_prompt_is_explained(llm: LLM) -> None:
     answer(llm, SYSTEM)
     cache = llm.engine.cache
     table = cache.open([1], read=False, write=False)
     cache.reserve(table, cache.num_blocks * cache.block_size)
     cache.abort(table)
-    told = llm.explain(SYSTEM)
-    assert told.computed[0].reason is Reason.EVICTED
-    assert "evicted 0 s ago, when nobody had used them for 0 s; used once before" in str(told)
+    explanation = llm.explain(SYSTEM)
+    assert explanation.computed[0].reason is Reason.EVICTED
+    assert "evicted 0 s ago, unused for 0 s; used once before" in str(explanation)
 
 
 def test_what_is_cached_can_be_inspected(llm: LLM) -> None:
@@ -130,12 +133,12 @@ def test_the_events_of_a_model_are_published(tmp_path: Path) -> None:
     import zmq
     from test_kv_events import replay
 
-    asked_at = f"ipc://{tmp_path}/replay"
-    llm = tiny_llm(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=asked_at)
+    replay_endpoint = f"ipc://{tmp_path}/replay"
+    llm = tiny_llm(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay_endpoint)
     answer(llm, {"prompt_token_ids": list(range(10, 30))})
     llm.reset_prefix_cache()
     with zmq.Context() as context:
-        assert len(replay(context, asked_at, 0)) >= 2
+        assert len(replay(context, replay_endpoint, 0)) >= 2
         context.destroy(linger=0)
 
 

@@ -1,4 +1,4 @@
-"""Snapshots say what a cache holds, survive JSON, and can be drawn."""
+"""Snapshots show what a cache holds, survive JSON, and can be drawn."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) ->
     assert "secret" not in text
 
 
-def test_the_picture_has_a_rectangle_a_node_and_no_markup_from_texts(snapshot: CacheSnapshot) -> None:
+def test_the_picture_has_one_rectangle_per_node_and_no_markup_from_texts(snapshot: CacheSnapshot) -> None:
     picture = ElementTree.fromstring(to_svg(snapshot))
     rectangles = picture.findall("{http://www.w3.org/2000/svg}rect")
     assert len(rectangles) == len(snapshot.nodes)

@@ -1,4 +1,4 @@
-"""Replays give the hit rates that can be counted by hand, and the bounds bound."""
+"""Replays give the hit rates that were counted by hand, and no policy exceeds the bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_hits_are_counted_by_blocks() -> None:
     trace = trace_of([1, 2, 3], [1, 2, 4], [9, 9], [1, 2, 3])
     assert unlimited(trace) == (2 + 3) / 11
     assert hit_rate(trace, 100, LRU()) == (2 + 3) / 11
-    # Five blocks: the scan of the third request drives 3 out, the oldest leaf.
+    # Five blocks: the scan of the third request evicts 3, the oldest leaf.
     assert hit_rate(trace, 5, LRU()) == (2 + 2) / 11
 
 
@@ -51,7 +51,7 @@ def test_a_request_larger_than_the_cache_leaves_nothing() -> None:
     assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 4 / 8
 
 
-def test_answers_are_known_afterwards_and_not_asked_for() -> None:
+def test_answers_are_cached_but_not_counted_as_requested() -> None:
     trace = Trace(
         [
             TracedRequest(0.0, np.array([1], np.int32), np.array([2, 3], np.int32)),
@@ -63,7 +63,7 @@ def test_answers_are_known_afterwards_and_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("make", [chats, agents, documents, scans])
-def test_on_work_of_every_kind_adaptive_is_near_the_best_and_none_beats_the_bound(make: object) -> None:
+def test_adaptive_is_near_the_best_on_every_synthetic_trace_and_no_policy_beats_the_bound(make: object) -> None:
     trace = make(num_requests=1500)  # type: ignore[operator]
     size = trace.num_distinct_blocks // 20
     rates = {name: hit_rate(trace, size, policy()) for name, policy in POLICIES.items()}
@@ -129,7 +129,7 @@ def test_a_priority_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_a_recorded_trace_shares_what_the_prompts_share_and_tells_nothing_else(tmp_path: Path) -> None:
+def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with TraceRecorder(path, 4) as recorder:
         recorder.record("", list(range(10)), [50, 51, 52])
@@ -198,5 +198,5 @@ def test_the_command_writes_figures_and_a_plot(tmp_path: Path) -> None:
     assert written["advice"].split()[0] in result.output
     assert plot.stat().st_size > 1000
     path.write_text(json.dumps({"timestamp": 0, "hash_ids": []}))
-    assert "no request in it has a whole block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
+    assert "no request in it has a full block" in str(CliRunner().invoke(app, ["simulate", str(path)]).exception)
     assert set(SYNTHETIC) == {"chats", "agents", "documents", "scans"}

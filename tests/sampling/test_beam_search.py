@@ -1,4 +1,4 @@
-"""The beam rules against an exhaustive search and against what they promise."""
+"""Beam search against an exhaustive search, and its options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_best_of_all() -> None:
 
 
 def test_the_length_penalty_prefers_long_or_short_beams() -> None:
-    # Token 1 ends; going on costs little a token but never ends by itself.
+    # Token 1 ends a beam; continuing costs little per token but never ends by itself.
     model = torch.tensor([[-9.0, 0.5, 0.0], [0.0, 0.0, 0.0], [-9.0, 0.5, 0.4]])
     lengths = {}
     for penalty in (0.0, 3.0):

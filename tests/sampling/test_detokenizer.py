@@ -1,4 +1,4 @@
-"""Text from tokens as they come equals the text of all of them, and stop strings are found wherever they lie."""
+"""Incremental text equals the text of all tokens, and stop strings are found at any position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ["Hello, world! ", "naïve café ", "日本語のテキスト", "👩‍
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4), cut=st.integers(0, 3))
-def test_pieces_add_up_to_the_whole_text(default_tokenizer: Any, parts: list[str], cut: int) -> None:
+def test_deltas_add_up_to_the_full_text(default_tokenizer: Any, parts: list[str], cut: int) -> None:
     ids = default_tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
     ids = ids[: len(ids) - cut]  # may end inside a character
     detokenizer = IncrementalDetokenizer(default_tokenizer)
@@ -33,11 +33,11 @@ def test_pieces_add_up_to_the_whole_text(default_tokenizer: Any, parts: list[str
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stop", [["two"], ["o, t"], ["three", "wo"], ["one, two, three"]])
-def test_a_stop_string_cuts_the_text_and_was_never_streamed(
+def test_a_stop_string_truncates_the_text_and_is_never_streamed(
     default_tokenizer: Any, stop: list[str], include: bool
 ) -> None:
-    whole = "zero one, two, three, four"
-    ids = default_tokenizer(whole, add_special_tokens=False)["input_ids"]
+    text = "zero one, two, three, four"
+    ids = default_tokenizer(text, add_special_tokens=False)["input_ids"]
     detokenizer = IncrementalDetokenizer(default_tokenizer, stop=stop, include_stop_str_in_output=include)
     streamed, hit = "", None
     for token_id in ids:
@@ -45,13 +45,13 @@ def test_a_stop_string_cuts_the_text_and_was_never_streamed(
         streamed += detokenizer.delta()
         if hit is not None:
             break
-    end, first = min((whole.index(string) + len(string), string) for string in stop if string in whole)
+    end, first = min((text.index(string) + len(string), string) for string in stop if string in text)
     assert hit == first
-    assert detokenizer.text == streamed == whole[: end if include else end - len(first)]
+    assert detokenizer.text == streamed == text[: end if include else end - len(first)]
 
 
 def sentencepiece_style() -> Any:
-    """A tokenizer that leaves out the space that a text begins with, as Llama 2's and Mistral's do."""
+    """A tokenizer that drops the leading space of a text, as Llama 2's and Mistral's do."""
     vocabulary = {"<unk>": 0, **{word: i for i, word in enumerate(["▁The", "▁sea", "▁is", "▁blue", "ish"], start=1)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
@@ -59,7 +59,7 @@ def sentencepiece_style() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-def test_an_answer_begins_with_the_space_that_parts_it_from_its_prompt() -> None:
+def test_an_answer_starts_with_the_space_that_separates_it_from_its_prompt() -> None:
     tokenizer = sentencepiece_style()
     for prompt, answer, text in [([1, 2, 3], [4, 5], " blueish"), ([1, 2, 3, 4], [5], "ish"), ([], [4, 5], "blueish")]:
         detokenizer = IncrementalDetokenizer(tokenizer, prompt)
@@ -71,7 +71,7 @@ def test_an_answer_begins_with_the_space_that_parts_it_from_its_prompt() -> None
         assert pieces + detokenizer.delta() == detokenizer.text == text
 
 
-def test_an_answer_to_half_a_character_has_all_its_own_bytes(default_tokenizer: Any) -> None:
+def test_an_answer_to_an_incomplete_character_has_all_its_own_bytes(default_tokenizer: Any) -> None:
     ids = default_tokenizer("ab\N{GRINNING FACE}cd", add_special_tokens=False)["input_ids"]
     cut = next(i for i in range(len(ids)) if default_tokenizer.decode(ids[:i]).endswith("\N{REPLACEMENT CHARACTER}"))
     detokenizer = IncrementalDetokenizer(default_tokenizer, ids[:cut])

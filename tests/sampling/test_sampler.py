@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 
 from radixkv.sampling import exponential
 from radixkv.sampling import sampler as sampler_module
-from radixkv.sampling.sampler import Sampler, SamplingRow
+from radixkv.sampling.sampler import SamplingState, sample
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
-def row(params: SamplingParams, **options: Any) -> SamplingRow:
-    return SamplingRow(**{"params": params, "seed": 1, "sample_index": 0, "prompt_token_ids": [0, 1], **options})
+def sampling_state(params: SamplingParams, **options: Any) -> SamplingState:
+    return SamplingState(**{"params": params, "seed": 1, "sample_index": 0, "prompt_token_ids": [0, 1], **options})
 
 
-def reference_probs(logits: torch.Tensor, sampling_row: SamplingRow) -> torch.Tensor:
+def reference_probs(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
     """The distribution that the parameters ask for, step by step over the whole vocabulary."""
-    params = sampling_row.params
+    params = state.params
     logits = logits.double().clone()
     for token, bias in params.biases.items():
         logits[token] += bias
-    if len(sampling_row.output_token_ids) < params.min_tokens:
-        for token in sampling_row.forbidden_token_ids:
+    if len(state.output_token_ids) < params.min_tokens:
+        for token in state.forbidden_token_ids:
             logits[token] = -math.inf
-    for token in {*sampling_row.prompt_token_ids, *sampling_row.output_token_ids}:
+    for token in {*state.prompt_token_ids, *state.output_token_ids}:
         penalty = params.repetition_penalty
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    for token in set(sampling_row.output_token_ids):
-        count = sampling_row.output_token_ids.count(token)
+    for token in set(state.output_token_ids):
+        count = state.output_token_ids.count(token)
         logits[token] -= params.presence_penalty + params.frequency_penalty * count
     probs = (logits / params.temperature).softmax(-1)
     probs[probs < params.min_p * probs.max()] = 0
@@ -50,8 +50,8 @@ def reference_probs(logits: torch.Tensor, sampling_row: SamplingRow) -> torch.Te
     return probs / probs.sum()
 
 
-def variates(racer: exponential.Racer, ids: torch.Tensor) -> torch.Tensor:
-    return exponential.exponentials(exponential.starts([racer], ids.device), ids.unsqueeze(0))[0].double()
+def variates(row: exponential.SamplingRow, ids: torch.Tensor) -> torch.Tensor:
+    return exponential.exponential_variates(exponential.rng_states([row], ids.device), ids.unsqueeze(0))[0].double()
 
 
 @settings(max_examples=300, deadline=None)
@@ -64,7 +64,7 @@ def variates(racer: exponential.Racer, ids: torch.Tensor) -> torch.Tensor:
     penalties=st.sampled_from([(0.0, 0.0, 1.0), (1.0, 0.5, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.3, 0.8)]),
     bias=st.sampled_from([None, {3: 4.0, 7: -100.0}]),
     min_tokens=st.sampled_from([0, 9]),
-    first_look=st.sampled_from([1, 4, 1024]),
+    first_num_candidates=st.sampled_from([1, 4, 1024]),
 )
 def test_the_draw_wins_the_race_of_the_reference_distribution(
     seed: int,
@@ -75,7 +75,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     penalties: tuple[float, float, float],
     bias: dict[int, float] | None,
     min_tokens: int,
-    first_look: int,
+    first_num_candidates: int,
 ) -> None:
     logits = torch.randn(80, generator=torch.Generator().manual_seed(seed)) * 3
     presence, frequency, repetition = penalties
@@ -90,24 +90,26 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         logit_bias=bias,
         min_tokens=min_tokens,
     )
-    sampling_row = row(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
+    state = sampling_state(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "FIRST_LOOK", first_look)
+        patch.setattr(sampler_module, "FIRST_NUM_CANDIDATES", first_num_candidates)
         patch.setattr(
-            sampler_module, "draw", lambda logits, racers, look=first_look: exponential.draw(logits, racers, look)
+            sampler_module,
+            "draw",
+            lambda logits, rows, count=first_num_candidates: exponential.draw(logits, rows, count),
         )
-        (token,) = Sampler().sample(logits.unsqueeze(0), [sampling_row])
-    ratios = reference_probs(logits, sampling_row) / variates(sampling_row.racer(), torch.arange(80))
+        (token,) = sample(logits.unsqueeze(0), [state])
+    ratios = reference_probs(logits, state) / variates(state.row(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
 
 
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -6.0])
-    sampling_row = row(SamplingParams())
+    state = sampling_state(SamplingParams())
     counts = torch.zeros(5)
     for number in range(5000):
-        sampling_row.sample_index = number
-        counts[Sampler().sample(logits.unsqueeze(0), [sampling_row])[0].token_id] += 1
+        state.sample_index = number
+        counts[sample(logits.unsqueeze(0), [state])[0].token_id] += 1
     expected = logits.softmax(-1) * 5000
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     assert chi_square < 18.5  # the 0.999 quantile at 4 degrees of freedom
@@ -116,15 +118,15 @@ def test_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("vocab_size", [256, 257, 700, 1024])
 def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
     logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
-    racers = [exponential.Racer(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
-    token_ids, settled = exponential.draw(logits, racers)
-    assert settled.all()
-    for row_logits, racer, token_id in zip(logits, racers, token_ids.tolist(), strict=True):
-        blocks = (row_logits.double() / racer.params.temperature).softmax(-1).split(256)
+    rows = [exponential.SamplingRow(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
+    token_ids, final = exponential.draw(logits, rows)
+    assert final.all()
+    for row_logits, row, token_id in zip(logits, rows, token_ids.tolist(), strict=True):
+        blocks = (row_logits.double() / row.params.temperature).softmax(-1).split(256)
         masses = torch.stack([block.sum() for block in blocks])
-        winner = int((masses / variates(racer, -2 - torch.arange(len(blocks)))).argmax())
+        winner = int((masses / variates(row, -2 - torch.arange(len(blocks)))).argmax())
         ids = winner * 256 + torch.arange(len(blocks[winner]))
-        assert token_id == ids[(blocks[winner] / variates(racer, ids)).argmax()]
+        assert token_id == ids[(blocks[winner] / variates(row, ids)).argmax()]
 
 
 def test_draws_from_many_blocks_follow_the_distribution() -> None:
@@ -133,8 +135,8 @@ def test_draws_from_many_blocks_follow_the_distribution() -> None:
     likely = [0, 3, 255, 256, 400, 511, 512, 699]
     logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
     num_draws = 20_000
-    racers = [exponential.Racer(SamplingParams(), 7, 0, number) for number in range(num_draws)]
-    token_ids, _ = exponential.draw(logits.expand(num_draws, -1), racers)
+    rows = [exponential.SamplingRow(SamplingParams(), 7, 0, number) for number in range(num_draws)]
+    token_ids, _ = exponential.draw(logits.expand(num_draws, -1), rows)
     # Each likely token is a class of its own, the rest of a block another.
     classes = torch.arange(700) // 256 + len(likely)
     classes[likely] = torch.arange(len(likely))
@@ -146,17 +148,17 @@ def test_draws_from_many_blocks_follow_the_distribution() -> None:
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
     kinds = [{"temperature": 0.0}, {}, {"top_p": 0.8}, {"top_k": 7}, {"presence_penalty": 1.0}, {"logprobs": 3}]
-    rows = [row(SamplingParams(**kind), seed=i, output_token_ids=[i]) for i, kind in enumerate(kinds)]
-    together = [token.token_id for token in Sampler().sample(logits, rows)]
-    backwards = [token.token_id for token in Sampler().sample(logits.flip(0), rows[::-1])][::-1]
-    alone = [Sampler().sample(logits[i : i + 1], [rows[i]])[0].token_id for i in range(6)]
+    states = [sampling_state(SamplingParams(**kind), seed=i, output_token_ids=[i]) for i, kind in enumerate(kinds)]
+    together = [token.token_id for token in sample(logits, states)]
+    backwards = [token.token_id for token in sample(logits.flip(0), states[::-1])][::-1]
+    alone = [sample(logits[i : i + 1], [states[i]])[0].token_id for i in range(6)]
     assert together == backwards == alone
 
 
 def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(2))
     params = SamplingParams(temperature=0.0, logit_bias={9: 100.0}, logprobs=3)
-    (token,) = Sampler().sample(logits.unsqueeze(0), [row(params)])
+    (token,) = sample(logits.unsqueeze(0), [sampling_state(params)])
     expected = logits.log_softmax(-1)
     assert token.token_id == 9
     assert token.logprob == pytest.approx(float(expected[9]), abs=1e-5)

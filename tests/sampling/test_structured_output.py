@@ -1,4 +1,4 @@
-"""Answers keep to their grammar, however they are sampled; what nothing can satisfy is refused before it runs."""
+"""Answers satisfy their grammar, however they are sampled; unsatisfiable grammars are refused before they run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def is_person(text: str) -> bool:
         ({"grammar": GBNF}, lambda text: re.fullmatch(r"\((red|green|blue)(, (red|green|blue))?\)", text)),
     ],
 )
-def test_every_sample_and_every_beam_keeps_to_the_grammar(llm: LLM, spec: dict[str, Any], holds: Any) -> None:
+def test_every_sample_and_every_beam_satisfies_the_grammar(llm: LLM, spec: dict[str, Any], holds: Any) -> None:
     (output,) = llm.generate(PROMPT, params(**spec), use_tqdm=False)
     assert [sample.finish_reason for sample in output.outputs] == ["stop"] * 4
     assert all(holds(sample.text) for sample in output.outputs)
@@ -66,7 +66,7 @@ def test_every_sample_and_every_beam_keeps_to_the_grammar(llm: LLM, spec: dict[s
         assert holds(text)
 
 
-def test_json_has_at_most_one_space_between_its_parts(llm: LLM) -> None:
+def test_json_has_at_most_one_space_between_its_elements(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT, params(json={"const": {"a": [1, 2]}}), use_tqdm=False)
     for sample in output.outputs:
         assert re.fullmatch(r' ?\{ ?"a" ?: ?\[ ?1 ?, ?2 ?\] ?\} ?', sample.text)
@@ -81,7 +81,7 @@ def test_any_json_object(llm: LLM) -> None:
         assert isinstance(json.loads(sample.text), dict)
 
 
-def test_a_grammar_goes_with_what_else_can_be_asked_for(llm: LLM) -> None:
+def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:
     spec = StructuredOutputsParams(choice=["red", "green"])
     (red,) = llm.get_tokenizer()("red")["input_ids"]
     options = SamplingParams(
@@ -91,11 +91,11 @@ def test_a_grammar_goes_with_what_else_can_be_asked_for(llm: LLM) -> None:
     (sample,) = llm.generate("The colour of tomatoes is:", options, use_tqdm=False)[0].outputs
     assert (sample.text, sample.finish_reason) == ("red", "stop")
     assert sample.logprobs is not None
-    # The model's own, from before anything was barred.
+    # The model's own, from before the grammar bitmask was applied.
     assert len(sample.logprobs[0]) >= 3
 
 
-def test_neighbours_without_a_grammar_are_left_alone(llm: LLM) -> None:
+def test_requests_without_a_grammar_in_the_same_batch_are_unchanged(llm: LLM) -> None:
     free = SamplingParams(temperature=0, max_tokens=12)
     (expected,) = llm.generate("One, two, three,", free, use_tqdm=False)[0].outputs
     outputs = llm.generate(["One, two, three,", PROMPT], [free, params(json=PERSON)], use_tqdm=False)
@@ -144,33 +144,33 @@ def test_preemption_keeps_the_grammar() -> None:
         ({}, "got none"),
     ],
 )
-def test_what_nothing_can_satisfy_is_refused(llm: LLM, spec: dict[str, Any], message: str) -> None:
+def test_unsatisfiable_and_malformed_specifications_are_refused(llm: LLM, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"structured_outputs.*{re.escape(message)}"):
         llm.generate(PROMPT, params(**spec), use_tqdm=False)
     llm.generate("x", SamplingParams(max_tokens=1), use_tqdm=False)
 
 
 @pytest.mark.parametrize("beams", [False, True])
-def test_a_grammar_that_outgrows_its_bounds_fails_its_request_alone(
+def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
 ) -> None:
-    monkeypatch.setattr(structured_output, "_MAX_ITEMS_A_TOKEN", 150)
-    # So ambiguous that every letter adds to the ways in which the letters before can be read.
+    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    # So ambiguous that every letter multiplies the parses of the letters before.
     hostile = StructuredOutputsParams(grammar=f'start: start start | "{"a" if beams else "b"}"\n')
     engine = llm.engine
-    neighbour = engine.make_request("neighbour", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
-    victim = engine.make_request(
-        "victim",
+    other = engine.make_request("other", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
+    failing = engine.make_request(
+        "failing",
         [5, 6, 8],
         BeamSearchParams(2, 200, structured_outputs=hostile)
         if beams
         else SamplingParams(max_tokens=200, min_tokens=200, structured_outputs=hostile),
     )
-    engine.add(neighbour)
-    engine.add(victim)
+    engine.add(other)
+    engine.add(failing)
     while engine.has_unfinished_requests:
         engine.step()
-    assert isinstance(victim.failure, StructuredOutputError)
-    assert "Too many items" in str(victim.failure)
-    assert neighbour.failure is None
-    assert len(neighbour.sequences[0].output_token_ids) == 20
+    assert isinstance(failing.failure, StructuredOutputError)
+    assert "Too many items" in str(failing.failure)
+    assert other.failure is None
+    assert len(other.sequences[0].output_token_ids) == 20

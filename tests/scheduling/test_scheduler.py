@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cache_is_sound(self) -> None:
         if hasattr(self, "driver"):
             self.driver.cache.check()
-            assert self.driver.scheduler.num_free_slots >= 0
+            assert self.driver.scheduler.num_free_seqs >= 0
             ranks = [group.rank for group in self.driver.scheduler.running]
             assert ranks == sorted(ranks)
 
@@ -146,12 +146,12 @@ def test_two_families_that_do_not_fit_together_are_answered_one_after_the_other(
 
 
 def test_what_waits_for_a_prefix_in_progress_is_passed_by_others_only_so_often() -> None:
-    """The waiting one's prefix takes forty steps; others would be let in meanwhile without end."""
+    """The waiting group's prefix takes forty steps; without a bound, others would be admitted all that time."""
     driver = SchedulerDriver(budget=8, max_num_seqs=4, max_overtaken=2, num_blocks=400)
     long = [token for stem in range(8) for token in range(1000 * stem, 1000 * stem + 40)]
     owner = driver.add(long)
     driver.step()
-    # More urgent ones are computed before the owner, and nobody else may pass it more than twice.
+    # More urgent ones are computed before the owner, and at most two others may overtake it.
     waits = driver.add([*long, 1])
     for number in range(6):
         driver.add(tail(number, 3))
@@ -291,7 +291,7 @@ def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPat
     before = dict(calls)
     for _ in range(150):
         driver.step()
-    assert calls == before, "all slots are taken: nobody can be let in"
+    assert calls == before, "as many sequences run as may: none can be admitted"
     while len(driver.admitted) == 2:
         driver.step()
     assert calls["match"] - before["match"] <= 32 + 32
@@ -302,16 +302,16 @@ def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch:
     warm(driver, _STEMS[0])
     for number in range(50):
         driver.add(_STEMS[0] + tail(number, 3))
-    line, cache = driver.scheduler.waiting, driver.cache
+    queue, cache = driver.scheduler.waiting, driver.cache
     looked_up: list[int] = []
     match = cache.match
     monkeypatch.setattr(cache, "match", lambda tokens, namespace: looked_up.append(1) or match(tokens, namespace))
-    line.candidates(look_up=True)
+    queue.candidates(look_up=True)
     assert len(looked_up) == 32
-    line.candidates(look_up=True)
+    queue.candidates(look_up=True)
     assert len(looked_up) == 32
     cache.clear()
-    line.candidates(look_up=True)
+    queue.candidates(look_up=True)
     assert len(looked_up) == 64
 
 
@@ -329,7 +329,7 @@ def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(mon
     assert len(opened) <= 4
 
 
-def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_computed() -> None:
+def test_what_did_not_fit_beside_a_prompt_in_progress_is_admitted_when_that_is_computed() -> None:
     """Until then, the others are left blocks for all the steps that it takes."""
     driver = SchedulerDriver(budget=8, num_blocks=84, max_num_seqs=8)
     stream = driver.add(tail(0, 7), max_new=150)
@@ -339,7 +339,7 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_com
     driver.step()
     late = driver.add(tail(1, 3), max_new=100)
     driver.step()
-    assert driver.scheduler.refused is not None
+    assert driver.scheduler.deferred is not None
     while not long.sequences[0].output_token_ids:
         driver.step()
     driver.step()
@@ -348,16 +348,16 @@ def test_what_did_not_fit_beside_a_prompt_in_progress_is_let_in_when_that_is_com
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_the_line_is_random_but_nobody_waits_for_ever(ahead: bool) -> None:
-    """A long run under steady overload: whoever came before the end is answered soon after it."""
+def test_no_request_starves_under_random_overload(ahead: bool) -> None:
+    """A long run under steady overload: what arrived before its end is finished soon after it."""
     rng = random.Random(1)
     driver = SchedulerDriver(num_blocks=120, max_num_seqs=6, budget=48, max_overtaken=10, ahead=ahead)
     for number in range(300):
         stem = rng.choice(_STEMS)[: rng.choice([0, 0, 20, 40])]
         driver.add(stem + tail(number, rng.randint(1, 20)), max_new=rng.randint(1, 20))
         driver.step()
-    places = {request.arrival: place for place, request in enumerate(driver.admitted)}
-    # Who is let in as number p was overtaken by at most ten, so at most ten of the first p came later.
-    assert all(place - arrival <= 10 for arrival, place in places.items())
+    positions = {request.arrival: position for position, request in enumerate(driver.admitted)}
+    # A request admitted at position p was overtaken by at most ten, so at most ten of the first p arrived later.
+    assert all(position - arrival <= 10 for arrival, position in positions.items())
     driver.run()
     assert len(driver.admitted) == 300

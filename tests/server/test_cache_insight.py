@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from support.server_process import ServerProcess
+from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
-TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 PROMPT = "You are the assistant of a small public library. Answer in one sentence. " * 4
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
 
@@ -21,7 +20,7 @@ def complete(client: httpx.Client, prompt: str, **options: object) -> dict[str, 
     return answer
 
 
-def test_a_response_says_why_no_more_was_reused(server: ServerProcess) -> None:
+def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> None:
     with server.client(TENANT_A) as a:
         complete(a, PROMPT + "Today is 2026-11-20.")
         answer = complete(a, PROMPT + "Today is 2026-11-21.", explain_cache=True)
@@ -39,7 +38,7 @@ def test_a_response_says_why_no_more_was_reused(server: ServerProcess) -> None:
         assert a.post("/v1/completions", json=streamed).json()["error"]["param"] == "explain_cache"
 
 
-def test_an_explanation_does_not_tell_that_another_tenant_had_the_prompt(server: ServerProcess) -> None:
+def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerProcess) -> None:
     with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
         before = complete(b, PROMPT, explain_cache=True, cache={"read": True, "write": False})["cache_explanations"]
         complete(a, PROMPT)
@@ -47,18 +46,18 @@ def test_an_explanation_does_not_tell_that_another_tenant_had_the_prompt(server:
         assert before == after
 
 
-def test_a_pinned_prompt_survives_pressure_until_it_is_released(server: ServerProcess) -> None:
-    with server.client("the-admin-key") as admin, server.client(TENANT_A) as a:
+def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> None:
+    with server.client(ADMIN_KEY) as admin, server.client(TENANT_A) as a:
         pin = admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A, "ttl": 3600}).json()
         assert pin["tokens"] % 16 == 0
         assert 0 < pin["expires_in"] <= 3600
-        assert [known["id"] for known in admin.get("/admin/pins").json()["pins"]] == [pin["id"]]
+        assert [listed["id"] for listed in admin.get("/admin/pins").json()["pins"]] == [pin["id"]]
         assert complete(a, PROMPT)["usage"]["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"]  # type: ignore[index]
         assert admin.delete(f"/admin/pins/{pin['id']}").json() == {"pins": []}
         assert admin.delete(f"/admin/pins/{pin['id']}").status_code == 404
         assert admin.post("/admin/pins", json={"prompt": PROMPT}).json()["error"]["param"] == "api_key"
         assert a.get("/admin/pins").status_code == 401
-        # Cleared, a pin is gone too.
+        # Clearing the cache removes pins.
         admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A})
         server.admin("clear_cache", {})
         assert admin.get("/admin/pins").json() == {"pins": []}
@@ -71,7 +70,5 @@ def test_a_server_is_inspected_from_the_command_line(server: ServerProcess) -> N
         assert a.get("/admin/snapshot").status_code == 401
     radixkv = Path(sys.executable).with_name("radixkv")
     command = [str(radixkv), "inspect", f"{server.url}/admin/snapshot"]
-    shown = subprocess.run(
-        [*command, "--admin-key", "the-admin-key"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "You are the assistant" in shown
+    output = subprocess.run([*command, "--admin-key", ADMIN_KEY], capture_output=True, text=True, check=True).stdout
+    assert "You are the assistant" in output

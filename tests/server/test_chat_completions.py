@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.server_process import MODEL
 
 from radixkv import LLM, SamplingParams
 
-MODEL = "SmolLM2-135M-Instruct"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -22,16 +22,16 @@ def chat(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any
 
 def test_answers_are_those_of_the_library(client: openai.OpenAI, llm: LLM) -> None:
     expected = llm.chat(QUESTION, SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)[0].outputs[0].text
-    whole = chat(client)
-    assert whole.object == "chat.completion"
-    assert whole.choices[0].message.role == "assistant"
-    assert whole.choices[0].message.content == expected
+    full = chat(client)
+    assert full.object == "chat.completion"
+    assert full.choices[0].message.role == "assistant"
+    assert full.choices[0].message.content == expected
     chunks = list(chat(client, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
-    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].choices[0].finish_reason == full.choices[0].finish_reason
 
 
 def test_a_conversation_reuses_what_came_before(client: openai.OpenAI) -> None:
@@ -64,16 +64,16 @@ def test_messages_may_come_in_parts_and_from_developers(client: openai.OpenAI) -
 
 
 def test_the_last_message_may_be_continued(client: openai.OpenAI, http: httpx.Client) -> None:
-    begun = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "The capital of France"}]}]
+    unfinished = [*QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "The capital of France"}]}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
-    tokens = http.post("/tokenize", json={"messages": begun, **options}).json()["tokens"]
-    written = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
-    assert written.endswith("<|im_start|>assistant\nThe capital of France")
-    answer = chat(client, begun, extra_body=options)
+    tokens = http.post("/tokenize", json={"messages": unfinished, **options}).json()["tokens"]
+    rendered = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert rendered.endswith("<|im_start|>assistant\nThe capital of France")
+    answer = chat(client, unfinished, extra_body=options)
     assert answer.usage.prompt_tokens == len(tokens)
     assert answer.choices[0].message.content.startswith(" is Paris")
-    # What it says is another message where the last one is complete.
-    assert not chat(client, begun).choices[0].message.content.startswith(" is")
+    # Where the last message is complete, the answer is a new message.
+    assert not chat(client, unfinished).choices[0].message.content.startswith(" is")
     bare = chat(client, extra_body={"add_generation_prompt": False})
     assert bare.usage.prompt_tokens < chat(client, extra_body={"add_generation_prompt": True}).usage.prompt_tokens
 
@@ -88,7 +88,7 @@ def test_the_last_message_may_be_continued(client: openai.OpenAI, http: httpx.Cl
         ("assistant", {"add_generation_prompt": "no"}, "add_generation_prompt"),
     ],
 )
-def test_contradictions_about_the_last_message_are_refused(
+def test_contradictory_options_for_the_last_message_are_refused(
     http: httpx.Client, last: str, options: dict[str, Any], param: str
 ) -> None:
     messages = [*QUESTION, {"role": last, "content": "The"}]
@@ -126,11 +126,11 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def _entries(chunk: Any) -> list[Any]:
-    found = chunk.choices[0].logprobs
-    return [] if found is None else found.content
+    logprobs = chunk.choices[0].logprobs
+    return [] if logprobs is None else logprobs.content
 
 
-def test_max_tokens_by_either_name_and_to_the_models_end(client: openai.OpenAI) -> None:
+def test_max_tokens_by_either_name_and_by_default(client: openai.OpenAI) -> None:
     assert chat(client, max_tokens=3, max_completion_tokens=None).usage.completion_tokens == 3
     assert chat(client, max_tokens=5, max_completion_tokens=2).usage.completion_tokens == 2
     natural = chat(client, max_completion_tokens=None)

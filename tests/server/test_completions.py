@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.server_process import MODEL
 
-MODEL = "SmolLM2-135M-Instruct"
 LONG = "The library opens at nine and closes at six. " * 20
 
 
@@ -16,14 +16,14 @@ def complete(client: openai.OpenAI, prompt: Any = "One, two, three,", **options:
     return client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 6, "temperature": 0, **options})
 
 
-def test_streamed_and_whole_answers_are_equal(client: openai.OpenAI) -> None:
-    whole = complete(client)
-    assert whole.object == "text_completion"
-    assert whole.choices[0].text == " four, five, six,"
-    assert whole.choices[0].finish_reason == "length"
+def test_streamed_and_full_answers_are_equal(client: openai.OpenAI) -> None:
+    full = complete(client)
+    assert full.object == "text_completion"
+    assert full.choices[0].text == " four, five, six,"
+    assert full.choices[0].finish_reason == "length"
     chunks = list(complete(client, stream=True))
     assert len(chunks) == 6
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == full.choices[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 5 + ["length"]
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -34,7 +34,7 @@ def test_usage_is_exact(client: openai.OpenAI, http: httpx.Client) -> None:
     assert first.usage.prompt_tokens == num_prompt
     assert first.usage.completion_tokens == 6
     assert first.usage.total_tokens == num_prompt + 6
-    # All but the one token whose logits are needed; then all of the shorter prompt but its last token, another word's now.
+    # All but the last token, whose logits are needed; the longer prompt's text may merge the shorter one's last token.
     assert [u.usage.prompt_tokens_details.cached_tokens for u in (first, again)] == [0, num_prompt - 1]
     assert longer.usage.prompt_tokens_details.cached_tokens >= num_prompt - 1
     *_, last = complete(client, LONG, stream=True, stream_options={"include_usage": True})
@@ -81,25 +81,30 @@ def test_stop_strings_and_tokens(client: openai.OpenAI, http: httpx.Client) -> N
 def test_logprobs_and_echo(client: openai.OpenAI) -> None:
     choice = complete(client, logprobs=2, echo=True).choices[0]
     assert choice.text == "One, two, three, four, five, six,"
-    found = choice.logprobs
-    assert "".join(found.tokens) == choice.text
-    assert [choice.text[at:].startswith(token) for at, token in zip(found.text_offset, found.tokens, strict=True)]
-    assert found.token_logprobs[0] is None
-    assert found.top_logprobs[0] is None
-    for token, logprob, top in zip(found.tokens[1:], found.token_logprobs[1:], found.top_logprobs[1:], strict=True):
+    logprobs = choice.logprobs
+    assert "".join(logprobs.tokens) == choice.text
+    assert [
+        choice.text[offset:].startswith(token)
+        for offset, token in zip(logprobs.text_offset, logprobs.tokens, strict=True)
+    ]
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.top_logprobs[0] is None
+    for token, logprob, top in zip(
+        logprobs.tokens[1:], logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True
+    ):
         assert len(top) == 2
         assert logprob <= max(top.values()) <= 0
         assert top.get(token, logprob) == logprob
     chunks = list(complete(client, logprobs=2, echo=True, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
-    assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == found.tokens
-    assert [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset] == found.text_offset
+    assert [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens] == logprobs.tokens
+    assert [offset for chunk in chunks for offset in chunk.choices[0].logprobs.text_offset] == logprobs.text_offset
     scoring = complete(client, logprobs=0, echo=True, max_tokens=0)
     assert scoring.usage.completion_tokens == 0
     scored = scoring.choices[0]
     assert scored.text == "One, two, three,"
     assert scored.logprobs.token_logprobs == pytest.approx(
-        found.token_logprobs[: len(scored.logprobs.tokens)], abs=1e-4
+        logprobs.token_logprobs[: len(scored.logprobs.tokens)], abs=1e-4
     )
 
 
@@ -111,9 +116,9 @@ def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes(client: opena
 
 
 def test_logit_bias_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
-    (wanted,) = http.post("/tokenize", json={"prompt": " seven"}).json()["tokens"]
-    assert complete(client, logit_bias={str(wanted): 100}).choices[0].text == " seven" * 6
-    few = complete(client, logit_bias={str(wanted): 15}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=12)
+    (seven,) = http.post("/tokenize", json={"prompt": " seven"}).json()["tokens"]
+    assert complete(client, logit_bias={str(seven): 100}).choices[0].text == " seven" * 6
+    few = complete(client, logit_bias={str(seven): 15}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=12)
     assert 1 < few.choices[0].text.count(" seven") < 12
 
 
@@ -123,7 +128,7 @@ def test_other_ways_to_sample(client: openai.OpenAI) -> None:
         assert complete(client, temperature=1.0, extra_body=options).choices[0].text == greedy
     assert complete(client, temperature=1.0, top_p=1e-6).choices[0].text == greedy
     assert complete(client, extra_body={"priority": 3}).choices[0].text == greedy
-    assert complete(client, extra_body={"repetition_penalty": 1.5}, user="somebody").choices[0].text != greedy
+    assert complete(client, extra_body={"repetition_penalty": 1.5}, user="user-1").choices[0].text != greedy
     endless = complete(client, max_tokens=40, extra_body={"ignore_eos": True, "skip_special_tokens": False})
     assert endless.usage.completion_tokens == 40
 
@@ -163,7 +168,7 @@ def test_cache_control(client: openai.OpenAI) -> None:
     assert cached(cache={"read": True, "write": True}) == full
 
 
-def test_a_client_may_be_less_urgent_than_others_and_not_more(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_a_client_may_lower_its_priority_and_not_raise_it(client: openai.OpenAI, http: httpx.Client) -> None:
     assert complete(client, "One, two,", extra_body={"priority": 3}).choices[0].text
     response = http.post("/v1/completions", json={"prompt": "One, two,", "priority": -1})
     assert response.status_code == 400

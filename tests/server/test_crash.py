@@ -1,4 +1,4 @@
-"""A crash inside a step is a 500 for those who were in it, and for nobody else; a dead engine ends the process."""
+"""A crash inside a step is a 500 for the requests in it and for no other; a dead engine ends the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixkv.server.token_text import TokenTexts
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
 
 
-def client_of(llm: AsyncLLM) -> httpx.AsyncClient:
+def make_client(llm: AsyncLLM) -> httpx.AsyncClient:
     service = Service(
         llm=llm,
         model_name="model",
@@ -46,12 +46,12 @@ def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: p
     monkeypatch.setattr(llm.engine._runner, "run", crash_twice)
 
     async def main() -> None:
-        async with AsyncLLM(llm) as engine, client_of(engine) as client:
-            whole = await client.post("/v1/completions", json=BODY)
-            assert whole.status_code == 500
-            # What broke is for the log, not for the client.
-            assert "planted" not in whole.text
-            assert whole.json()["error"]["type"] == "server_error"
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            full = await client.post("/v1/completions", json=BODY)
+            assert full.status_code == 500
+            # The cause is logged, not sent to the client.
+            assert "planted" not in full.text
+            assert full.json()["error"]["type"] == "server_error"
             streamed = await client.post("/v1/completions", json={**BODY, "stream": True})
             assert streamed.status_code == 200
             failure, done = [line for line in streamed.text.splitlines() if line]
@@ -71,7 +71,7 @@ def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: p
 
     async def main() -> None:
         engine = AsyncLLM(llm)
-        async with client_of(engine) as client:
+        async with make_client(engine) as client:
             assert (await client.post("/v1/completions", json=BODY)).status_code == 500
             await engine.wait_for_death()
             assert (await client.post("/v1/completions", json=BODY)).status_code == 500

@@ -1,4 +1,4 @@
-"""What is refused, how, and that it disturbs nobody."""
+"""Invalid requests are refused with the right status and field, and do not affect others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_error(response: httpx.Response, status: int, **expected: Any) -> None
         ({"guided_regex": "("}, "guided_regex"),
     ],
 )
-def test_impossible_values_are_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
+def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], param: str) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         response = http.post(path, json={**body, **change})
         assert_error(response, 400, param=param)
@@ -89,7 +89,7 @@ def test_impossible_values_are_named(http: httpx.Client, change: dict[str, Any],
 )
 def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, change: dict[str, Any], param: str) -> None:
     body = CHAT if "chat" in path else TEXT
-    # As bytes: httpx would not write half of a surrogate pair.
+    # As bytes: httpx does not encode half of a surrogate pair.
     content = json.dumps({**body, **change}).encode()
     response = http.post(path, content=content, headers={"content-type": "application/json"})
     assert_error(response, 400, param=param, code=None)
@@ -130,7 +130,7 @@ NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
 ]
 
 
-def test_what_is_not_supported_is_taken_where_it_asks_for_nothing(http: httpx.Client) -> None:
+def test_unsupported_fields_are_accepted_only_with_values_that_request_nothing(http: httpx.Client) -> None:
     path = "/v1/chat/completions"
     nothing = {name: None for name, _, _ in NOT_SUPPORTED_IN_CHAT}
     defaults = {name: values[0] for name, values, _ in NOT_SUPPORTED_IN_CHAT if values}
@@ -152,7 +152,7 @@ def test_what_is_not_supported_is_taken_where_it_asks_for_nothing(http: httpx.Cl
     assert_error(http.post("/v1/completions", json={**TEXT, "tools": None}), 400, param="tools")
 
 
-def test_as_many_stop_strings_as_there_may_be(http: httpx.Client) -> None:
+def test_the_largest_stop_strings_are_accepted(http: httpx.Client) -> None:
     for stop in (["x" * 1000] * 32, "x" * 1000):
         assert http.post("/v1/completions", json={**TEXT, "stop": stop}).status_code == 200
 
@@ -167,7 +167,7 @@ def test_as_many_stop_strings_as_there_may_be(http: httpx.Client) -> None:
         ("/v1/completions", {}),
         ("/v1/chat/completions", {"messages": []}),
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "nobody", "content": "x"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "narrator", "content": "x"}]}),
         ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}),
         (
             "/v1/chat/completions",
@@ -180,7 +180,7 @@ def test_as_many_stop_strings_as_there_may_be(http: httpx.Client) -> None:
         ("/detokenize", {"tokens": [60000]}),
     ],
 )
-def test_impossible_prompts_are_refused(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_invalid_prompts_are_refused(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     assert_error(http.post(path, json=body), 400)
 
 

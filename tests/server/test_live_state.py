@@ -1,4 +1,4 @@
-"""What the page at `/` is told, and what it is not."""
+"""What `/live` reports to the page at `/`, and what it does not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from support.server_process import ServerProcess
-
-TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+from support.server_process import TENANT_A, TENANT_B, ServerProcess
 
 
 def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> None:
@@ -18,8 +16,8 @@ def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> Non
 
 
 def live(http: httpx.Client, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """A picture of which ``until`` is true: for half a second, an earlier one may be shown again."""
-    deadline = time.monotonic() + 30
+    """A state for which ``until`` is true: for half a second, the server may repeat an earlier one."""
+    deadline = time.monotonic() + 300
     while True:
         response = http.get("/live")
         assert response.status_code == 200, response.text
@@ -33,7 +31,7 @@ def nodes_of(children: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [node for child in children for node in (child, *nodes_of(child["children"]))]
 
 
-def test_the_tree_of_one_s_own_prompts_with_their_texts(http: httpx.Client) -> None:
+def test_the_tree_of_the_tenants_own_prompts_with_their_texts(http: httpx.Client) -> None:
     for question in ("Where are books about ships?", "When are you open on Sundays?"):
         complete(http, "You are the assistant of a small public library. " * 4 + question)
     complete(http, "Another one altogether, with a salt", cache_salt="pepper")
@@ -61,7 +59,7 @@ def test_nothing_of_other_tenants(server: ServerProcess) -> None:
         assert "Smith" not in str(state)
 
 
-def test_a_wide_tree_is_cut_and_says_so(http: httpx.Client) -> None:
+def test_a_wide_tree_is_truncated_and_counts_the_hidden_nodes(http: httpx.Client) -> None:
     complete(http, [[1000 + number] * 16 for number in range(60)], max_tokens=1)
     complete(http, [[2000 + number] * 16 for number in range(100)], max_tokens=1)
     state = live(http, lambda state: state["trees"] and state["trees"][0]["hidden"])
@@ -70,7 +68,7 @@ def test_a_wide_tree_is_cut_and_says_so(http: httpx.Client) -> None:
     assert tree["hidden"] == 40
 
 
-def test_what_runs_is_listed_while_it_runs(http: httpx.Client) -> None:
+def test_a_running_request_is_listed(http: httpx.Client) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()

@@ -1,4 +1,4 @@
-"""What Prometheus reads is what happened."""
+"""The metrics match the requests that were made."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_metrics_count_what_happened(server: ServerProcess, http: httpx.Client) 
     assert after["radixkv:num_preemptions_total"] == after["radixkv:evicted_blocks_total"] == 0
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(server: ServerProcess) -> None:
+def test_the_dashboard_queries_metrics_that_exist(server: ServerProcess) -> None:
     found = {name.partition("{")[0] for name in server.metrics()}
     expressions = [
         target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel.get("targets", [])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import httpx
 import openai
+from support.server_process import MODEL
 
 import radixkv
-
-MODEL = "SmolLM2-135M-Instruct"
 
 
 def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
@@ -18,26 +17,26 @@ def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
     assert http.get("/v1/models/another/model").json()["error"]["code"] == "model_not_found"
 
 
-def test_tokenize_and_back(http: httpx.Client) -> None:
+def test_tokenize_and_detokenize(http: httpx.Client) -> None:
     text = "Grüße an alle, \N{SLICE OF PIZZA}!"
-    found = http.post("/tokenize", json={"model": MODEL, "prompt": text, "return_token_strs": True}).json()
-    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
-    assert found["max_model_len"] == 8192
-    assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    response = http.post("/tokenize", json={"model": MODEL, "prompt": text, "return_token_strs": True}).json()
+    assert response["count"] == len(response["tokens"]) == len(response["token_strs"])
+    assert response["max_model_len"] == 8192
+    assert http.post("/detokenize", json={"tokens": response["tokens"]}).json() == {"prompt": text}
 
     messages = [{"role": "user", "content": "Hi"}]
     chat = http.post("/tokenize", json={"messages": messages}).json()
-    written = http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
-    assert written.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    rendered = http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
+    assert rendered.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     shorter = http.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
     assert shorter["tokens"] == chat["tokens"][: shorter["count"]]
     assert shorter["count"] < chat["count"]
     assert http.post("/tokenize", json={"prompt": "", "add_special_tokens": False}).json()["tokens"] == []
 
 
-def test_what_needs_no_key(server: object, http: httpx.Client) -> None:
-    with httpx.Client(base_url=http.base_url) as anybody:
-        assert anybody.get("/health").status_code == 200
-        assert anybody.get("/version").json() == {"version": radixkv.__version__}
-        assert anybody.get("/metrics").headers["content-type"].startswith("text/plain")
-        assert "/v1/chat/completions" in anybody.get("/openapi.json").json()["paths"]
+def test_endpoints_without_a_key(server: object, http: httpx.Client) -> None:
+    with httpx.Client(base_url=http.base_url) as anonymous:
+        assert anonymous.get("/health").status_code == 200
+        assert anonymous.get("/version").json() == {"version": radixkv.__version__}
+        assert anonymous.get("/metrics").headers["content-type"].startswith("text/plain")
+        assert "/v1/chat/completions" in anonymous.get("/openapi.json").json()["paths"]

@@ -13,9 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
-from support.server_process import ServerProcess
-
-TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+from support.server_process import MODEL, TENANT_A, TENANT_B, ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 
 class Page:
-    """The page as its user sees it."""
+    """The page in a browser."""
 
     def __init__(self, browser: webdriver.Chrome, url: str) -> None:
         self.browser = browser
@@ -50,16 +48,16 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def wait(self, until: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.browser, 60).until(lambda browser: until())
+        return WebDriverWait(self.browser, 600).until(lambda browser: until())
 
     def log_in(self, key: str) -> None:
         self.wait(lambda: self.one("#key-form").is_displayed())
         self.one("#key").send_keys(key, Keys.ENTER)
-        self.wait(lambda: self.one("#model").text == "SmolLM2-135M-Instruct")
+        self.wait(lambda: self.one("#model").text == MODEL)
         assert not self.one("#key-form").is_displayed()
 
     def ask(self, question: str) -> str:
-        """What the page says of the answer's prompt tokens."""
+        """Ask a question; returns the page's line about reused prompt tokens."""
         before = len(self.find(".reuse"))
         self.one("#question").send_keys(question, Keys.ENTER)
         self.wait(lambda: len(self.find(".reuse")) > before)
@@ -91,7 +89,7 @@ def test_a_chat_shows_what_was_reused_and_the_tree_grows(page: Page) -> None:
     page.wait(lambda: page.one("#blocks-cached").text != "0")
     page.wait(lambda: page.one("#hit-rate").text.endswith("%"))
     assert page.one("#running").text == "0"
-    # The whole chat is one node: the second turn goes on from the first.
+    # The whole chat is one node: the second turn continues the first.
     (node,) = page.find(".node")
     page.browser.execute_script("arguments[0].focus()", node)
     assert "tokens in" in page.one("#detail").text
@@ -99,7 +97,7 @@ def test_a_chat_shows_what_was_reused_and_the_tree_grows(page: Page) -> None:
     assert page.find(".message") == []
 
 
-def test_boxes_lie_beside_what_they_go_on_from(page: Page, server: ServerProcess) -> None:
+def test_boxes_are_right_of_their_parents(page: Page, server: ServerProcess) -> None:
     stem = "You are the assistant of a small public library. " * 4
     with server.client(TENANT_A) as http:
         for question in ("Where are the ships?", "When are you open?", "Can I borrow a film?"):
@@ -129,7 +127,7 @@ def test_a_tenant_s_page_shows_nothing_of_another(page: Page, server: ServerProc
     assert "secret" not in page.one("body").text
 
 
-def test_what_a_prompt_says_is_text_and_nothing_else(page: Page) -> None:
+def test_markup_in_a_prompt_is_shown_as_text(page: Page) -> None:
     page.log_in(TENANT_A)
     page.ask("<img src=x onerror=\"document.title='broken'\"> <b id=injected>Hello!</b>")
     page.wait(lambda: page.find(".node"))
@@ -138,7 +136,7 @@ def test_what_a_prompt_says_is_text_and_nothing_else(page: Page) -> None:
     assert "<b id=injected>" in page.find(".message.user")[0].text
 
 
-def test_a_refused_question_says_why(page: Page) -> None:
+def test_a_refused_question_shows_the_reason(page: Page) -> None:
     page.log_in(TENANT_A)
     page.browser.execute_script("arguments[0].value = 'word '.repeat(9000)", page.one("#question"))
     page.one("#send").click()
@@ -147,7 +145,9 @@ def test_a_refused_question_says_why(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1360])
-def test_it_fits_is_quiet_and_loads_nothing_from_elsewhere(page: Page, server: ServerProcess, width: int) -> None:
+def test_the_page_fits_logs_no_errors_and_loads_nothing_from_other_hosts(
+    page: Page, server: ServerProcess, width: int
+) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     page.log_in(TENANT_A)
@@ -157,16 +157,16 @@ def test_it_fits_is_quiet_and_loads_nothing_from_elsewhere(page: Page, server: S
     with server.client(TENANT_A) as http, http.stream("POST", "/v1/completions", json=body):
         page.wait(lambda: page.one("#requests").is_displayed())
         assert page.script("document.documentElement.scrollWidth") <= width
-    papers = []
+    backgrounds = []
     for scheme in ("light", "dark"):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        papers.append(page.script("getComputedStyle(document.body).backgroundColor"))
-    assert papers[0] != papers[1]
+        backgrounds.append(page.script("getComputedStyle(document.body).backgroundColor"))
+    assert backgrounds[0] != backgrounds[1]
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    loaded = page.script("performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert loaded
-    assert all(name.startswith(f"{server.url}/") for name in loaded)
-    # Before the key was given, the server refused to tell: that is all there is to say.
-    said = [entry["message"] for entry in page.browser.get_log("browser")]
-    assert all("401" in message for message in said), said
+    loaded_urls = page.script("performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert loaded_urls
+    assert all(name.startswith(f"{server.url}/") for name in loaded_urls)
+    # The only log entries are the 401s from before the key was entered.
+    log_messages = [entry["message"] for entry in page.browser.get_log("browser")]
+    assert all("401" in message for message in log_messages), log_messages

@@ -1,4 +1,4 @@
-"""Structured output through every field that asks for it."""
+"""Structured output through every request field for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.server_process import MODEL
 
-MODEL = "SmolLM2-135M-Instruct"
 QUESTION: Any = [{"role": "user", "content": "Describe a person called Ann, who is 30."}]
 SCHEMA = {
     "type": "object",
@@ -51,12 +51,12 @@ def is_answer(text: str) -> bool:
         ({"guided_grammar": 'root ::= "yes" | "no"'}, is_answer),
     ],
 )
-def test_answers_keep_to_what_was_asked_for(client: openai.OpenAI, fields: dict[str, Any], holds: Any) -> None:
+def test_answers_satisfy_the_requested_structure(client: openai.OpenAI, fields: dict[str, Any], holds: Any) -> None:
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 80, "seed": 1, "extra_body": fields}
     for more in ({"n": 2, "temperature": 1.3}, {"extra_body": {**fields, "use_beam_search": True, "beam_width": 2}}):
-        whole = client.chat.completions.create(**{**options, **more})
-        assert [choice.finish_reason for choice in whole.choices] == ["stop"] * len(whole.choices)
-        assert all(holds(choice.message.content) for choice in whole.choices)
+        full = client.chat.completions.create(**{**options, **more})
+        assert [choice.finish_reason for choice in full.choices] == ["stop"] * len(full.choices)
+        assert all(holds(choice.message.content) for choice in full.choices)
     stream = client.chat.completions.create(**options, stream=True)
     assert holds("".join(chunk.choices[0].delta.content or "" for chunk in stream))
     text = client.completions.create(model=MODEL, prompt="Ann:", max_tokens=80, seed=1, extra_body=fields)
@@ -92,7 +92,7 @@ def test_other_formats(client: openai.OpenAI) -> None:
         {"guided_regex": "a" * 10_000},
     ],
 )
-def test_the_impossible_is_a_400(http: httpx.Client, fields: dict[str, Any]) -> None:
+def test_invalid_specifications_are_a_400(http: httpx.Client, fields: dict[str, Any]) -> None:
     for path, body in (("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "x"})):
         for beams in (False, True):
             response = http.post(path, json={**body, **fields, "max_tokens": 5, "use_beam_search": beams})

@@ -1,11 +1,10 @@
-"""Each API key's prompts live in a namespace of their own, which the server derives."""
+"""Each API key's prompts are cached in a namespace of their own, which the server derives."""
 
 from __future__ import annotations
 
 import httpx
-from support.server_process import ServerProcess
+from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
-TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: " * 4
 
 
@@ -29,7 +28,7 @@ def test_a_tenant_gets_no_hit_on_anothers_prompt(server: ServerProcess) -> None:
         assert cached == 0
         assert ask(a) == (num_prompt, num_prompt - 1)
         one_copy, before = blocks(), computed()
-        # Neither with the same prompt, nor with any salt that B could think of.
+        # Neither with the same prompt, nor with any salt that B could choose.
         for salt in (None, "", TENANT_A, "a"):
             options = {"cache_salt": salt} if salt else {}
             assert ask(b, **options) == (num_prompt, 0 if salt != "" else num_prompt - 1)
@@ -64,13 +63,13 @@ def test_an_administrator_clears_all_one_tenant_or_one_salt(server: ServerProces
 
 
 def test_clearing_needs_a_known_tenant(server: ServerProcess) -> None:
-    with server.client("the-admin-key") as admin:
-        assert admin.post("/admin/clear_cache", json={"api_key": "nobody"}).status_code == 404
+    with server.client(ADMIN_KEY) as admin:
+        assert admin.post("/admin/clear_cache", json={"api_key": "unknown"}).status_code == 404
         assert admin.post("/admin/clear_cache", json={"cache_salt": "x"}).status_code == 400
         assert admin.post("/admin/clear_cache", json={"namespace": "x"}).status_code == 400
 
 
-def test_clearing_while_a_request_runs_tells_what_it_still_uses(server: ServerProcess) -> None:
+def test_clearing_while_a_request_runs_reports_the_blocks_in_use(server: ServerProcess) -> None:
     body = {"prompt": PROMPT, "max_tokens": 200, "temperature": 0, "stream": True, "ignore_eos": True}
     with server.client(TENANT_A) as a:
         with a.stream("POST", "/v1/completions", json=body) as response:

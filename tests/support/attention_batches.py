@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from radixkv.attention import AttentionBackend, QueryChunk
+from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.memory import Fp8KVPool, KVPool, KVScales, LayerShape
 from radixkv.memory.fp8_kv_pool import FP8
+
+
+class Table:
+    """A block table as far as attention reads it."""
+
+    def __init__(self, block_ids: Iterable[int]) -> None:
+        self.block_ids: NDArray[np.int32] = np.fromiter(block_ids, np.int32)
+        self.version = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One sequence's share of a batch."""
+
+    table: Table
+    num_context: int
+    num_new: int
+
+
+def query_batch(chunks: Sequence[Chunk]) -> QueryBatch:
+    """The chunks, column by column."""
+    columns = ([getattr(chunk, name) for chunk in chunks] for name in ("num_context", "num_new"))
+    return QueryBatch([chunk.table for chunk in chunks], *(np.array(column, dtype=np.int64) for column in columns))
 
 
 @dataclass
 class Batch:
     """Sequences over one pool, with the keys and values of every position written out beside it."""
 
-    chunks: list[QueryChunk]
+    chunks: list[Chunk]
     keys: list[torch.Tensor]  # [tokens, kv heads, dim] of each sequence, new tokens included
     values: list[torch.Tensor]
     pool: KVPool
@@ -52,7 +77,7 @@ def make_batch(
     free = list(range(num_blocks))
     if rng.random() < 0.5:
         rng.shuffle(free)
-    chunks: list[QueryChunk] = []
+    chunks: list[Chunk] = []
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
     for _ in range(num_sequences):
@@ -65,7 +90,7 @@ def make_batch(
         if chunks and rng.random() < 0.7:
             parent = rng.randrange(len(chunks))
             shared = rng.randint(0, chunks[parent].num_context // block_size)
-            blocks = chunks[parent].block_ids[:shared].tolist()
+            blocks = chunks[parent].table.block_ids[:shared].tolist()
             key, value = keys[parent][: shared * block_size], values[parent][: shared * block_size]
         num_context = shared * block_size + rng.randint(0, max_tokens)
         num_new = 1 if rng.random() < 0.5 else rng.randint(1, max_tokens)
@@ -78,7 +103,7 @@ def make_batch(
         old = np.arange(shared * block_size, num_context)
         slots = np.array(blocks)[old // block_size] * block_size + old % block_size
         pool.write(0, torch.from_numpy(slots), key[old], value[old])
-        chunks.append(QueryChunk(np.array(blocks, dtype=np.int32), num_context, num_new, owner=len(chunks)))
+        chunks.append(Chunk(Table(blocks), num_context, num_new))
         keys.append(key)
         values.append(value)
     return Batch(chunks, keys, values, pool)
@@ -123,7 +148,7 @@ def check(
     """One layer's attention over the batch's new tokens equals the reference's, row by row."""
     shape = batch.pool.layers[0]
     num_heads, scale = shape.num_kv_heads * group, 0.7 * shape.key_dim**-0.5
-    plan = backend.prepare(batch.chunks)
+    plan = backend.prepare(query_batch(batch.chunks))
     queries = [torch.randn(chunk.num_new, num_heads, shape.key_dim) for chunk in batch.chunks]
     sinks = torch.randn(num_heads) if with_sinks else None
     news = [slice(chunk.num_context, None) for chunk in batch.chunks]
@@ -132,13 +157,10 @@ def check(
         torch.cat([queries[i] for i in plan.order]).transpose(0, 1).unsqueeze(0),
         torch.cat([batch.keys[i][news[i]] for i in plan.order]).transpose(0, 1).unsqueeze(0),
         torch.cat([batch.values[i][news[i]] for i in plan.order]).transpose(0, 1).unsqueeze(0),
-        scale=scale,
-        softcap=softcap,
-        sliding_window=window,
-        sinks=sinks,
+        AttentionOptions(scale, softcap, window, sinks),
     )
     assert output.shape == (1, plan.row_starts[-1], num_heads, shape.value_dim)
-    for place, index in enumerate(plan.order):
+    for position, index in enumerate(plan.order):
         expected = reference(
             queries[index],
             batch.keys[index],
@@ -149,22 +171,22 @@ def check(
             window,
             sinks,
         )
-        got = output[0, plan.row_starts[place] : plan.row_starts[place + 1]].double()
+        got = output[0, plan.row_starts[position] : plan.row_starts[position + 1]].double()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def check_cuts(backend: AttentionBackend, pool: KVPool) -> None:
     """What a prompt's tokens see of each other does not depend on how it is cut into chunks, rounded numbers or not."""
     shape, group, length = pool.layers[0], 2, 50
-    table = np.arange(pool.num_blocks, dtype=np.int32)
+    table = Table(range(pool.num_blocks))
     query = torch.randn(1, shape.num_kv_heads * group, length, shape.key_dim)
     key, value = (torch.randn(1, shape.num_kv_heads, length, dim) for dim in (shape.key_dim, shape.value_dim))
     outputs = []
     for borders in ([0, length], [0, 1, 17, 18, 32, 49, length]):
         parts = []
         for start, stop in itertools.pairwise(borders):
-            batch = backend.prepare([QueryChunk(table, start, stop - start, owner=start)])
+            batch = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
             new = [tensor[:, :, start:stop] for tensor in (query, key, value)]
-            parts.append(batch.attend(0, *new, scale=0.3))
+            parts.append(batch.attend(0, *new, AttentionOptions(0.3)))
         outputs.append(torch.cat(parts, dim=1))
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)

@@ -8,9 +8,9 @@ import numpy as np
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
-from radixkv.scheduling.request import Request, SequenceGroup
-from radixkv.scheduling.request import Sequence as TokenSequence
-from radixkv.scheduling.scheduler import ScheduledChunk, Scheduler
+from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -43,7 +43,7 @@ class SchedulerDriver:
         self.preempted: list[Request] = []
         self.num_computed_tokens = 0
         self._ahead = ahead
-        self._in_flight: list[SequenceGroup] = []  # who gets a token from the step that was launched last
+        self._in_flight: list[SequenceGroup] = []  # the groups that get a token from the step in flight
         self._ends_after: dict[Request, int] = {}
         # Kept apart from the scheduler's own figures, which they verify.
         self._overtaken: dict[SequenceGroup, int] = {}
@@ -51,7 +51,7 @@ class SchedulerDriver:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self.scheduler.waiting or self.scheduler.running)
 
     def add(
         self,
@@ -85,7 +85,7 @@ class SchedulerDriver:
     def abort(self, request: Request) -> None:
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
-                self.scheduler.drop(sequence)
+                self.scheduler.blocks.drop(sequence)
             self.scheduler.remove(group)
         assert not self.scheduler.groups_of(request)
 
@@ -94,13 +94,13 @@ class SchedulerDriver:
         had_work = self.has_work
         previous, self._in_flight = self._in_flight, []
         if previous and not scheduler.reserve_decoding():
-            self._take(previous)
+            self._process(previous)
             return []
         running = dict.fromkeys(scheduler.running)
         started = {group: group.started for group in scheduler.waiting}
         decoding = [group for group in running if group.num_pending == 1]
         chunks = scheduler.schedule()
-        assert chunks or previous or not had_work, "nothing runs, although somebody waits"
+        assert chunks or previous or not had_work, "nothing runs, although groups wait"
         self.cache.drain_copies()
         self._verify_batch(chunks, decoding)
         for group in running:
@@ -110,12 +110,12 @@ class SchedulerDriver:
         for group in dict.fromkeys(chunk.group for chunk in chunks):
             if group in started:
                 self._verify_admission(group, started)
-        launched = self._launch(chunks)
-        self._take(previous)
+        launched = self._execute(chunks)
+        self._process(previous)
         if self._ahead:
             self._in_flight = launched
         else:
-            self._take(launched)
+            self._process(launched)
         return chunks
 
     def run(self, max_steps: int = 10_000) -> int:
@@ -134,15 +134,15 @@ class SchedulerDriver:
                 assert group in planned or group not in self.scheduler.running, "a stream was held up"
 
     def _verify_admission(self, group: SequenceGroup, started: dict[SequenceGroup, bool]) -> None:
-        """``started`` are those who waited, and whether they had run before; whoever is let in is taken out."""
+        """``started``: the groups that waited, and whether they had run before; the admitted one is removed."""
 
-        def place(group: SequenceGroup) -> tuple[int, bool, int, int]:
+        def queue_key(group: SequenceGroup) -> tuple[int, bool, int, int]:
             return group.request.priority, not started[group], group.request.arrival, group.sequences[0].index
 
         if not started[group]:
             self.admitted.append(group.request)
             for other in started:
-                if place(other) < place(group):
+                if queue_key(other) < queue_key(group):
                     self._overtaken[other] = self._overtaken.get(other, 0) + 1
                     assert self._overtaken[other] <= self.max_overtaken, "overtaken too often"
         del started[group]
@@ -153,16 +153,16 @@ class SchedulerDriver:
         self.preempted.append(group.request)
         assert all(sequence.table is None for sequence in group.sequences)
         # Samples that part from each other while nothing else runs may run out of blocks earlier.
-        if all(len(request.sequences) == 1 and request.num_slots == 1 for request in self.requests):
+        if all(len(request.sequences) == 1 and request.num_seqs == 1 for request in self.requests):
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
             assert generated >= self.cache.block_size, "preempted too soon"
 
-    def _launch(self, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
+    def _execute(self, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
         """Note what the chunks compute; returns the groups that get a token from it, new samples among them."""
         ready = []
         for chunk in chunks:
             completes = chunk.num_tokens == chunk.sequence.num_pending
-            self.scheduler.commit(chunk.sequence, chunk.num_tokens)
+            self.scheduler.blocks.commit(chunk.sequence, chunk.num_tokens)
             self.num_computed_tokens += chunk.num_tokens
             if completes:
                 ready.append(chunk)
@@ -170,27 +170,29 @@ class SchedulerDriver:
         for chunk in ready:
             request = chunk.group.request
             groups.append(chunk.group)
-            if len(request.sequences) < request.num_slots:
-                for index, sequence in enumerate(self.scheduler.fork(chunk.sequence, request.num_slots - 1), start=1):
+            if len(request.sequences) < request.num_seqs:
+                for index, sequence in enumerate(
+                    self.scheduler.blocks.fork(chunk.sequence, request.num_seqs - 1), start=1
+                ):
                     sequence.index = index
                     request.sequences.append(sequence)
                     groups.append(SequenceGroup(request, [sequence], chunk.group.prompt))
                     self.scheduler.start(groups[-1])
                     self._num_tokens_when_started[groups[-1]] = len(sequence.token_ids)
         for group in groups:
-            group.sequences[0].expect_token()
+            group.sequences[0].append_placeholder()
         return groups
 
-    def _take(self, groups: list[SequenceGroup]) -> None:
-        """Learn the tokens of a step, and let go of who has ended."""
+    def _process(self, groups: list[SequenceGroup]) -> None:
+        """Append the tokens of a step, and remove the groups that have ended."""
         for group in groups:
             request, (sequence,) = group.request, group.sequences
             if sequence.table is None:
                 continue  # it ended, or was given up, when the step was launched already
             # Every sample of every request goes its own way.
-            sequence.learn_token(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known)
-            self.scheduler.record_at_border(sequence)
+            sequence.fill_placeholder(1000 + 97 * request.arrival + 13 * sequence.index + sequence.num_known_tokens)
+            self.scheduler.blocks.publish_at_block_boundary(sequence)
             if len(sequence.output_token_ids) == self._ends_after[request]:
-                sequence.forget_unknown()
-                self.scheduler.release(sequence)
+                sequence.drop_placeholders()
+                self.scheduler.blocks.release(sequence)
                 self.scheduler.remove(group)

@@ -13,6 +13,8 @@ import httpx
 import openai
 
 ADMIN_KEY = "the-admin-key"
+TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
+MODEL = "SmolLM2-135M-Instruct"
 
 
 class ServerProcess:
@@ -20,13 +22,13 @@ class ServerProcess:
 
     Args:
         options: as on the command line.
-        prelude: Python statements that run in the process before.
+        prelude: Python statements that the process runs first.
     """
 
     def __init__(self, *options: str, prelude: str = "") -> None:
         program = f"{prelude}\nfrom radixkv.cli.main import main; main()"
         command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY, *options]
-        # A few busy threads a process are enough on a small machine; many of them only wait for each other.
+        # Passive waiting: on a small machine, spinning threads of several processes would only block each other.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
@@ -36,13 +38,13 @@ class ServerProcess:
 
     def client(self, api_key: str | None = None) -> httpx.Client:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=600)
 
     def openai(self, api_key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=600)
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What an administrator's request returns."""
+        """The response to an administrator's POST request; asserts that it succeeds."""
         with self.client(ADMIN_KEY) as client:
             response = client.post(f"/admin/{path}", json=body)
         assert response.status_code == 200, response.text
@@ -59,7 +61,7 @@ class ServerProcess:
     def terminate(self) -> int:
         """Send SIGTERM and wait for the end; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(600)
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -69,6 +71,6 @@ class ServerProcess:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(60)
+        self.process.wait(600)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -119,7 +119,7 @@ class ReuseTimes:
 
 
 def _shrunk(hazards: Table, weight: float, ended: Table, at_risk: Table, axes: tuple[int, ...]) -> Table:
-    """The probability that an idle time which reached a bin ends there, groups joined over ``axes``, shrunk to ``hazards``.
+    """The probability that an idle time ends in a bin that it reached, over joined ``axes`` of groups, shrunk to ``hazards``.
 
     These weigh as much as ``weight`` observed blocks, of which as many reached a bin as ``hazards`` themselves imply.
     """

@@ -1,4 +1,4 @@
-"""A snapshot as a picture: depth to the right, blocks downward, colour by use.
+"""A snapshot as an SVG icicle plot: depth to the right, leaves downward, colour by use.
 
 ::
 
@@ -8,7 +8,7 @@
     |                |  turn 1   |
     +----------------+-----------+
 
-A node's height is that of all below it, or its own where nothing is; its width grows with its tokens.
+A node is as high as all leaves below it; its width is the square root of its tokens; its colour shows its uses.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from html import escape
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 
 _WIDTH, _HEIGHT, _HEADER = 1200.0, 700.0, 30.0
-_LEAST_HEIGHT = 14.0  # of a node with text in it
-_LETTER = 6.6
+_MIN_TEXT_HEIGHT = 14.0  # of a node whose text is shown
+_CHARACTER_WIDTH = 6.6
 
 
 def to_svg(snapshot: CacheSnapshot) -> str:
-    """The picture, as text."""
+    """The plot as an SVG document."""
     nodes = snapshot.nodes
-    leaves = _leaves_below(snapshot)
+    leaves = _count_leaves(snapshot)
     widths = [math.sqrt(node.num_tokens) for node in nodes]
-    ends: list[float] = []
-    for place, node in enumerate(nodes):
-        ends.append(widths[place] + (0.0 if node.parent is None else ends[node.parent]))
-    x_scale = _WIDTH / max(ends, default=1.0)
-    num_rows = sum(leaves[place] for place, node in enumerate(nodes) if node.parent is None)
-    row = max(2.0, min(24.0, _HEIGHT / max(1, num_rows)))
-    height = _HEADER + row * num_rows
-    most_uses = max((node.uses for node in nodes), default=1)
+    right_edges: list[float] = []
+    for index, node in enumerate(nodes):
+        right_edges.append(widths[index] + (0.0 if node.parent is None else right_edges[node.parent]))
+    x_scale = _WIDTH / max(right_edges, default=1.0)
+    num_rows = sum(leaves[index] for index, node in enumerate(nodes) if node.parent is None)
+    row_height = max(2.0, min(24.0, _HEIGHT / max(1, num_rows)))
+    height = _HEADER + row_height * num_rows
+    max_uses = max((node.uses for node in nodes), default=1)
     title = (
         f"{snapshot.num_cached_blocks:,} blocks of {snapshot.block_size} tokens in {len(nodes):,} nodes; "
         f"sharing saves {snapshot.sharing_factor:.2f} times"
@@ -46,37 +46,39 @@ def to_svg(snapshot: CacheSnapshot) -> str:
         f'<text x="4" y="18">{escape(title)}</text>',
     ]
     next_top: dict[int | None, float] = {None: _HEADER}
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         top = next_top[node.parent]
-        next_top[node.parent] = top + row * leaves[place]
-        next_top[place] = top
-        left, width = (ends[place] - widths[place]) * x_scale, widths[place] * x_scale
-        heat = math.log2(node.uses) / max(1.0, math.log2(most_uses))
+        next_top[node.parent] = top + row_height * leaves[index]
+        next_top[index] = top
+        left, width = (right_edges[index] - widths[index]) * x_scale, widths[index] * x_scale
+        heat = math.log2(node.uses) / max(1.0, math.log2(max_uses))
         parts.append(
-            f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{row * leaves[place]:.1f}" '
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{row_height * leaves[index]:.1f}" '
             f'fill="hsl({45 - 40 * heat:.0f},90%,{88 - 30 * heat:.0f}%)" stroke="white" stroke-width="0.5">'
-            f"<title>{escape(_caption(snapshot, place))}</title></rect>"
+            f"<title>{escape(_caption(snapshot, index))}</title></rect>"
         )
-        letters = int(width / _LETTER) - 1
-        if row * leaves[place] >= _LEAST_HEIGHT and letters > 3 and node.text:
-            shown = escape(node.text.replace("\n", " ")[:letters])
-            parts.append(f'<text x="{left + 3:.1f}" y="{top + row * leaves[place] / 2 + 4:.1f}">{shown}</text>')
+        num_characters = int(width / _CHARACTER_WIDTH) - 1
+        if row_height * leaves[index] >= _MIN_TEXT_HEIGHT and num_characters > 3 and node.text:
+            visible_text = escape(node.text.replace("\n", " ")[:num_characters])
+            parts.append(
+                f'<text x="{left + 3:.1f}" y="{top + row_height * leaves[index] / 2 + 4:.1f}">{visible_text}</text>'
+            )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _leaves_below(snapshot: CacheSnapshot) -> list[int]:
-    """How many leaves are below each node; 1 for a leaf."""
+def _count_leaves(snapshot: CacheSnapshot) -> list[int]:
+    """The number of leaves below each node; 1 for a leaf."""
     counts = [0] * len(snapshot.nodes)
-    for place in reversed(range(len(counts))):
-        counts[place] = max(1, counts[place])
-        parent = snapshot.nodes[place].parent
+    for index in reversed(range(len(counts))):
+        counts[index] = max(1, counts[index])
+        parent = snapshot.nodes[index].parent
         if parent is not None:
-            counts[parent] += counts[place]
+            counts[parent] += counts[index]
     return counts
 
 
-def _caption(snapshot: CacheSnapshot, place: int) -> str:
-    node = snapshot.nodes[place]
+def _caption(snapshot: CacheSnapshot, index: int) -> str:
+    node = snapshot.nodes[index]
     return (
         f"{node.num_tokens} tokens in {node.num_blocks} blocks, after {node.depth_tokens}; used {node.uses} times, "
         f"idle for {node.idle_seconds:.0f} s: {node.text or ''}"

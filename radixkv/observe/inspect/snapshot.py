@@ -1,7 +1,7 @@
-"""A cache's contents as plain data, and its form as JSON: what ``radixkv inspect`` reads from a file or a server.
+"""A cache's contents as plain data, and as JSON, which ``radixkv inspect`` reads from a file or a server.
 
-Nodes are a flat list, parents first, because a tree may be deeper than a reader's stack. Namespaces are named by their
-hashes: a name may be a secret (a cache salt).
+Nodes are a flat list, parents first, because a tree may be deeper than a JSON parser's recursion limit. Namespaces are
+identified by their hashes: a name may be a secret (a cache salt).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class SnapshotNode:
     """One node of the tree.
 
     Attributes:
-        parent: its place in the list of nodes; None below a root.
+        parent: its index in the list of nodes; None below a root.
         namespace: the hash of the namespace's name, hexadecimal; empty for the default one.
         depth_tokens: tokens of the prefix before it.
-        num_live: live sequences and pins that end in it or below.
-        idle_seconds: since a sequence last began or ended there.
-        text: how its tokens begin; None where nobody could decode them.
+        num_live: live sequences and pins that end in the node or below.
+        idle_seconds: since a sequence last started or ended there.
+        text: of its first tokens; None where no tokenizer was given.
     """
 
     parent: int | None
@@ -44,7 +44,7 @@ class SnapshotNode:
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshot:
-    """What a cache held at one moment.
+    """The contents of a cache at one moment.
 
     Attributes:
         bytes_per_block: of keys and values, all layers; None where there are none, as in a simulation.
@@ -70,11 +70,11 @@ class CacheSnapshot:
         depth: list[int] = []
         for node in self.nodes:
             depth.append(node.num_blocks + (0 if node.parent is None else depth[node.parent]))
-        return sum(blocks for place, blocks in enumerate(depth) if place not in parents)
+        return sum(blocks for index, blocks in enumerate(depth) if index not in parents)
 
     @property
     def sharing_factor(self) -> float:
-        """How many times more blocks it would take without sharing."""
+        """Blocks without sharing over blocks with it."""
         return self.num_unshared_blocks / max(1, self.num_cached_blocks)
 
     @property
@@ -87,18 +87,18 @@ class CacheSnapshot:
     def blocks_below(self) -> list[int]:
         """Blocks of each node and all below it."""
         totals = [node.num_blocks for node in self.nodes]
-        for place in reversed(range(len(totals))):
-            parent = self.nodes[place].parent
+        for index in reversed(range(len(totals))):
+            parent = self.nodes[index].parent
             if parent is not None:
-                totals[parent] += totals[place]
+                totals[parent] += totals[index]
         return totals
 
-    def path_text(self, place: int) -> str:
-        """How the prefix that ends with a node begins, and how the node itself does."""
-        node, first = self.nodes[place], place
+    def path_text(self, index: int) -> str:
+        """The beginning of the prefix that ends with a node, and the beginning of the node itself."""
+        node, first = self.nodes[index], index
         while (parent := self.nodes[first].parent) is not None:
             first = parent
-        texts = [self.nodes[first].text or "", *([node.text or ""] if first != place else [])]
+        texts = [self.nodes[first].text or "", *([node.text or ""] if first != index else [])]
         return " … ".join(texts)
 
     def to_json(self) -> str:
@@ -109,14 +109,14 @@ class CacheSnapshot:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``text`` is no snapshot of this format and version.
         """
         try:
             fields: dict[str, Any] = json.loads(text)
             if fields.pop("format") != FORMAT or fields.pop("version") != 1:
                 raise ValueError("another format or version")
             nodes = [SnapshotNode(**node) for node in fields.pop("nodes")]
-            if any(node.parent is not None and not 0 <= node.parent < place for place, node in enumerate(nodes)):
+            if any(node.parent is not None and not 0 <= node.parent < index for index, node in enumerate(nodes)):
                 raise ValueError("a node comes before its parent")
             return cls(nodes=nodes, **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -126,10 +126,10 @@ class CacheSnapshot:
 def take_snapshot(
     cache: PrefixCache, decode: Callable[[list[int]], str] | None, bytes_per_block: int | None
 ) -> CacheSnapshot:
-    """What a cache holds now.
+    """A snapshot of a cache.
 
     Args:
-        decode: token ids to text; None: no texts.
+        decode: token ids to text; None: without texts.
         bytes_per_block: of keys and values.
     """
     now = cache.now()
@@ -139,7 +139,7 @@ def take_snapshot(
         pending: list[tuple[NodeSnapshot, int | None, int]] = [(child, None, 0) for child in root.children]
         while pending:
             node, parent, depth = pending.pop()
-            place = len(nodes)
+            index = len(nodes)
             nodes.append(
                 SnapshotNode(
                     parent,
@@ -153,7 +153,7 @@ def take_snapshot(
                     None if decode is None else decode(node.tokens[:_TEXT_TOKENS].tolist()),
                 )
             )
-            pending.extend((child, place, depth + len(node.tokens)) for child in node.children)
+            pending.extend((child, index, depth + len(node.tokens)) for child in node.children)
     return CacheSnapshot(
         cache.block_size,
         cache.num_blocks,

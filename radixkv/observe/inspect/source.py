@@ -1,4 +1,4 @@
-"""Where snapshots come from: files and servers."""
+"""Reads snapshots from files and servers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 
-_TIMEOUT = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 def read_snapshot(source: str, key: str | None = None) -> CacheSnapshot:
     """Read a snapshot from a file or a URL.
 
     Args:
-        key: for a server that wants one, its admin key.
+        key: the admin key, for servers that require one.
 
     Raises:
         OSError: the file or the server cannot be read.
-        ValueError: what is there is no snapshot.
+        ValueError: the content is no snapshot.
     """
     if source.startswith(("http://", "https://")):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         request = urllib.request.Request(source, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            return CacheSnapshot.from_json(answer.read())
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            return CacheSnapshot.from_json(response.read())
     return CacheSnapshot.from_json(Path(source).read_bytes())

@@ -1,4 +1,4 @@
-"""What a trace's hit rates are to be compared with: others' LRU, the unlimited cache, and a bound for any policy."""
+"""References for a trace's hit rates: LRU per block as in vLLM, an unlimited cache, and Belady's bound for any policy."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from radixkv.observe.simulate.trace import Trace
 
 def unlimited(trace: Trace) -> float:
     """Hit rate of a cache that never evicts."""
-    known: set[int] = set()
+    cached: set[int] = set()
     num_hits = 0
     for request in trace.requests:
-        num_hits += _known_prefix(request.prompt.tolist(), known)
-        known.update(request.prompt.tolist(), request.output.tolist())
+        num_hits += _cached_prefix(request.prompt.tolist(), cached)
+        cached.update(request.prompt.tolist(), request.output.tolist())
     return num_hits / max(1, trace.num_asked_blocks)
 
 
 def block_lru(trace: Trace, num_blocks: int) -> float:
-    """Hit rate of LRU over blocks as vLLM keeps it: a queue of free blocks, a request's last block first in line."""
+    """Hit rate of LRU over blocks as in vLLM: a queue of free blocks, in which a request's last block is evicted first."""
     queue: OrderedDict[int, None] = OrderedDict()
     num_hits = 0
     for request in trace.requests:
         blocks = [*request.prompt.tolist(), *request.output.tolist()]
-        num_hits += _known_prefix(request.prompt.tolist(), queue)
+        num_hits += _cached_prefix(request.prompt.tolist(), queue)
         if len(blocks) > num_blocks:
             continue
         for block in blocks:
@@ -36,21 +36,21 @@ def block_lru(trace: Trace, num_blocks: int) -> float:
 
 
 def belady(trace: Trace, num_blocks: int) -> float:
-    """Hit rate when the block goes whose next use is farthest (Belady 1966): it knows the future, so nobody does better.
+    """Hit rate when the block with the farthest next use is evicted (Belady 1966): the optimum, since it knows the future.
 
-    Blocks that are not asked for again are never kept, not even for a moment.
+    Blocks that are not requested again are never kept.
     """
-    following, places = _next_uses(trace)
-    kept: dict[int, int] = {}  # block -> place of its next use
+    next_uses, never = _next_uses(trace)
+    kept: dict[int, int] = {}  # block -> position of its next use
     heap: list[tuple[int, int]] = []
-    num_hits, place = 0, 0
+    num_hits, position = 0, 0
     for request in trace.requests:
         prompt = request.prompt.tolist()
-        num_hits += _known_prefix(prompt, kept)
+        num_hits += _cached_prefix(prompt, kept)
         for block in (*prompt, *request.output.tolist()):
-            next_use = following[place]
-            place += 1
-            if next_use == places:
+            next_use = next_uses[position]
+            position += 1
+            if next_use == never:
                 kept.pop(block, None)
                 continue
             kept[block] = next_use
@@ -63,15 +63,15 @@ def belady(trace: Trace, num_blocks: int) -> float:
 
 
 def _next_uses(trace: Trace) -> tuple[list[int], int]:
-    """For every block of every request in order, the place where it is asked for next; the number of places if never."""
+    """For every block of all requests in order, the position of its next use; and the value that stands for never."""
     blocks = [block for request in trace.requests for block in (*request.prompt.tolist(), *request.output.tolist())]
-    following = [len(blocks)] * len(blocks)
+    next_uses = [len(blocks)] * len(blocks)
     last_seen: dict[int, int] = {}
-    for place in reversed(range(len(blocks))):
-        following[place] = last_seen.get(blocks[place], len(blocks))
-        last_seen[blocks[place]] = place
-    return following, len(blocks)
+    for position in reversed(range(len(blocks))):
+        next_uses[position] = last_seen.get(blocks[position], len(blocks))
+        last_seen[blocks[position]] = position
+    return next_uses, len(blocks)
 
 
-def _known_prefix(prompt: list[int], known: set[int] | dict[int, int] | OrderedDict[int, None]) -> int:
-    return next((place for place, block in enumerate(prompt) if block not in known), len(prompt))
+def _cached_prefix(prompt: list[int], cached: set[int] | dict[int, int] | OrderedDict[int, None]) -> int:
+    return next((index for index, block in enumerate(prompt) if block not in cached), len(prompt))

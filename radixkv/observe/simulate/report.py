@@ -1,4 +1,4 @@
-"""`radixkv simulate`: hit rates by policy and size, with bounds, a plot and a sentence of advice."""
+"""`radixkv simulate`: hit rates by policy and size, with bounds, a plot and a recommendation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from radixkv.observe.simulate.synthetic import SYNTHETIC
 from radixkv.observe.simulate.trace import Trace, read_trace
 
 BLOCK_LRU, BELADY = "LRU by blocks", "Belady's bound"
-_NEAR = 0.005  # a hit rate that differs by less is as good
+_TOLERANCE = 0.005  # hit rates that differ by less count as equal
 
 
 @dataclass(slots=True)
 class Report:
-    """Hit rates: blocks hit to blocks asked for.
+    """Hit rates: blocks hit over blocks requested.
 
     Attributes:
-        rates: by policy, bounds included, one for each of ``num_blocks``.
+        rates: by policy or bound, one entry per entry of ``num_blocks``.
     """
 
     trace: str
@@ -41,19 +41,19 @@ class Report:
 
 
 def load(name: str) -> Trace:
-    """A trace file, or one of the made-up traces by its name.
+    """Read a trace file, or generate a synthetic trace by its name.
 
     Raises:
-        OSError, ValueError: there is no such file, or it is no trace.
+        OSError, ValueError: the file does not exist, or is no trace.
     """
     return SYNTHETIC[name]() if name in SYNTHETIC else read_trace(Path(name))
 
 
 def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
-    """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``; a share is a block at least.
+    """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``; a share is at least one block.
 
     Raises:
-        ValueError: a part is neither.
+        ValueError: an entry is neither.
     """
     sizes = []
     for part in text.split(","):
@@ -110,36 +110,36 @@ def simulate(name: str, trace: Trace, sizes: Sequence[int], policies: Sequence[s
 
 
 def advise(report: Report, bytes_per_token: int | None) -> str:
-    """What to do, in a sentence: use another policy, give more memory, or leave it."""
+    """A recommendation in one sentence: another policy, more memory, or no change."""
     policies = [name for name in report.rates if name in POLICIES]
-    start = report.rates["lru" if "lru" in policies else policies[0]]
     name = "lru" if "lru" in policies else policies[0]
+    rates = report.rates[name]
     best = max(policies, key=lambda policy: report.rates[policy][0])
     sizes = report.num_blocks
-    gain = next((place for place, rate in enumerate(start) if rate >= start[0] + _NEAR), None)
-    if report.unlimited - start[0] < _NEAR:
+    gain = next((index for index, rate in enumerate(rates) if rate >= rates[0] + _TOLERANCE), None)
+    if report.unlimited - rates[0] < _TOLERANCE:
         return f"{sizes[0]:,} blocks are enough: no cache of any size would hit more than {report.unlimited:.2f}."
     if gain is None:
-        sentence = f"{name} stays near {start[0]:.2f} up to {sizes[-1]:,} blocks"
+        sentence = f"{name} stays near {rates[0]:.2f} up to {sizes[-1]:,} blocks"
         more = ""
     else:
-        # The first size at which the larger part of what memory can bring is there.
-        place = next(p for p, rate in enumerate(start) if rate - start[0] >= (start[-1] - start[0]) / 2)
-        blocks = sizes[place] - sizes[0]
+        # The first size that gains at least half of what the largest size gains.
+        index = next(i for i, rate in enumerate(rates) if rate - rates[0] >= (rates[-1] - rates[0]) / 2)
+        blocks = sizes[index] - sizes[0]
         memory = "" if bytes_per_token is None else f" ({blocks * report.block_size * bytes_per_token / 2**30:.1f} GiB)"
         sentence = (
             f"{blocks:,} blocks more{memory} would raise the hit rate of {name} "
-            f"from {start[0]:.2f} to {start[place]:.2f}"
+            f"from {rates[0]:.2f} to {rates[index]:.2f}"
         )
-        more = f"; {best} gets there without" if report.rates[best][0] >= start[place] - _NEAR else ""
-    if not more and report.rates[best][0] >= start[0] + _NEAR:
+        more = f"; {best} gets there without" if report.rates[best][0] >= rates[index] - _TOLERANCE else ""
+    if not more and report.rates[best][0] >= rates[0] + _TOLERANCE:
         more = f"; {best} reaches {report.rates[best][0]:.2f} with {sizes[0]:,}"
     return f"{sentence}{more}."
 
 
 def draw_table(report: Report) -> Table:
     table = Table(
-        title=f"hit rate of {report.num_asked_blocks:,} blocks asked for, {report.num_distinct_blocks:,} distinct"
+        title=f"hit rate of {report.num_asked_blocks:,} blocks requested, {report.num_distinct_blocks:,} distinct"
     )
     table.add_column("policy")
     for size in report.num_blocks:
@@ -153,7 +153,7 @@ def draw_table(report: Report) -> Table:
 
 
 def plot(report: Report, path: Path) -> None:
-    """Hit rate against size, a line a policy."""
+    """Plot hit rate against size, one line per policy."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -167,7 +167,7 @@ def plot(report: Report, path: Path) -> None:
     axes.set_xticks(report.num_blocks, [f"{size:,}" for size in report.num_blocks])
     axes.minorticks_off()
     axes.set_xlabel(f"blocks of {report.block_size} tokens")
-    axes.set_ylabel("blocks hit / blocks asked for")
+    axes.set_ylabel("blocks hit / blocks requested")
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(path)
@@ -182,15 +182,15 @@ def run_simulation(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Read, replay, and show.
+    """Read a trace, replay it, print the results, and write them to files.
 
     Raises:
-        OSError, ValueError: an argument is not possible, or the trace has no blocks.
+        OSError, ValueError: an argument is invalid, or the trace has no blocks.
     """
     policies = parse_policies(policy)
     trace = load(name)
     if not trace.num_distinct_blocks:
-        raise ValueError(f"{name}: no request in it has a whole block, so there is nothing to reuse")
+        raise ValueError(f"{name}: no request in it has a full block, so there is nothing to reuse")
     report = simulate(name, trace, parse_sizes(blocks, trace.num_distinct_blocks), policies, console)
     report.advice = advise(report, bytes_per_token)
     console.print(draw_table(report))

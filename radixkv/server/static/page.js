@@ -1,9 +1,9 @@
-// The page at /: asks /live once a second while it is seen, and chats over /v1/chat/completions.
+// The page at /: polls /live once a second while it is visible, and chats over /v1/chat/completions.
 // Everything that comes from a prompt or a model is set as text, never as HTML.
 
-const ROW = 24; // pixels a leaf of the tree is high
-const NARROWEST = 8; // pixels a node is wide at least
-const POINTS = 60; // of the line of recent hit rates
+const ROW_HEIGHT = 24; // pixels per leaf of the tree
+const MIN_NODE_WIDTH = 8; // pixels
+const MAX_POINTS = 60; // of the line of recent hit rates
 
 const $ = (id) => document.getElementById(id);
 const count = (number) => number.toLocaleString("en");
@@ -26,10 +26,10 @@ $("key-form").addEventListener("submit", (event) => {
   sessionStorage.setItem("api-key", $("key").value);
   $("key").value = "";
   $("key-form").hidden = true;
-  look();
+  refresh();
 });
 
-async function look() {
+async function refresh() {
   try {
     const response = await fetch("live", { headers: headers() });
     if (response.status === 401) return askForKey();
@@ -42,16 +42,16 @@ async function look() {
   }
 }
 
-async function lookForEver() {
+async function pollForever() {
   for (;;) {
-    if (!document.hidden && $("key-form").hidden) await look();
+    if (!document.hidden && $("key-form").hidden) await refresh();
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }
 }
 
 // -- figures ------------------------------------------------------------------------------------------------------
 
-const seen = []; // prompt tokens queried and reused at the last looks
+const hitRates = []; // at the latest refreshes; null before any prompt
 
 function show(state) {
   $("model").textContent = state.model;
@@ -77,11 +77,11 @@ function showBlocks(blocks) {
 function showHitRate(tokens) {
   const rate = tokens.queried ? tokens.reused / tokens.queried : null;
   $("hit-rate").textContent = rate === null ? "–" : `${(100 * rate).toFixed(1)} %`;
-  seen.push(rate);
-  if (seen.length > POINTS) seen.shift();
-  const first = POINTS - seen.length; // the newest is always at the right end
-  const known = seen.map((value, place) => [first + place, value]).filter(([, value]) => value !== null);
-  const points = known.map(([place, value]) => `${(120 * place) / (POINTS - 1)},${(23 - 22 * value).toFixed(2)}`);
+  hitRates.push(rate);
+  if (hitRates.length > MAX_POINTS) hitRates.shift();
+  const first = MAX_POINTS - hitRates.length; // the newest is always at the right end
+  const known = hitRates.map((value, index) => [first + index, value]).filter(([, value]) => value !== null);
+  const points = known.map(([index, value]) => `${(120 * index) / (MAX_POINTS - 1)},${(23 - 22 * value).toFixed(2)}`);
   $("hit-line").firstElementChild.setAttribute("points", points.join(" "));
 }
 
@@ -107,7 +107,7 @@ function showRequests(requests) {
 //   | shared by all of these          | one's own rest   |     a node is as wide as it has tokens, and as high as
 //   |                                 | another's |            there are leaves after it
 
-const boxes = new Map(); // path of keys -> element, so that nodes move instead of being drawn anew
+const boxes = new Map(); // path of keys -> element, so that nodes move instead of being redrawn
 
 function showTree(trees) {
   const canvas = $("tree");
@@ -117,7 +117,7 @@ function showTree(trees) {
   for (const tree of trees) {
     const path = `namespace ${tree.namespace}`;
     if (tree.namespace) {
-      place(canvas, path, 0, row++, canvas.clientWidth, 1, drawn, (box) => {
+      positionBox(canvas, path, 0, row++, canvas.clientWidth, 1, drawn, (box) => {
         box.className = "namespace";
         box.textContent = tree.namespace;
       });
@@ -131,7 +131,7 @@ function showTree(trees) {
       boxes.delete(path);
     }
   }
-  canvas.style.height = `${row * ROW}px`;
+  canvas.style.height = `${row * ROW_HEIGHT}px`;
   $("tree-empty").hidden = row > 0;
   const focused = canvas.querySelector(":hover, :focus");
   if (focused?.describe) focused.describe();
@@ -145,7 +145,7 @@ function drawNode(canvas, node, parentPath, left, row, scale, drawn) {
   for (const child of node.children) rows += drawNode(canvas, child, path, left + width, row + rows, scale, drawn);
   if (node.hidden) rows += drawHidden(canvas, node.hidden, path, left + width, row + rows, drawn);
   rows = Math.max(rows, 1);
-  place(canvas, path, left, row, width, rows, drawn, (box) => {
+  positionBox(canvas, path, left, row, width, rows, drawn, (box) => {
     box.className = node.users ? "node used" : "node";
     box.style.setProperty("--fresh", (0.3 + 0.7 / (1 + node.age / 60)).toFixed(3));
     box.textContent = width > 40 ? node.text : "";
@@ -156,14 +156,14 @@ function drawNode(canvas, node, parentPath, left, row, scale, drawn) {
 }
 
 function drawHidden(canvas, number, parentPath, left, row, drawn) {
-  place(canvas, `${parentPath}/hidden`, left, row, 160, 1, drawn, (box) => {
+  positionBox(canvas, `${parentPath}/hidden`, left, row, 160, 1, drawn, (box) => {
     box.className = "namespace";
     box.textContent = `and ${count(number)} more`;
   });
   return 1;
 }
 
-function place(canvas, path, left, row, width, rows, drawn, fill) {
+function positionBox(canvas, path, left, row, width, rows, drawn, fill) {
   let box = boxes.get(path);
   if (box === undefined) {
     box = document.createElement("div");
@@ -174,15 +174,15 @@ function place(canvas, path, left, row, width, rows, drawn, fill) {
   fill(box);
   Object.assign(box.style, {
     left: `${left}px`,
-    top: `${row * ROW}px`,
+    top: `${row * ROW_HEIGHT}px`,
     width: `${width}px`,
-    height: `${rows * ROW}px`,
+    height: `${rows * ROW_HEIGHT}px`,
   });
 }
 
-const widthOf = (node, scale) => Math.max(NARROWEST, node.tokens * scale);
+const widthOf = (node, scale) => Math.max(MIN_NODE_WIDTH, node.tokens * scale);
 
-// Pixels a token, so that the longest path just fits.
+// Pixels per token, so that the longest path just fits.
 function fittingScale(trees, width) {
   const longest = (children, scale) =>
     Math.max(0, ...children.map((node) => widthOf(node, scale) + longest(node.children, scale)));
@@ -245,7 +245,7 @@ async function ask(question) {
   messages.push({ role: "user", content: question });
   addMessage("user", question);
   const box = addMessage("assistant", "");
-  const began = performance.now();
+  const startTime = performance.now();
   let firstText = null;
   let usage = null;
   try {
@@ -269,7 +269,7 @@ async function ask(question) {
       showNewest();
     }
     messages.push({ role: "assistant", content: box.textContent });
-    if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - began);
+    if (usage !== null) showReuse(usage, (firstText ?? performance.now()) - startTime);
   } catch (error) {
     messages.pop();
     box.className = "message failed";
@@ -282,7 +282,7 @@ function showReuse(usage, firstTextMs) {
   const box = document.createElement("p");
   box.className = "reuse";
   const bar = document.createElement("i");
-  bar.style.setProperty("--part", `${(100 * reused) / usage.prompt_tokens}%`);
+  bar.style.setProperty("--reused-share", `${(100 * reused) / usage.prompt_tokens}%`);
   const computed = usage.prompt_tokens - reused;
   const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s`;
   box.append(bar, text);
@@ -298,7 +298,7 @@ $("chat-form").addEventListener("submit", async (event) => {
   $("send").disabled = true;
   await ask(question);
   $("send").disabled = false;
-  look();
+  refresh();
 });
 
 $("question").addEventListener("keydown", (event) => {
@@ -314,5 +314,5 @@ $("new-chat").addEventListener("click", () => {
   $("question").focus();
 });
 
-window.addEventListener("resize", look);
-lookForEver();
+window.addEventListener("resize", refresh);
+pollForever();

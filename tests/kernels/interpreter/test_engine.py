@@ -9,7 +9,7 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.attention import triton_backend
+from radixkv.attention.triton import launches
 from radixkv.model import compiled_layers, kv_quantisation
 from radixkv_kernels import reference
 
@@ -77,7 +77,7 @@ def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.Monkey
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     monkeypatch.setattr(kv_quantisation, "CALIBRATION_TOKENS", 40)
-    monkeypatch.setattr(triton_backend, "write_cache", reference.write_cache)
+    monkeypatch.setattr(launches, "write_cache", reference.write_cache)
     expected, llm = (make_llm(name, backend, kv_cache_dtype="fp8") for backend in ("torch", "triton"))
     for layer in range(len(llm.engine.pool.layers)):
         for ours, theirs in zip(llm.engine.pool.scales(layer), expected.engine.pool.scales(layer), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.sampling.exponential import Racer, draw, starts
+from radixkv.sampling.exponential import SamplingRow, draw, rng_states
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import draw_tokens
 
@@ -17,17 +17,17 @@ CPU = torch.device("cpu")
 def test_the_kernel_draws_what_torch_draws(vocab_size: int, spread: float) -> None:
     logits = torch.randn(16, vocab_size + 3, generator=torch.Generator().manual_seed(vocab_size)) * spread
     logits = logits[:, :vocab_size]
-    racers = [Racer(SamplingParams(temperature=(0.3, 1.0, 2.0)[i % 3]), 2**40 + i, i % 2, i) for i in range(16)]
-    temperatures = torch.tensor([racer.params.temperature for racer in racers])
-    token_ids = draw_tokens(logits, temperatures, starts(racers, CPU))
-    assert token_ids.tolist() == draw(logits, racers)[0].tolist()
+    rows = [SamplingRow(SamplingParams(temperature=(0.3, 1.0, 2.0)[i % 3]), 2**40 + i, i % 2, i) for i in range(16)]
+    temperatures = torch.tensor([row.params.temperature for row in rows])
+    token_ids = draw_tokens(logits, temperatures, rng_states(rows, CPU))
+    assert token_ids.tolist() == draw(logits, rows)[0].tolist()
 
 
 def test_barred_tokens_never_win() -> None:
     logits = torch.full((64, 9000), float("-inf"))
     logits[:, [5, 4100]] = 0.0
-    racers = [Racer(SamplingParams(), seed, 0, 0) for seed in range(64)]
-    token_ids = draw_tokens(logits, torch.ones(64), starts(racers, CPU))
+    rows = [SamplingRow(SamplingParams(), seed, 0, 0) for seed in range(64)]
+    token_ids = draw_tokens(logits, torch.ones(64), rng_states(rows, CPU))
     assert set(token_ids.tolist()) == {5, 4100}
 
 
@@ -35,8 +35,8 @@ def test_what_is_no_number_never_wins() -> None:
     """And where nothing is one, what wins is a token of the vocabulary all the same."""
     logits = torch.full((64, 9001), float("nan"))
     logits[:, 3] = float("inf")
-    racers = [Racer(SamplingParams(), seed, 0, 0) for seed in range(64)]
-    assert draw_tokens(logits, torch.ones(64), starts(racers, CPU)).max() < 9001
+    rows = [SamplingRow(SamplingParams(), seed, 0, 0) for seed in range(64)]
+    assert draw_tokens(logits, torch.ones(64), rng_states(rows, CPU)).max() < 9001
     logits[:, [5, 4100]] = 0.0
-    token_ids = draw_tokens(logits, torch.ones(64), starts(racers, CPU))
+    token_ids = draw_tokens(logits, torch.ones(64), rng_states(rows, CPU))
     assert set(token_ids.tolist()) == {5, 4100}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.bench.attention import Level, make_pool, tree_chunks
+from radixkv.bench.layer import Level, make_pool, tree_batch
 from radixkv.bench.tiles import SCALE, Problem, candidates, flat_work, item_work, node_items, planned, row_items
 from radixkv_kernels import TileConfig, reference
 
@@ -53,12 +53,12 @@ def test_a_node_is_read_by_every_row_and_every_key_once() -> None:
     assert len(items) > 3  # tiles of 16 rows, and more than one piece
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_a_planned_batch_is_read_together_or_alone(together: bool) -> None:
-    chunks, num_blocks, _ = tree_chunks(4, [Level(1, 64), Level(4, 32)], 1)
-    plan = planned(chunks, make_pool(num_blocks, torch.float32, "cpu"), together).plan
-    assert plan.is_flat != together
-    assert (plan.saved_tokens == 3 * 64) == together
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_planned_batch_is_read_shared_or_flat(shared: bool) -> None:
+    batch, num_blocks, _ = tree_batch(4, [Level(1, 64), Level(4, 32)], 1)
+    plan = planned(batch, make_pool(num_blocks, torch.float32, "cpu"), shared).plan
+    assert plan.is_flat != shared
+    assert (plan.saved_tokens == 3 * 64) == shared
 
 
 def test_candidates_are_what_is_used_and_others_each_once() -> None:

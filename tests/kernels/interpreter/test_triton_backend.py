@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_batches import Batch, check, check_cuts, make_batch, make_pool, random_tokens
+from support.attention_batches import (
+    Batch,
+    Chunk,
+    Table,
+    check,
+    check_cuts,
+    make_batch,
+    make_pool,
+    query_batch,
+    random_tokens,
+)
 
-from radixkv.attention import QueryChunk, gpu_cost_model
-from radixkv.attention.padded_decode import PaddedDecode
-from radixkv.attention.triton_backend import PartialResults, TritonBackend
+from radixkv.attention import AttentionOptions
+from radixkv.attention.triton import TritonBackend, cost_model
+from radixkv.attention.triton.launches import PartialResults
+from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.memory import LayerShape
 
 
@@ -55,22 +65,22 @@ def test_every_row_attends_to_exactly_its_own_tokens(
     batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), 16, num_sequences, max_tokens, fp8)
     with pytest.MonkeyPatch.context() as patch:
         # Small thresholds, so that small batches take the paths that large ones do.
-        patch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
-        patch.setattr(gpu_cost_model, "MIN_PIECE_KEYS", piece)
-        patch.setattr(gpu_cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 12, 64: 8, 128: 4})
+        patch.setattr(cost_model, "MIN_SAVED_BYTES", share_from)
+        patch.setattr(cost_model, "MIN_PIECE_KEYS", piece)
+        patch.setattr(cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 12, 64: 8, 128: 4})
         check(batch, make_backend(batch, group), group, softcap, window, with_sinks)
 
 
 def grow(batch: Batch) -> Batch:
     """The batch one step later: every chunk's tokens are computed, and each sequence has one token more."""
     size = batch.pool.block_size
-    free = set(range(batch.pool.num_blocks)).difference(*(chunk.block_ids.tolist() for chunk in batch.chunks))
+    free = set(range(batch.pool.num_blocks)).difference(*(chunk.table.block_ids.tolist() for chunk in batch.chunks))
     chunks, keys, values = [], [], []
     for chunk, key, value in zip(batch.chunks, batch.keys, batch.values, strict=True):
-        blocks = chunk.block_ids
-        if len(key) == len(blocks) * size:
-            blocks = np.append(blocks, np.int32(free.pop()))
-        chunks.append(replace(chunk, block_ids=blocks, num_context=len(key), num_new=1))
+        table = chunk.table
+        if len(key) == len(table.block_ids) * size:
+            table.block_ids = np.append(table.block_ids, np.int32(free.pop()))
+        chunks.append(Chunk(table, len(key), 1))
         more_key, more_value = random_tokens(batch.pool, 1)
         keys.append(torch.cat([key, more_key]))
         values.append(torch.cat([value, more_value]))
@@ -89,18 +99,18 @@ def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
 def test_a_decoding_batch_keeps_its_plan_over_block_borders(
     share_from: int, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", share_from)
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", share_from)
     torch.manual_seed(3)
     batch = make_batch(random.Random(3), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     batch = grow(batch)
     check(batch, backend, 2)
-    plan = backend._planner._plan
+    kept = backend._attention
     for _ in range(20):
         batch = grow(batch)
         check(batch, backend, 2)
-        assert backend._planner._plan is plan
+        assert backend._attention is kept
 
 
 @pytest.mark.parametrize(("fp8", "saved"), [(False, 32), (True, 0)])
@@ -108,10 +118,10 @@ def test_sharing_is_weighed_by_the_bytes_that_are_stored(
     fp8: bool, saved: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """32 tokens that two sequences share are worth the partial results of 4 heads a group in float32, not in float8."""
-    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 0)
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
-    chunks = [QueryChunk(np.array([0, 1, own], dtype=np.int32), 32, 1, owner=own) for own in (2, 3)]
-    assert TritonBackend(pool, torch.float32, 8, 2, 48).prepare(chunks).plan.saved_tokens == saved
+    batch = query_batch([Chunk(Table([0, 1, own]), 32, 1) for own in (2, 3)])
+    assert TritonBackend(pool, torch.float32, 8, 2, 48).prepare(batch).plan.saved_tokens == saved
 
 
 def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -> None:
@@ -126,25 +136,25 @@ def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -
     check(left, backend, 2)
     check(batch, backend, 2)
     batch = grow(batch)
-    moved = batch.chunks[2]
-    used = {block for chunk in batch.chunks for block in chunk.block_ids.tolist()}
+    moved = batch.chunks[2].table
+    used = {block for chunk in batch.chunks for block in chunk.table.block_ids.tolist()}
     first, fresh = int(moved.block_ids[0]), min(set(range(batch.pool.num_blocks)) - used)
     for rows in (batch.pool.keys[0], batch.pool.values[0]):
         rows[fresh] = rows[first]
-    others = [chunk for chunk in batch.chunks if chunk is not moved]
-    if not any(first in chunk.block_ids for chunk in others):
+    others = [chunk.table for chunk in batch.chunks if chunk.table is not moved]
+    if not any(first in table.block_ids for table in others):
         batch.pool.poison([first])
-    blocks = np.append(np.int32(fresh), moved.block_ids[1:])
-    batch.chunks[2] = replace(moved, block_ids=blocks, version=moved.version + 1)
+    moved.block_ids = np.append(np.int32(fresh), moved.block_ids[1:])
+    moved.version += 1
     check(batch, backend, 2)
 
 
-def test_more_sequences_or_blocks_than_there_is_room_for() -> None:
+def test_more_sequences_or_blocks_than_there_is_capacity_for() -> None:
     batch = make_batch(random.Random(5), LayerShape(1, 8, 8), 16, 3, 40)
-    with pytest.raises(ValueError, match="room for 2 sequences of 125 blocks, got 3"):
-        TritonBackend(batch.pool, torch.float32, 1, 2, 2000).prepare(batch.chunks)
-    with pytest.raises(ValueError, match="room for 8 sequences of 1 blocks"):
-        TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(batch.chunks)
+    with pytest.raises(ValueError, match="at most 2 sequences of 125 blocks, got 3"):
+        TritonBackend(batch.pool, torch.float32, 1, 2, 2000).prepare(query_batch(batch.chunks))
+    with pytest.raises(ValueError, match="at most 8 sequences of 1 blocks"):
+        TritonBackend(batch.pool, torch.float32, 1, 8, 16).prepare(query_batch(batch.chunks))
 
 
 @pytest.mark.parametrize(
@@ -154,27 +164,26 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     padding: int, flat: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over steps that keep the plan, one that sequences leave, and one that they join again."""
-    monkeypatch.setattr(gpu_cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
     torch.manual_seed(6)
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, batch.pool, backend._planner._buffers, flat, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(5 + padding, batch.pool, backend._buffers, flat, PartialResults(torch.device("cpu")))
     everyone = batch = grow(batch)
     for number in range(6):
         if number == 3:
             batch = Batch(batch.chunks[2:], batch.keys[2:], batch.values[2:], batch.pool)
         if number == 5:
             batch = everyone
-        plain = backend.prepare(batch.chunks)
+        plain = backend.prepare(query_batch(batch.chunks))
         rows = len(batch.chunks)
         query, key, value = torch.randn(1, 4, rows, 8), torch.randn(1, 2, rows, 8), torch.randn(1, 2, rows, 8)
-        expected = plain.attend(0, query, key, value, scale=0.3)
-        room = torch.nn.functional.pad
-        assert padded.load(plain.plan)
-        wide = [room(tensor, (0, 0, 0, 5 + padding - rows)) for tensor in (query, key, value)]
+        expected = plain.attend(0, query, key, value, AttentionOptions(0.3))
+        assert padded.load(plain)
+        wide = [torch.nn.functional.pad(tensor, (0, 0, 0, 5 + padding - rows)) for tensor in (query, key, value)]
         before = [cache.clone() for cache in (batch.pool.keys[0], batch.pool.values[0])]
-        output = padded.attend(0, *wide, scale=0.3)
+        output = padded.attend(0, *wide, AttentionOptions(0.3))
         torch.testing.assert_close(output[:, :rows], expected)
         assert not output[:, rows:].any()
         for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
@@ -182,19 +191,21 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
         batch = grow(batch)
 
 
-def test_a_batch_cut_into_more_items_than_there_is_room_for_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, batch.pool, backend._planner._buffers, True, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(2, batch.pool, backend._buffers, True, PartialResults(torch.device("cpu")))
     batch = grow(batch)
-    plain = backend.prepare(batch.chunks)
-    assert padded.load(plain.plan)
+    plain = backend.prepare(query_batch(batch.chunks))
+    assert padded.load(plain)
     query, key = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 2, 8)
-    padded.attend(0, query, key, key, scale=0.3)
-    monkeypatch.setattr(gpu_cost_model, "MIN_PIECE_KEYS", 1)
-    monkeypatch.setattr(gpu_cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 1000, 64: 1000, 128: 1000})
-    again = backend.prepare([replace(chunk, owner=f"new {chunk.owner}") for chunk in batch.chunks])
-    assert not padded.load(again.plan)
-    assert padded.load(plain.plan)
+    padded.attend(0, query, key, key, AttentionOptions(0.3))
+    monkeypatch.setattr(cost_model, "MIN_PIECE_KEYS", 1)
+    monkeypatch.setattr(cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 1000, 64: 1000, 128: 1000})
+    again = backend.prepare(
+        query_batch([Chunk(Table(chunk.table.block_ids), chunk.num_context, chunk.num_new) for chunk in batch.chunks])
+    )
+    assert not padded.load(again)
+    assert padded.load(plain)

@@ -1,0 +1,179 @@
+"""The plan carried out by Triton kernels, on a GPU or in Triton's interpreter.
+
+A step in which sequences come or go takes two uploads: tables and rows to the `BatchBuffers`, and the work items. While the
+same sequences take one token each, nothing is planned at all: a kernel advances their positions, and tables get the blocks
+that were added. Private tails are open at the end, so that the items hold however far they grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.plan import AttentionPlan, Planner, SharingRule
+from radixkv.attention.query_batch import QueryBatch
+from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
+from radixkv.attention.triton.cost_model import num_pieces, sharing_rule, tile_classes
+from radixkv.attention.triton.launches import PartialResults, attend_flat, attend_shared
+from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
+from radixkv.cache import BlockCopy
+from radixkv.memory import KVPool
+from radixkv_kernels import BLOCK_SIZES, BlockCopier, advance_rows
+
+# Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
+_STEPS_PER_PLAN = 512
+
+
+class TritonBackend:
+    """Plans batches over one pool and attends them.
+
+    Args:
+        pool: where keys and values lie.
+        dtype: of queries.
+        num_query_heads: of the first layer, by which sharing is weighed.
+        max_sequences: in a batch.
+        max_model_len: tokens of a sequence at most.
+        sharing: when sharing pays; None: what the cost model says.
+        multiprocessors: among which work is divided; None: those of the pool's device.
+
+    Raises:
+        ValueError: the kernels cannot take the pool's blocks.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        dtype: torch.dtype,
+        num_query_heads: int,
+        max_sequences: int,
+        max_model_len: int,
+        *,
+        sharing: SharingRule | None = None,
+        multiprocessors: int | None = None,
+    ) -> None:
+        if pool.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
+        layer, element_bytes = pool.layers[0], pool.dtype.itemsize
+        if sharing is None:
+            group, bytes_per_token = num_query_heads // layer.num_kv_heads, layer.elements_per_token * element_bytes
+            sharing = sharing_rule(max_sequences, group, element_bytes, bytes_per_token)
+        self._pool = pool
+        self._dtype = dtype
+        device = pool.keys[0].device
+        self._multiprocessors = multiprocessors or _multiprocessors(device)
+        self._copier = BlockCopier([*pool.keys, *pool.values])
+        max_blocks = -(-max_model_len // pool.block_size)
+        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
+        self._buffers = BatchBuffers(max_sequences, max_blocks, device)
+        self._attention: TritonAttention | None = None
+        self._steps_left = 0
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order, all layers in one launch."""
+        self._copier.copy([(copy.source, copy.target, copy.num_tokens) for copy in copies])
+
+    def prepare(self, batch: QueryBatch) -> TritonAttention:
+        """Attention over one batch, for all layers; see `AttentionBackend.prepare`.
+
+        The same object as before, advanced, where the sequences only take one token more each.
+        """
+        if self._attention is not None and self._steps_left:
+            new_blocks = self._planner.advance(batch)
+            if new_blocks is not None:
+                self._buffers.add(new_blocks)
+                self._attention.advance()
+                self._steps_left -= 1
+                return self._attention
+        plan = self._planner.plan(batch)
+        rows = self._buffers.load(plan)
+        self._attention = TritonAttention(plan, rows, self._buffers, self._pool, self._dtype, self._multiprocessors)
+        self._steps_left = _STEPS_PER_PLAN
+        return self._attention
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+class TritonAttention:
+    """Attention over one batch for all layers; an `AttentionBatch`. The next batch may take the memory of its rows.
+
+    Attributes:
+        plan: as of the first batch that it was used for; ``rows`` have advanced since.
+        rows: on the device.
+        buffers: the tables, and the rows of a decoding batch, padding included.
+        dtype: of queries.
+        multiprocessors: among which work is divided.
+    """
+
+    def __init__(
+        self,
+        plan: AttentionPlan,
+        rows: DeviceRows,
+        buffers: BatchBuffers,
+        pool: KVPool,
+        dtype: torch.dtype,
+        multiprocessors: int,
+    ) -> None:
+        self.plan = plan
+        self.order = plan.order
+        self.row_starts = plan.row_starts
+        self.rows = rows
+        self.buffers = buffers
+        self.dtype = dtype
+        self.multiprocessors = multiprocessors
+        self._pool = pool
+        self._partials = PartialResults(rows.positions.device)
+        self._host_items: dict[HeadShape, HostItems] = {}
+        self._items: dict[HeadShape, DeviceItems] = {}
+        self._num_splits: dict[HeadShape, int] = {}
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64 ``[rows]`` on the device."""
+        return self.rows.positions.long()
+
+    def advance(self) -> None:
+        """Move every row on by one token."""
+        rows = self.rows
+        advance_rows(rows.positions, rows.slots, self.buffers.tables, rows.row_tables, block_size=self._pool.block_size)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        shape = HeadShape(key.shape[1], query.shape[1] // key.shape[1])
+        tables = self.buffers.tables
+        if self.plan.is_flat:
+            splits = self.num_splits(shape)
+            return attend_flat(self._pool, layer, query, key, value, options, self.rows, tables, splits, self._partials)
+        items = self.items(shape)
+        return attend_shared(self._pool, layer, query, key, value, options, self.rows, tables, items, self._partials)
+
+    def host_items(self, shape: HeadShape) -> HostItems:
+        """The work items for layers of this shape, made when first asked for."""
+        items = self._host_items.get(shape)
+        if items is None:
+            items = self._host_items[shape] = lower(self.plan.ranges, shape, self.dtype, self.multiprocessors)
+        return items
+
+    def items(self, shape: HeadShape) -> DeviceItems:
+        """The same on the device, uploaded when first asked for."""
+        items = self._items.get(shape)
+        if items is None:
+            items = self._items[shape] = self.host_items(shape).upload(self.rows.positions.device)
+        return items
+
+    def num_splits(self, shape: HeadShape) -> int:
+        """Into how many parts a flat batch splits each row's keys."""
+        splits = self._num_splits.get(shape)
+        if splits is None:
+            lengths = self.plan.ranges.key_stop - self.plan.ranges.key_start
+            ones = np.ones_like(lengths)
+            tile_class = tile_classes(ones, shape.group, self.dtype)
+            pieces = num_pieces(lengths, ones, shape.num_kv_heads, tile_class, self.multiprocessors)
+            splits = self._num_splits[shape] = int(pieces.max())
+        return splits

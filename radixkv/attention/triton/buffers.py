@@ -1,0 +1,98 @@
+"""What kernels read of every batch, in buffers that never move: block tables, and the rows of a decoding batch.
+
+CUDA graphs repeat their launches with the same addresses; each step leaves its own numbers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.attention.batch_tables import NewBlocks
+from radixkv.attention.plan import AttentionPlan
+from radixkv.memory.upload import aligned_starts, to_device, upload
+
+Ints = NDArray[np.int64]
+
+# As a position or, twice, as a slot: of a row that is padding.
+_PADDING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """A batch's rows on the device.
+
+    Attributes:
+        positions: int32 ``[rows]``; -1: padding.
+        slots: int64 ``[rows]``: where each row's key and value go; -1: padding.
+        row_tables: int32 ``[rows]``: which table each row reads through.
+    """
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    row_tables: torch.Tensor
+
+    def first(self, count: int) -> DeviceRows:
+        """The first ``count`` of them, in the same memory."""
+        return DeviceRows(self.positions[:count], self.slots[:count], self.row_tables[:count])
+
+
+def padded_size(num_rows: int) -> int:
+    """To how many rows a decoding batch is padded, so that few sizes do: powers of two up to 8, then multiples of 8."""
+    return 1 << (num_rows - 1).bit_length() if num_rows <= 8 else -(-num_rows // 8) * 8
+
+
+class BatchBuffers:
+    """Tables and rows in one buffer, so that one upload and one scatter bring whatever a step changes::
+
+        tables ...                    | positions | slots (int64)     | row tables |
+
+    Args:
+        max_sequences: in a batch.
+        max_blocks: of a sequence.
+        device: where attention runs.
+
+    Attributes:
+        tables: int32 ``[max_sequences, max_blocks]``: `AttentionPlan.block_ids` on the device.
+        rows: of the last batch that fits, and padding behind them: as many as any decoding batch is padded to.
+    """
+
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device) -> None:
+        capacity = max(8, padded_size(max_sequences))
+        start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
+        self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
+        self.tables = self._buffer[: max_sequences * max_blocks].view(max_sequences, max_blocks)
+        positions, slots, row_tables = self._buffer[start:].fill_(_PADDING).split((capacity, 2 * capacity, capacity))
+        self.rows = DeviceRows(positions, slots.view(torch.int64), row_tables)
+        self._row_indices = np.arange(start, total)
+
+    def add(self, new_blocks: NewBlocks) -> None:
+        """Bring the tables up to date."""
+        if len(new_blocks.indices):
+            self._scatter((new_blocks.indices,), (new_blocks.block_ids,))
+
+    def load(self, plan: AttentionPlan) -> DeviceRows:
+        """Bring the tables up to date, and the plan's rows here; more rows than fit get memory of their own."""
+        count, capacity = plan.num_rows, len(self.rows.positions)
+        if count > capacity:
+            self.add(plan.new_blocks)
+            parts = plan.positions.astype(np.int32), plan.slots.view(np.int32), plan.row_tables.astype(np.int32)
+            positions, slots, row_tables = upload(parts, self._buffer.device)
+            return DeviceRows(positions, slots.view(torch.int64), row_tables)
+        values = np.full(4 * capacity, _PADDING, dtype=np.int32)
+        values[:count] = plan.positions
+        values[capacity : capacity + 2 * count] = plan.slots.view(np.int32)
+        values[3 * capacity : 3 * capacity + count] = plan.row_tables
+        self._scatter((plan.new_blocks.indices, self._row_indices), (plan.new_blocks.block_ids, values))
+        return self.rows.first(count)
+
+    def _scatter(self, indices: Iterable[Ints], values: Iterable[NDArray[np.int32]]) -> None:
+        packed = np.concatenate((*(part.view(np.int32) for part in indices), *values))
+        device_packed = to_device(torch.from_numpy(packed), self._buffer.device)
+        # Of three int32, two are an index and one a value.
+        device_indices, device_values = device_packed.split((len(packed) // 3 * 2, len(packed) // 3))
+        self._buffer.scatter_(0, device_indices.view(torch.int64), device_values)

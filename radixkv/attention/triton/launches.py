@@ -1,0 +1,106 @@
+"""The kernels of one layer: write the new keys and values, attend, merge.
+
+::
+
+    shared    write_cache -> attend_items per tile class -> merge_partials
+    flat      write_cache -> attend_split                -> merge_splits, where keys are split
+"""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.triton.buffers import DeviceRows
+from radixkv.attention.triton.work_items import DeviceItems
+from radixkv.memory import KVPool
+from radixkv_kernels import attend_items, attend_split, merge_partials, merge_splits, write_cache
+
+
+class PartialResults:
+    """Memory for partial results, shared by all layers: each is done with it before the next begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, num_partials: int, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[partials, query heads, value dim]`` and ``[partials, query heads]`` for an output's heads."""
+        key = (num_partials, output.shape[1], output.shape[2])
+        buffers = self._buffers.get(key)
+        if buffers is None:
+            buffers = self._buffers[key] = (
+                torch.empty(key, dtype=torch.float32, device=self._device),
+                torch.empty(key[:2], dtype=torch.float32, device=self._device),
+            )
+        return buffers
+
+
+def attend_shared(
+    pool: KVPool,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    rows: DeviceRows,
+    tables: torch.Tensor,
+    items: DeviceItems,
+    partial_results: PartialResults,
+) -> torch.Tensor:
+    """One layer over work items; shapes as in `AttentionBatch.attend`.
+
+    Args:
+        rows, tables: where the query rows stand, and the block tables, see `BatchBuffers`.
+    """
+    query_rows, output = _write(pool, layer, query, key, value, rows.slots)
+    key_scales, value_scales = pool.scales(layer)
+    partials = partial_results.of(items.num_partials, output)
+    for tile_rows, own in items.by_tile.items():
+        attend_items(
+            query_rows, pool.keys[layer], pool.values[layer], tables, rows.positions, own, output, *partials,
+            tile_rows=tile_rows, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
+            sinks=options.sinks, key_scales=key_scales, value_scales=value_scales,
+        )  # fmt: skip
+    if items.num_partials:
+        merge_partials(*partials, items.starts, items.partials, rows.positions, output, sinks=options.sinks)
+    return output.unsqueeze(0)
+
+
+def attend_flat(
+    pool: KVPool,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    rows: DeviceRows,
+    tables: torch.Tensor,
+    num_splits: int,
+    partial_results: PartialResults,
+) -> torch.Tensor:
+    """One layer, each of the decoding rows over all its keys in ``num_splits`` parts; otherwise as `attend_shared`."""
+    query_rows, output = _write(pool, layer, query, key, value, rows.slots)
+    key_scales, value_scales = pool.scales(layer)
+    partials = partial_results.of(len(query_rows) * num_splits if num_splits > 1 else 0, output)
+    attend_split(
+        query_rows, pool.keys[layer], pool.values[layer], tables, rows.row_tables, rows.positions, output, *partials,
+        num_splits=num_splits, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
+        sinks=options.sinks, key_scales=key_scales, value_scales=value_scales,
+    )  # fmt: skip
+    if num_splits > 1:
+        merge_splits(*partials, output, num_splits=num_splits, sinks=options.sinks)
+    return output.unsqueeze(0)
+
+
+def _write(
+    pool: KVPool, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the new keys and values; returns the query as ``[rows, heads, dim]``, and memory for the output."""
+    key_scales, value_scales = pool.scales(layer)
+    write_cache(
+        key[0].transpose(0, 1), value[0].transpose(0, 1), pool.keys[layer], pool.values[layer], slots,
+        key_scales=key_scales, value_scales=value_scales,
+    )  # fmt: skip
+    rows = query[0].transpose(0, 1)
+    return rows, torch.empty(*rows.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)

@@ -1,0 +1,155 @@
+"""A decoding batch in buffers of fixed size and address, as CUDA graphs need them.
+
+A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and every tile class
+has memory for as many items as a batch of that size is ever cut into; the items behind a batch's own have no rows, and their
+programs return at once::
+
+    rows     | sequences ...             | position -1, slot -1 |
+    items    | of the batch, longest first | empty ...          |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.triton.backend import TritonAttention
+from radixkv.attention.triton.buffers import BatchBuffers
+from radixkv.attention.triton.cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_classes
+from radixkv.attention.triton.launches import PartialResults, attend_shared
+from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
+from radixkv.memory import KVPool
+from radixkv.memory.upload import aligned_starts, upload_into
+from radixkv_kernels import ITEM_FIELDS, TILE_ROWS
+
+# Shared prefixes lie above one another; so many levels of them fit, as long as each is full of rows.
+_LEVELS = 4
+
+
+class _ItemBuffer:
+    """Items of one `HeadShape` in one buffer, loaded with one copy.
+
+    Args:
+        max_items: by tile rows.
+        num_rows: whose partial results are listed.
+        max_partials: of all of them.
+        device: of the buffer.
+
+    Attributes:
+        items: what kernels are launched on: as many as there can be.
+    """
+
+    def __init__(self, max_items: dict[int, int], num_rows: int, max_partials: int, device: torch.device) -> None:
+        # The partial results come last, so that a copy ends where those in use do.
+        sizes = [*(count * ITEM_FIELDS for count in max_items.values()), num_rows + 1, max_partials]
+        *starts, total = aligned_starts(sizes)
+        self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
+        *by_tile, starts_part, partials = (
+            self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)
+        )
+        self.items = DeviceItems(
+            {tile: part.view(-1, ITEM_FIELDS) for tile, part in zip(max_items, by_tile, strict=True)},
+            starts_part,
+            partials,
+            max_partials,
+        )
+        self._tile_starts = dict(zip(max_items, starts, strict=False))
+        self._starts_at, self._partials_at = starts[-2:]
+
+    def holds(self, items: HostItems) -> bool:
+        """Whether a batch's items, of every tile class, and their partial results fit."""
+        by_tile = self.items.by_tile
+        return items.num_partials <= self.items.num_partials and all(
+            tile in by_tile and len(own) <= len(by_tile[tile]) for tile, own in items.by_tile.items()
+        )
+
+    def load(self, items: HostItems) -> None:
+        """Replace what is there by a batch's items; padding items have no rows, and padding rows no partial results."""
+        values = np.zeros(self._partials_at + items.num_partials, dtype=np.int32)
+        for tile, own in items.by_tile.items():
+            start = self._tile_starts[tile]
+            values[start : start + own.size] = own.reshape(-1)
+        values[self._starts_at : self._partials_at] = items.num_partials
+        values[self._starts_at : self._starts_at + len(items.starts)] = items.starts
+        values[self._partials_at :] = items.partials
+        upload_into(self._buffer, values)
+
+
+class PaddedDecode:
+    """One size of decoding batch; `load` a batch, then run the model's layers through `attend`.
+
+    Args:
+        num_rows: sequences, padding included.
+        pool: where keys and values lie.
+        buffers: of the backend whose batches are loaded.
+        flat: for batches that share nothing (`AttentionPlan.is_flat`) only: a graph then has no launches of wide tiles, which
+            would cost some microseconds per layer with nothing in them.
+        partial_results: memory that may be shared with other sizes, of which one runs at a time.
+
+    Attributes:
+        token_ids: int64 ``[num_rows]``, for the caller to fill.
+        rows: the backend's own, which its next batch overwrites.
+    """
+
+    def __init__(
+        self, num_rows: int, pool: KVPool, buffers: BatchBuffers, flat: bool, partial_results: PartialResults
+    ) -> None:
+        self.num_rows = num_rows
+        self.flat = flat
+        self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=pool.keys[0].device)
+        self.rows = buffers.rows.first(num_rows)
+        self._pool = pool
+        self._buffers = buffers
+        self._partials = partial_results
+        self._item_buffers: dict[HeadShape, _ItemBuffer] = {}
+        self._batch: TritonAttention | None = None
+
+    def load(self, batch: TritonAttention) -> bool:
+        """Replace the batch by one of at most ``num_rows`` sequences; False, and nothing done, where its items do not fit."""
+        assert batch.buffers is self._buffers, "a batch of another backend"
+        if batch is not self._batch:
+            items = [(buffer, batch.host_items(shape)) for shape, buffer in self._item_buffers.items()]
+            if not all(buffer.holds(own) for buffer, own in items):
+                return False
+            for buffer, own in items:
+                buffer.load(own)
+            self._batch = batch
+        return True
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        items = self.items(HeadShape(key.shape[1], query.shape[1] // key.shape[1]))
+        return attend_shared(
+            self._pool, layer, query, key, value, options, self.rows, self._buffers.tables, items, self._partials
+        )
+
+    def items(self, shape: HeadShape) -> DeviceItems:
+        """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
+
+        It holds as many items as fill the GPU, rounded up, which are pieces of long ranges; and the ranges themselves: two
+        narrow ones for each row, and as many wide ones as `_LEVELS` levels of prefixes can have, for a tile is taken by those
+        that do not fit the next narrower one. And what the first batch needs, should that be more.
+        """
+        buffer = self._item_buffers.get(shape)
+        if buffer is not None:
+            return buffer.items
+        batch, num_rows = self._batch, self.num_rows
+        assert batch is not None, "load comes first"
+        row_counts = np.ones(1, dtype=np.int64) if self.flat else np.arange(1, num_rows + 1)
+        classes = [TILE_ROWS[i] for i in np.unique(tile_classes(row_counts, shape.group, batch.dtype))]
+        first = batch.host_items(shape)
+        max_items, num_partials, narrower = {}, 8 * num_rows, 0
+        for tile in classes:
+            full = -(-3 * batch.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile] // (2 * shape.num_kv_heads))
+            ranges = _LEVELS * -(-num_rows * shape.group // (narrower + 1)) if narrower else 2 * num_rows
+            max_items[tile] = max(full + ranges, len(first.by_tile.get(tile, ())))
+            num_partials += full * (1 if self.flat else min(num_rows, tile // shape.group))
+            narrower = tile
+        # A power of two, so that different sizes of batches share partial results.
+        max_partials = 1 << (max(num_partials, first.num_partials) - 1).bit_length()
+        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, max_partials, self.token_ids.device)
+        buffer.load(first)
+        return buffer.items

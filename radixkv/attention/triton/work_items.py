@@ -1,0 +1,165 @@
+"""From a plan's ranges of keys to work items: how a batch's attention is cut for layers of one shape of heads.
+
+::
+
+    range                                     work items: tiles of rows x pieces of keys
+    prefix, rows 0 .. 40, keys 0 .. 3500      rows 0 .. 32 and 32 .. 40, keys 0 .. 1760 and 1760 .. 3500
+    tail, row 2, keys 3500 .. and further     row 2, keys 3500 ..
+
+The last item of a private tail is open at the end: it stays true while the sequence grows, however far.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.attention.plan import KeyRanges
+from radixkv.attention.triton.cost_model import num_pieces, tile_classes
+from radixkv.memory.upload import upload
+from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
+
+Ints = NDArray[np.int64]
+
+_TILE_ROWS = np.array(TILE_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What of a layer's heads decides how its work is cut: layers of one shape share their items."""
+
+    num_kv_heads: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceItems:
+    """All work items of a batch for one `HeadShape`, on the device.
+
+    Attributes:
+        by_tile: int32 ``[items, ITEM_FIELDS]`` by tile rows, longest first.
+        starts, partials: which partial results each row merges, see `radixkv_kernels.merge_partials`.
+        num_partials: rows of partial results that the items write.
+    """
+
+    by_tile: dict[int, torch.Tensor]
+    starts: torch.Tensor
+    partials: torch.Tensor
+    num_partials: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostItems:
+    """The same on the host."""
+
+    by_tile: dict[int, NDArray[np.int32]]
+    starts: NDArray[np.int32]
+    partials: NDArray[np.int32]
+
+    @property
+    def num_partials(self) -> int:
+        return len(self.partials)
+
+    def upload(self, device: torch.device) -> DeviceItems:
+        """The items in memory of their own, in one copy."""
+        *by_tile, starts, partials = upload([*self.by_tile.values(), self.starts, self.partials], device)
+        return DeviceItems(dict(zip(self.by_tile, by_tile, strict=True)), starts, partials, self.num_partials)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """How each range is cut; all columns are int64 ``[ranges]``.
+
+    Attributes:
+        tile_class: index into `TILE_ROWS`.
+        tile_rows: query rows of a tile, all heads of a group in one.
+        piece_keys: multiples of 16, so that blocks are read whole.
+    """
+
+    tile_class: Ints
+    tile_rows: Ints
+    num_tiles: Ints
+    num_pieces: Ints
+    piece_keys: Ints
+
+
+def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> HostItems:
+    """The work items for layers of this shape.
+
+    Args:
+        dtype: of queries.
+        multiprocessors: of the device.
+    """
+    cuts = _cut(ranges, shape, dtype, multiprocessors)
+    # The range of each item: one for each of its tiles x pieces.
+    count = cuts.num_tiles * cuts.num_pieces
+    of = np.arange(len(count)).repeat(count)
+    tile, piece = divmod(np.arange(len(of)) - (count.cumsum() - count)[of], cuts.num_pieces[of])
+    tile_rows, piece_keys, key_stop = cuts.tile_rows[of], cuts.piece_keys[of], ranges.key_stop[of]
+
+    row = ranges.row_start[of] + tile * tile_rows
+    num_rows = np.minimum(tile_rows, ranges.row_stop[of] - row)
+    start = ranges.key_start[of] + piece * piece_keys
+    stop = np.minimum(start + piece_keys, key_stop)
+    reach = ranges.key_stop.copy()
+    reach[ranges.num_shared :] = OPEN_END
+
+    # A tail in one piece below no prefix is all that its rows read. The other items write partial results.
+    alone = (ranges.key_start == 0) & (cuts.num_pieces == 1)
+    alone[: ranges.num_shared] = False
+    alone = alone[of]
+    written = np.where(alone, 0, num_rows)
+    first_partial: Ints = written.cumsum() - written
+    starts, partials = _partials_of_rows(ranges.row_stop[-1], row, first_partial, written)
+
+    items = np.empty((len(of), ITEM_FIELDS), dtype=np.int32)
+    items[:, 0] = row
+    items[:, 1] = num_rows
+    items[:, 2] = ranges.table[of]
+    items[:, 3] = start
+    items[:, 4] = np.where(stop == key_stop, reach[of], stop)
+    items[:, 5] = np.where(alone, NO_PARTIAL, first_partial)
+    # By tile class, and longest first, so that no long item starts when the others are done.
+    tile_class = cuts.tile_class[of]
+    items = items.take(((tile_class << 32) + start - stop).argsort(kind="stable"), axis=0)
+    sizes = np.bincount(tile_class, minlength=len(TILE_ROWS)).tolist()
+    by_tile = {
+        rows: items[end - size : end]
+        for rows, size, end in zip(TILE_ROWS, sizes, itertools.accumulate(sizes), strict=True)
+        if size
+    }
+    return HostItems(by_tile, starts, partials)
+
+
+def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
+    rows = ranges.row_stop - ranges.row_start
+    keys = ranges.key_stop - ranges.key_start
+    tile_class = tile_classes(rows, shape.group, dtype)
+    tile_rows = (_TILE_ROWS // shape.group)[tile_class]
+    tiles = -(-rows // tile_rows)
+    pieces = num_pieces(keys, tiles, shape.num_kv_heads, tile_class, multiprocessors)
+    # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
+    # end, and new keys in between would belong to no item.
+    piece_keys = -(-keys // (16 * pieces)) * 16
+    return _Cuts(tile_class, tile_rows, tiles, -(-keys // piece_keys), piece_keys)
+
+
+def _partials_of_rows(
+    num_rows: int, row: Ints, first_partial: Ints, written: Ints
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Which partial results each row merges, as `DeviceItems` says it.
+
+    Args:
+        row, first_partial, written: of each item the first row, its partial result, and for how many rows it writes one.
+    """
+    row_of_partial = (row - first_partial).repeat(written)
+    row_of_partial += np.arange(len(row_of_partial))
+    starts = np.zeros(num_rows + 1, dtype=np.int64)
+    np.bincount(row_of_partial, minlength=num_rows).cumsum(out=starts[1:])
+    # Numbers of 16 bits are sorted by counting them, which takes half the time.
+    narrow = row_of_partial.astype(np.min_scalar_type(num_rows))
+    return starts.astype(np.int32), narrow.argsort(kind="stable").astype(np.int32)

@@ -1,0 +1,102 @@
+"""The batch of one step: what goes from the scheduler through the model to the outputs.
+
+::
+
+    schedule                execute                              process
+    chunks            ->    logits, sampled, beam_steps,   ->    tokens appended; sequences continue, fork or end
+                            tokens (in flight)
+
+Between two decoding steps the host contributes nothing but the tokens just sampled, and the next batch finds those on the
+device. So with asynchronous scheduling the next batch is launched before the tokens of this one are fetched::
+
+    device   | batch 1     | batch 2     | batch 3     |
+    host     execute 1, execute 2, process 1, execute 3, process 2, ...
+
+What the host learns late can make part of a launched batch useless: a sequence had ended, or its draw needed more candidates
+and came out differently. That part is void and ignored when the batch is processed. Keys and values that it wrote lie beyond
+what was published, and the next owner of those slots writes them later in the device's order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from radixkv.memory.upload import to_device
+from radixkv.sampling.sampler import InFlightTokens, SamplingState
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+
+
+class ScheduledChunk(NamedTuple):
+    """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step."""
+
+    group: SequenceGroup
+    sequence: TokenSequence
+    num_tokens: int
+
+
+class SampledRow(NamedTuple):
+    """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits."""
+
+    group: SequenceGroup
+    sequence: TokenSequence
+    logits_row: int
+
+
+class BeamStep(NamedTuple):
+    """A beam search advances by one token, scored by rows ``logits_rows``, one per beam."""
+
+    group: SequenceGroup
+    logits_rows: list[int]
+
+
+@dataclass(slots=True)
+class Batch:
+    """One forward pass over packed chunks.
+
+    Attributes:
+        chunks: what is computed; from the scheduler. The executor sets all of what follows.
+        logits: float32 ``[rows, vocabulary]``.
+        sampled: the sequences that get a token.
+        beam_steps: the beam searches that advance.
+        tokens: those of ``sampled``, in that order, sampled on the device; None: sampling them needs the host.
+        void: sequences whose part of the batch is ignored.
+    """
+
+    chunks: list[ScheduledChunk]
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    sampled: list[SampledRow] = field(default_factory=list)
+    beam_steps: list[BeamStep] = field(default_factory=list)
+    tokens: InFlightTokens | None = None
+    void: set[TokenSequence] = field(default_factory=set)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests whose tokens are computed."""
+        return list({chunk.group.request.request_id: chunk.group.request for chunk in self.chunks}.values())
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def sampling_states(self) -> list[SamplingState]:
+        """The sampler's states of the sequences in ``sampled``."""
+        return [row.sequence.sampling for row in self.sampled if row.sequence.sampling is not None]
+
+    def sampled_logits(self) -> torch.Tensor:
+        """The rows of ``sampled``, in that order."""
+        rows = [row.logits_row for row in self.sampled]
+        if rows == list(range(self.logits.shape[0])):
+            return self.logits
+        return self.logits[to_device(torch.tensor(rows), self.logits.device)]
+
+    def computes(self, sequence: TokenSequence) -> bool:
+        """Whether some of the sequence's tokens are computed."""
+        return any(chunk.sequence is sequence for chunk in self.chunks)
+
+    def token_indices(self) -> dict[TokenSequence, int]:
+        """Where in ``tokens`` each sequence's token is."""
+        return {row.sequence: index for index, row in enumerate(self.sampled)}

@@ -1,0 +1,94 @@
+"""The block tables of sequences: opened, grown, published, forked and closed as the sequences run.
+
+A sequence's table lags behind the sequence: it is appended to when a block is full, so that decoding does no bookkeeping per
+token in between, and brought up to date before a fork and at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.scheduling.request import SequenceGroup, TokenSequence
+
+
+class SequenceBlocks:
+    """Owns every open block table.
+
+    Args:
+        cache: whose blocks the sequences use.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+
+    def reserve(self, sequence: TokenSequence, num_tokens: int) -> bool:
+        """Make the slots of the next ``num_tokens`` writable; False, with nothing changed, if blocks run out."""
+        assert sequence.table is not None
+        try:
+            self._cache.reserve(sequence.table, sequence.num_computed + num_tokens)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def reserve_next_slots(self, groups: Collection[SequenceGroup]) -> bool:
+        """Make the next slot of every sequence writable, in one call; False, with nothing changed, if blocks run out."""
+        sequences = [sequence for group in groups for sequence in group.sequences]
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
+        try:
+            self._cache.reserve_many(tables, [sequence.num_computed + 1 for sequence in sequences])
+        except OutOfBlocks:
+            return False
+        return True
+
+    def commit(self, sequence: TokenSequence, num_tokens: int) -> None:
+        """Note that the next ``num_tokens`` were computed, and publish blocks that are full."""
+        sequence.num_computed += num_tokens
+        if num_tokens > 1:
+            self.publish(sequence)
+        else:
+            self.publish_at_block_boundary(sequence)
+
+    def publish_at_block_boundary(self, sequence: TokenSequence) -> None:
+        """Publish if the last computed token filled a block; in between, there is nothing new that could be shared."""
+        if min(sequence.num_computed, sequence.num_known_tokens) % self._cache.block_size == 0:
+            self.publish(sequence)
+
+    def publish(self, sequence: TokenSequence) -> None:
+        """Append all computed and known tokens to the table, as a fork and the end of a sequence need."""
+        table = sequence.table
+        assert table is not None
+        stop = min(sequence.num_computed, sequence.num_known_tokens)
+        if table.num_tokens < stop:
+            self._cache.append(table, sequence.token_ids[table.num_tokens : stop])
+
+    def fork(self, sequence: TokenSequence, num_children: int) -> list[TokenSequence]:
+        """``num_children`` more sequences that continue this one; blocks are shared until their tokens differ."""
+        assert sequence.table is not None
+        self.publish(sequence)
+        return [
+            TokenSequence(sequence.request, sequence.index, list(sequence.token_ids), table, sequence.num_computed)
+            for table in self._cache.fork(sequence.table, num_children)
+        ]
+
+    def fork_prefilled(self, group: SequenceGroup) -> None:
+        """Give all sequences of a group tables of their own, once the first has prefilled what they have in common."""
+        first, *others = group.sequences
+        self.publish(first)
+        assert first.table is not None
+        for sequence, table in zip(others, self._cache.fork(first.table, len(others)), strict=True):
+            sequence.table, sequence.num_computed = table, first.num_computed
+        group.num_shared_prefill_tokens = 0
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Close the table of a sequence that ended: all of it stays cached, its partly filled last block included."""
+        self.publish(sequence)
+        assert sequence.table is not None
+        self._cache.close(sequence.table)
+        sequence.table = None
+
+    def drop(self, sequence: TokenSequence) -> None:
+        """Close the table, if there is one, keeping no more cached than was already published."""
+        if sequence.table is not None:
+            self._cache.abort(sequence.table)
+            sequence.table = None

@@ -1,0 +1,87 @@
+"""The CPU backend against attention written out in float64, on random trees of sequences."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
+
+from radixkv.attention import AttentionOptions, Planner
+from radixkv.attention.cpu import CpuBackend, cost_model
+from radixkv.memory import KVPool, LayerShape
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    block_size=st.sampled_from([1, 3, 16]),
+    num_sequences=st.integers(1, 7),
+    max_tokens=st.sampled_from([3, 20, 70]),
+    kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3]),
+    value_dim=st.sampled_from([8, 12]),
+    softcap=st.sampled_from([None, 2.0]),
+    window=st.sampled_from([None, 1, 7, 40]),
+    with_sinks=st.booleans(),
+    share_from=st.sampled_from([1, 40]),
+    view_from=st.sampled_from([1, 30, 10_000]),
+    fp8=st.booleans(),
+)
+def test_every_row_attends_to_exactly_its_own_tokens(
+    seed: int,
+    block_size: int,
+    num_sequences: int,
+    max_tokens: int,
+    kv_heads: int,
+    group: int,
+    value_dim: int,
+    softcap: float | None,
+    window: int | None,
+    with_sinks: bool,
+    share_from: int,
+    view_from: int,
+    fp8: bool,
+) -> None:
+    torch.manual_seed(seed)
+    shape = LayerShape(kv_heads, 8, value_dim)
+    batch = make_batch(random.Random(seed), shape, block_size, num_sequences, max_tokens, fp8)
+    with pytest.MonkeyPatch.context() as patch:
+        # Small thresholds, so that small batches take the paths that large ones do.
+        patch.setattr(cost_model, "MIN_SAVED_TOKENS", share_from)
+        patch.setattr(cost_model, "MIN_VIEW_TOKENS", view_from)
+        check(batch, CpuBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
+    torch.manual_seed(1)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8)
+    check_cuts(CpuBackend(pool, 1, 64), pool)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
+    ranges = Planner(8, 65, 16, cost_model.sharing_rule(8)).plan(query_batch(chunks)).ranges
+    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
+    assert ranges.row_stop[0] - ranges.row_start[0] == 8
+
+
+def test_bfloat16_follows_float32() -> None:
+    torch.manual_seed(0)
+    shape = LayerShape(2, 16, 16)
+    table = Table(range(8))
+    query, key, value = torch.randn(1, 4, 50, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+    outputs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        backend = CpuBackend(KVPool([shape], 8, 16, dtype), 1, 128)
+        for start, stop in ((0, 30), (30, 49), (49, 50)):
+            attention = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
+            part = [tensor[:, :, start:stop].to(dtype) for tensor in (query, key, value)]
+            output = attention.attend(0, *part, AttentionOptions(0.25))
+        assert output.dtype == dtype
+        outputs.append(output.float())
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0.05, atol=0.05)

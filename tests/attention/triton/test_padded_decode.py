@@ -1,0 +1,97 @@
+"""A decoding batch's fixed buffers: what fits, and what is in them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from support.attention_batches import Chunk, Table, query_batch
+
+from radixkv.attention.triton import TritonBackend
+from radixkv.attention.triton.cost_model import sharing_rule
+from radixkv.attention.triton.launches import PartialResults
+from radixkv.attention.triton.padded_decode import PaddedDecode
+from radixkv.attention.triton.work_items import HeadShape
+from radixkv.memory import KVPool, LayerShape
+
+SHAPE = HeadShape(8, 4)
+CPU = torch.device("cpu")
+
+
+def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBackend:
+    """For 8 heads in groups of 4 on 132 multiprocessors, of whose tokens a block takes little memory."""
+    return TritonBackend(
+        KVPool([LayerShape(8, 4, 4)], 1, 16, dtype),
+        dtype,
+        32,
+        num_rows,
+        16 * max_blocks,
+        # As with heads of 128.
+        sharing=sharing_rule(num_rows, 4, dtype.itemsize, 4096),
+        multiprocessors=132,
+    )
+
+
+def shared_chunks(num_rows: int, levels: list[tuple[int, int]]) -> list[Chunk]:
+    """Decoding under nodes of ``(how many, blocks each)`` per level; new sequences at each call."""
+    numbers = itertools.count()
+    nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
+    chunks = []
+    for row in range(num_rows):
+        path = [block for level in nodes for block in level[row * len(level) // num_rows]]
+        chunks.append(Chunk(Table([*path, next(numbers)]), len(path) * 16, 1))
+    return chunks
+
+
+@pytest.mark.parametrize("num_rows", [8, 64, 256])
+def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
+    """One long node cut into many pieces, or several levels: memory is allocated when the first batch of a size is met."""
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    backend = make_backend(num_rows, 8001, torch.bfloat16)
+    padded: PaddedDecode | None = None
+    for levels in ([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)]):
+        batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
+        if padded is None:
+            padded = PaddedDecode(num_rows, pool, batch.buffers, False, PartialResults(CPU))
+            assert padded.load(batch)
+            padded.items(SHAPE)
+        assert padded.load(batch)
+
+
+def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
+    for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
+        pool = KVPool([LayerShape(8, 4, 4)], 1, 16, dtype)
+        batch = make_backend(num_rows, 8001, dtype).prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
+        padded = PaddedDecode(num_rows, pool, batch.buffers, False, PartialResults(CPU))
+        assert padded.load(batch)
+        assert list(padded.items(SHAPE).by_tile) == tiles
+
+
+def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
+    """Also of a plan that is smaller than the one before it, of which nothing may be left."""
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    backend = make_backend(40, 600, torch.bfloat16)
+    batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
+    padded = PaddedDecode(40, pool, batch.buffers, False, PartialResults(CPU))
+    assert padded.load(batch)
+    fixed_items = padded.items(SHAPE)
+    where = [
+        tensor.data_ptr()
+        for tensor in (padded.rows.positions, padded.rows.slots, fixed_items.starts, fixed_items.partials)
+    ]
+    assert all(address % 16 == where[0] % 16 for address in where)
+    for num_rows in (40, 19, 33):
+        chunks = shared_chunks(num_rows, [(1, 500), (4, 20 + num_rows)])
+        batch = backend.prepare(query_batch(chunks))
+        assert padded.load(batch)
+        padding = [-1] * (40 - num_rows)
+        assert padded.rows.positions.tolist() == [16 * (520 + num_rows)] * num_rows + padding
+        assert padded.rows.slots.tolist() == [int(chunks[i].table.block_ids[-1]) * 16 for i in batch.order] + padding
+        items = batch.items(SHAPE)
+        assert fixed_items.starts.tolist() == items.starts.tolist() + [items.num_partials] * len(padding)
+        assert torch.equal(fixed_items.partials[: items.num_partials], items.partials)
+        for tile, fixed in fixed_items.by_tile.items():
+            own = items.by_tile[tile]
+            assert torch.equal(fixed[: len(own)], own)
+            assert not fixed[len(own) :].any()
