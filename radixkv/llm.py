@@ -145,7 +145,8 @@ class LLM:
         """Which tokens of a prompt or a conversation would be reused now, and why not more. Runs and changes nothing.
 
         Args:
-            cache_salt, cache: as for `chat`; a prompt may also bring its own.
+            cache_salt: as for `chat`; a prompt may also bring its own.
+            cache: likewise.
         """
         single = self._single("explain", prompt, cache_salt, cache)
         read = single.read_cache and self.engine.enable_prefix_caching

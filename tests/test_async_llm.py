@@ -392,6 +392,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         assert not await llm.shutdown()
         reasons = [output.outputs[0].finish_reason async for output in stream]
         assert reasons[-1] == "abort"
+        assert not await llm.shutdown()
         with pytest.raises(DrainingError):
             await tokens_of(llm, prompts(1)[0])
 

@@ -284,6 +284,7 @@ class Engine:
                 request.prompt_token_ids,
                 request.sequences[0].output_token_ids,
                 request.metrics.arrival_time,
+                request.priority,
             )
 
     @contextmanager

@@ -131,13 +131,17 @@ def _sentences() -> list[tuple[Path, str]]:
     chats = e2e["16 chats, one 1,000-token system prompt, 64 new"]
     first, alone = e2e["first token, system prompt cached"], e2e["16 unrelated prompts of 240, 64 new"]
     http, soak = results("http-cost"), results("soak")
+    http_ms = statistics.median(
+        1000 / over_http["output_tokens_per_s"] - 1000 / direct["output_tokens_per_s"]
+        for over_http, direct in zip(http["http"], http["direct"], strict=True)
+    )
     trace = results("policies")[0]
     machine = results("e2e-cpu")["machine"]
     return [
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
         (INDEX, f"{first:.1f} times as fast"),
         (INDEX, f"{alone:.1f} times as fast"),
-        (BENCHMARKS, f"{http['ms_a_token']:.2f} ms per token"),
+        (BENCHMARKS, f"{http_ms:.2f} ms per token"),
         (BENCHMARKS, f"{http['throughput_lost']:.1%}".replace("%", " %")),
         (BENCHMARKS, f"{soak['steps'] / 1e6:.2f} million steps in {soak['minutes']:.0f} minutes"),
         (BENCHMARKS, f"{soak['verifications']:,} verifications"),

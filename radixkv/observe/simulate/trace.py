@@ -1,10 +1,11 @@
-"""Traces: who asked for which blocks, and when.
+"""Traces: which blocks each request uses, and when it arrives.
 
 Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
-``hash_ids``: one number a block, equal only where the block and everything before it are equal.
+``hash_ids``: one number per block, equal only where the block and the whole prefix before it are equal. In both, a line may
+carry ``priority``, the request's: a whole number, the lowest being the most urgent; 0 where it is missing.
 
 - Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled.
-- Our own (`TraceRecorder`): the first line names the format and the block size; only whole blocks; ``output_hash_ids`` are
+- Our own (`TraceRecorder`): the first line names the format and the block size; only full blocks; ``output_hash_ids`` are
   the blocks that were filled while the answer was generated.
 """
 
@@ -28,30 +29,33 @@ class TracedRequest:
     """One request.
 
     Attributes:
-        time: seconds since the trace began.
-        prompt: a number for each block of the prompt, int32; equal for equal prefixes.
+        time: of arrival, in seconds since the start of the trace.
+        prompt: one number per block of the prompt, int32; equal for equal prefixes.
         output: the same for the blocks that the answer filled.
+        priority: of the request; the LOWEST number is the most urgent.
     """
 
     time: float
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of time, and the tokens that a block stands for."""
+    """Requests in order of time, and the tokens per block."""
 
     requests: list[TracedRequest]
     block_size: int
 
     @property
     def num_asked_blocks(self) -> int:
+        """Blocks of all prompts."""
         return sum(len(request.prompt) for request in self.requests)
 
     @property
     def num_distinct_blocks(self) -> int:
-        """Blocks that a cache would have to hold to keep everything."""
+        """Blocks of all prompts and answers: the size of a cache without evictions."""
         ids: set[int] = set()
         for request in self.requests:
             ids.update(request.prompt.tolist(), request.output.tolist())
@@ -62,13 +66,13 @@ def read_trace(path: Path) -> Trace:
     """Read a trace of either format.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: a line is not what it should be; the message names it.
+        OSError: the file cannot be read.
+        ValueError: a line has another format; the message names it.
     """
     block_size = MOONCAKE_BLOCK_SIZE
-    rows: list[tuple[float, list[int], list[int]]] = []
+    rows: list[tuple[float, list[int], list[int], int]] = []
     numbers: dict[int, int] = {}
-    # Bytes that are no text are found by their line, where it is parsed.
+    # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -83,20 +87,28 @@ def read_trace(path: Path) -> Trace:
                     [numbers.setdefault(int(name), len(numbers)) for name in names]
                     for names in (ids, fields.get("output_hash_ids", []))
                 )
+                priority = _priority(fields)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {error!r}"
                 ) from error
-            rows.append((time, prompt, output))
+            rows.append((time, prompt, output, priority))
     if not rows:
         raise ValueError(f"{path}: there is no request in it")
     rows.sort(key=lambda row: row[0])
     start = rows[0][0]
     requests = [
-        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
-        for time, prompt, output in rows
+        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), priority)
+        for time, prompt, output, priority in rows
     ]
     return Trace(requests, block_size)
+
+
+def _priority(fields: dict[str, Any]) -> int:
+    priority = fields.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise ValueError(f"priority: expected a whole number, got {priority!r}")
+    return priority
 
 
 def _block_size(header: dict[str, Any]) -> int:
