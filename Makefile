@@ -19,8 +19,8 @@ INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 BROWSER := $(VENV)/.browser
 # The tests that find most in a second. They need neither the default model nor a server's process nor a compiler.
-QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/testing tests/engine/test_engine.py \
-	tests/test_async_llm.py tests/sampling/test_sampler.py tests/observe/test_simulate.py tests/kernels/test_bad_input.py
+QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py tests/test_async_llm.py \
+	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-bookkeeping test-interpreted test-others quick quick-tests chat check docs docs-serve \
 	build bench bench-check soak mutate clean

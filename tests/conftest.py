@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
-# For `make quick`: a fifth of the examples, or of their multiple where a test says so.
-settings.register_profile("quick", max_examples=20)
+# For `make quick`: a tenth of the examples, where a test does not say how many.
+settings.register_profile("quick", max_examples=10)
 
 # Files of a minute or more, the longest first. Workers begin with them, so that none of them
 # is left for the end, when the other workers have nothing more to do.

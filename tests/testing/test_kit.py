@@ -57,7 +57,6 @@ def found_by_the_example() -> dict[str, RuleViolation | None]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rules", "most_steps"),
     [
@@ -76,7 +75,6 @@ def test_the_examples_bugs_are_found_and_told_in_few_steps(
     assert "1. A opens with" in str(violation)
 
 
-@pytest.mark.slow
 def test_nothing_is_found_in_the_examples_correct_cache(found_by_the_example: dict[str, RuleViolation | None]) -> None:
     assert found_by_the_example["SimpleCache"] is None
 
@@ -86,7 +84,6 @@ class BelievesItsHash(example.SimpleCache):
         return namespace, (sum(prefix) % 4, len(prefix))
 
 
-@pytest.mark.slow
 def test_a_cache_that_believes_its_hash_is_found() -> None:
     violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
     assert violation is not None
@@ -133,7 +130,6 @@ TestOurCacheWithAnotherPolicy = cache_machine(lambda n, size: PrefixCacheAdapter
 TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use).TestCase
 
 
-@pytest.mark.slow
 def test_a_policy_that_loses_leaves_is_found() -> None:
     assert find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful())) is not None
     with pytest.raises(AssertionError):
