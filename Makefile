@@ -18,9 +18,9 @@ INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 BROWSER := $(VENV)/.browser
-# The tests that find most in a second: what they leave out needs a large model, a server's process or a compiler.
+# The tests that find most in a second. They need neither the default model nor a server's process nor a compiler.
 QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py tests/test_async_llm.py \
-	tests/sampling/test_sampler.py tests/observe tests/kernels/test_bad_input.py tests/testing
+	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-bookkeeping test-interpreted test-others quick quick-tests chat check docs docs-serve \
 	build bench bench-check soak mutate clean
@@ -52,7 +52,8 @@ quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-tests check
 
 quick-tests:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=quick -m "not slow" $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --hypothesis-profile=quick \
+		-m "not slow" $(QUICK)
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat

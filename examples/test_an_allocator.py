@@ -1,7 +1,7 @@
 """Property tests for an allocator of your own, with `radixkv.testing`.
 
 Here is a deliberately simple block cache, its adapter, and three bugs that such code tends to have. Run it, and the kit
-finds each bug and tells the shortest story that shows it:
+finds each bug and prints the shortest run that shows it:
 
     python examples/test_an_allocator.py
 
@@ -28,13 +28,13 @@ class SimpleSequence:
 
 
 class SimpleCache:
-    """Whole blocks, each known by all tokens up to its end, in one dictionary; the oldest unused one is evicted."""
+    """Whole blocks in one dictionary, each under all tokens up to its end; the longest unused prefix is evicted first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.free = list(range(num_blocks))
         self.owners = [0] * num_blocks
-        self.known: dict[Prefix, int] = {}
+        self.cached: dict[Prefix, int] = {}
         self.copies: list[BlockCopy] = []
 
     def key(self, prefix: Sequence[int], namespace: str) -> Prefix:
@@ -43,7 +43,7 @@ class SimpleCache:
     def lookup(self, prompt: Sequence[int], namespace: str) -> list[int]:
         blocks: list[int] = []
         for stop in range(self.block_size, len(prompt) + 1, self.block_size):
-            block = self.known.get(self.key(prompt[:stop], namespace))
+            block = self.cached.get(self.key(prompt[:stop], namespace))
             if block is None:
                 break
             blocks.append(block)
@@ -59,29 +59,29 @@ class SimpleCache:
         tail = len(sequence.tokens) // self.block_size
         copies_tail = tail < len(sequence.blocks) and self.is_shared(sequence.blocks[tail])
         num_new = max(0, -(-num_tokens // self.block_size) - len(sequence.blocks))
-        if num_new + copies_tail > len(self.free) + sum(map(self.is_evictable, self.known.values())):
+        if num_new + copies_tail > len(self.free) + sum(map(self.is_evictable, self.cached.values())):
             return False
         if copies_tail:
-            own = self.take_block()
+            own = self.allocate()
             self.copies.append(BlockCopy(sequence.blocks[tail], own, len(sequence.tokens) % self.block_size))
-            self.let_go(sequence.blocks[tail])
+            self.release(sequence.blocks[tail])
             sequence.blocks[tail] = own
-        sequence.blocks += [self.take_block() for _ in range(num_new)]
+        sequence.blocks += [self.allocate() for _ in range(num_new)]
         return True
 
     def commit(self, sequence: SimpleSequence, tokens: Sequence[int]) -> None:
         sequence.tokens += tokens
-        for place in range(len(sequence.tokens) // self.block_size):
-            key = self.key(sequence.tokens[: (place + 1) * self.block_size], sequence.namespace)
-            own, known = sequence.blocks[place], self.known.get(key)
-            if known is None:
-                self.known[key] = own
+        for index in range(len(sequence.tokens) // self.block_size):
+            key = self.key(sequence.tokens[: (index + 1) * self.block_size], sequence.namespace)
+            own, cached = sequence.blocks[index], self.cached.get(key)
+            if cached is None:
+                self.cached[key] = own
                 self.owners[own] += 1
-            elif known != own:
-                # Computed twice: all use the known one, or the cache could lose a block and keep what follows it.
-                sequence.blocks[place] = known
-                self.owners[known] += 1
-                self.let_go(own)
+            elif cached != own:
+                # Computed twice: all use the cached one, or the cache could lose a block and keep those that follow it.
+                sequence.blocks[index] = cached
+                self.owners[cached] += 1
+                self.release(own)
 
     def fork(self, sequence: SimpleSequence) -> SimpleSequence:
         blocks = sequence.blocks[: -(-len(sequence.tokens) // self.block_size)]
@@ -91,14 +91,14 @@ class SimpleCache:
 
     def close(self, sequence: SimpleSequence) -> None:
         for block in sequence.blocks:
-            self.let_go(block)
+            self.release(block)
 
     def abort(self, sequence: SimpleSequence) -> None:
         self.close(sequence)
 
     def clear(self, namespace: str) -> None:
-        for key in [key for key in self.known if key[0] == namespace]:
-            self.let_go(self.known.pop(key))
+        for key in [key for key in self.cached if key[0] == namespace]:
+            self.release(self.cached.pop(key))
 
     def is_shared(self, block: int) -> bool:
         return self.owners[block] > 1
@@ -106,30 +106,30 @@ class SimpleCache:
     def is_evictable(self, block: int) -> bool:
         return self.owners[block] == 1
 
-    def take_block(self) -> int:
+    def allocate(self) -> int:
         if not self.free:
-            # The longest prefix first, so that no known prefix loses its beginning.
+            # The longest prefix first, so that no cached prefix loses its beginning.
             victim = max(
-                (key for key, block in self.known.items() if self.is_evictable(block)), key=lambda k: len(k[1])
+                (key for key, block in self.cached.items() if self.is_evictable(block)), key=lambda k: len(k[1])
             )
-            block = self.known.pop(victim)
+            block = self.cached.pop(victim)
         else:
             block = self.free.pop()
         self.owners[block] = 1
         return block
 
-    def let_go(self, block: int) -> None:
+    def release(self, block: int) -> None:
         self.owners[block] -= 1
         if self.owners[block] == 0:
             self.free.append(block)
 
 
 class LeaksOnAbort(SimpleCache):
-    """Forgets that blocks were reserved for tokens that never came."""
+    """Forgets blocks that were reserved for tokens that were never computed."""
 
     def abort(self, sequence: SimpleSequence) -> None:
         for block in sequence.blocks[: -(-len(sequence.tokens) // self.block_size)]:
-            self.let_go(block)
+            self.release(block)
 
 
 class WritesSharedBlock(SimpleCache):
@@ -140,16 +140,16 @@ class WritesSharedBlock(SimpleCache):
 
 
 class EvictsBlockInUse(SimpleCache):
-    """Takes a block that one sequence uses for one that nobody does."""
+    """Evicts blocks that one sequence still uses."""
 
     def is_evictable(self, block: int) -> bool:
         return self.owners[block] <= 2
 
 
 class SimpleAdapter(CacheAdapter):
-    """What the kit needs to know of `SimpleCache`: a line each."""
+    """The interface between the kit and `SimpleCache`: one line per method."""
 
-    matches_tokens = False  # it knows whole blocks only
+    matches_tokens = False  # it finds whole blocks only
 
     def __init__(self, num_blocks: int, block_size: int, kind: type[SimpleCache] = SimpleCache) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -193,7 +193,7 @@ class SimpleAdapter(CacheAdapter):
         return self.cache.free
 
     def cached_blocks(self) -> list[int]:
-        return list(self.cache.known.values())
+        return list(self.cache.cached.values())
 
     def ref_counts(self) -> list[int]:
         return self.cache.owners

@@ -78,6 +78,7 @@ class AsyncLLM:
         self._ids = itertools.count()
         self._draining = False
         self._stopped = False
+        self._cut_short = False  # whether a shutdown aborted a request
         self._idle = asyncio.Event()
         self._idle.set()
         self._death: EngineDeadError | None = None
@@ -277,13 +278,13 @@ class AsyncLLM:
         self._draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        finished = not self._streams
+        self._cut_short = self._cut_short or bool(self._streams)
         if self._loop is not None:
             await self._loop.run_in_executor(None, self._engine_thread.stop)
         self._stopped = True
         self._tokenizer_thread.shutdown(wait=False)
         self._grammar_thread.shutdown(wait=False)
-        return finished
+        return not self._cut_short
 
     async def __aenter__(self) -> AsyncLLM:
         return self

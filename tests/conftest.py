@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
-# Files of a minute or more, the longest first. What several workers share out begins with them, so that none is left alone
-# with one of them at the end.
+# For `make quick`: a tenth of the examples, where a test does not say how many.
+settings.register_profile("quick", max_examples=10)
+
+# Files of a minute or more, the longest first. Workers begin with them, so that none of them
+# is left for the end, when the other workers have nothing more to do.
 LONG_FILES = [
     "server/test_fuzz.py",
     "cli/test_cli.py",
@@ -29,8 +32,8 @@ LONG_FILES = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

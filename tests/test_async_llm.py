@@ -392,6 +392,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         assert not await llm.shutdown()
         reasons = [output.outputs[0].finish_reason async for output in stream]
         assert reasons[-1] == "abort"
+        assert not await llm.shutdown()
         with pytest.raises(DrainingError):
             await tokens_of(llm, prompts(1)[0])
 
@@ -425,6 +426,7 @@ def test_streams_that_come_and_go_at_random() -> None:
     run(test, tiny(num_blocks=120, max_num_seqs=8))
 
 
+@pytest.mark.slow
 def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Name a colour."}]
     params = SamplingParams(temperature=0.0, max_tokens=8)

@@ -1,19 +1,20 @@
 """Triton kernels for attention over paged keys and values that many sequences share.
 
-Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea a file::
+Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea per file::
 
-    cache_write        new keys and values go into their blocks
-    block_copy         copy-on-write: many blocks of all layers in one launch
-    work_items         the int32 buffers that say which query rows read which keys
-    item_attention     one partial result a work item: shared prefixes, private tails, causal prompts
-    split_decode       the same for one token a sequence where nothing is shared: no items needed
-    merge              partial results into the final output
-    advance            between two decoding steps: positions and slots of the next token
-    race               a token a row, drawn from a whole vocabulary
-    online_softmax     what the two attention kernels have in common
-    reference          the same operations in plain torch, the truth in tests
+    cache_write            new keys and values go into their blocks
+    block_copy             copy-on-write: many blocks of all layers in one launch
+    work_items             the int32 buffers that say which query rows read which keys
+    item_attention         one partial result per work item: shared prefixes, private tails, causal prompts
+    split_decode           the same for one token per sequence where nothing is shared: no items needed
+    merge                  partial results into the final output
+    advance                between two decoding steps: positions and slots of the next token
+    exponential_sampling   one token per row, drawn from a whole vocabulary
+    online_softmax         a tile of query rows over a range of keys
+    attention_common       what else the two attention kernels and their launchers have in common
+    reference              the same operations in plain torch, the truth in tests
 
-Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one pair a layer. The heads of a group are
+Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one pair per layer. The heads of a group are
 packed into the rows of a tile, so a key is read once for all of them. Log-sum-exps are to base 2.
 
 A kernel is compiled anew for arguments that are 1, or multiples of 16, or pointers to whole 16 bytes. So what changes from
@@ -27,10 +28,10 @@ from radixkv_kernels.advance import advance_rows
 from radixkv_kernels.block_copy import BlockCopier
 from radixkv_kernels.cache_write import write_cache
 from radixkv_kernels.checks import BLOCK_SIZES
+from radixkv_kernels.exponential_sampling import draw_tokens
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.online_softmax import TileConfig, tile_config
-from radixkv_kernels.race import draw_tokens
 from radixkv_kernels.split_decode import attend_split, merge_splits
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 

@@ -1,4 +1,4 @@
-"""From one decoding step to the next without the host: every row moves on by a token.
+"""From one decoding step to the next without the host: every row advances by one token.
 
 Bytes moved: a row reads its position, its table's number and a block id, 12 bytes, and writes position and slot, 12 more.
 The floor on a GPU of B bytes/s is ``24 * rows / B``, nanoseconds, so that a launch is all it costs.

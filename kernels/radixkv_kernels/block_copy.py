@@ -5,7 +5,7 @@ The layers' tensors are apart, so the kernel gets their addresses in a table::
     addresses   key cache of layer 0 | value cache of layer 0 | key cache of layer 1 | ...
     grid        (copies, tensors)
 
-Bytes moved: each copied token is read once and written once, ``2 * tokens * bytes a token`` over all layers; the floor on
+Bytes moved: each copied token is read once and written once, ``2 * tokens * bytes per token`` over all layers; the floor on
 a GPU of B bytes/s is that over B.
 """
 
@@ -73,7 +73,7 @@ class BlockCopier:
             token_bytes = cache.shape[2] * cache.shape[3] * cache.element_size()
             if token_bytes % 4 or token_bytes * self._block_size % 16 or cache.data_ptr() % 16:
                 raise ValueError(
-                    f"{name}: expected tokens of whole 4 bytes in blocks of whole 16, got {token_bytes} bytes a token"
+                    f"{name}: expected tokens of whole 4 bytes in blocks of whole 16, got {token_bytes} bytes per token"
                 )
             if token_bytes * self._block_size > _MAX_BLOCK_BYTES:
                 raise ValueError(

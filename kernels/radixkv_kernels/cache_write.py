@@ -1,7 +1,7 @@
 """New keys and values go into their blocks.
 
 Bytes moved: each new key and value is read once and written once, ``tokens * kv heads * (key dim + value dim)`` elements of
-the model's type and as many of the cache's, and 8 bytes of slot a token and head. The floor on a GPU of B bytes/s is their
+the model's type and as many of the cache's, and 8 bytes of slot per token and head. The floor on a GPU of B bytes/s is their
 sum over B. 256 decoding sequences with 8 heads of 128 in bfloat16 move 2 MB, so a launch is all it costs; a prompt of 65,536
 tokens moves 537 MB (0.12 ms at 4.3 TB/s).
 """
@@ -46,14 +46,14 @@ def _write_cache(
     head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
     wanted = slot >= 0
-    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     token = token.to(tl.int64)
 
     dim = tl.arange(0, KEY_TILE)
     mask = wanted[:, None] & (dim < KEY_DIM)[None, :]
     source = key + head * key_head_stride + (token * key_token_stride)[:, None] + dim[None, :]
     target = key_cache + head * key_cache_head_stride
-    target += (block * key_block_stride + place * key_slot_stride)[:, None] + dim[None, :]
+    target += (block * key_block_stride + offset * key_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(key_scales + head)))
@@ -63,7 +63,7 @@ def _write_cache(
     mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
     source = value + head * value_head_stride + (token * value_token_stride)[:, None] + dim[None, :]
     target = value_cache + head * value_cache_head_stride
-    target += (block * value_block_stride + place * value_slot_stride)[:, None] + dim[None, :]
+    target += (block * value_block_stride + offset * value_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
     if QUANTISED:
         data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(value_scales + head)))

@@ -1,7 +1,7 @@
 """What the launchers verify before a kernel sees a pointer: a wrong shape is a Python error, never an illegal access.
 
 What tensors on the device say is not looked at, since that would wait for the device: the rows, tables and partial results of
-items, block ids in tables, positions, slots, starts. Who fills them answers for them.
+items, block ids in tables, positions, slots, starts. The caller answers for them.
 
 Kernels count entries in 32 bits and multiply them by strides in 64. Only from a cache's block to its slots and heads do they
 add 32 bits: 64 would take registers from the innermost loop.
@@ -39,7 +39,7 @@ def check_device(name: str, device: torch.device) -> None:
 
 
 def check_at_most(name: str, what: str, count: int, limit: int = MAX_PROGRAMS_ACROSS) -> None:
-    """Refuse more programs than a grid has room for.
+    """Refuse more programs than a grid can have.
 
     Raises:
         ValueError: names the tensor, the limit and what was given.

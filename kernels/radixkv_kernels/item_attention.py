@@ -1,18 +1,18 @@
-"""One partial result a work item: a tile of query rows over a range of keys, wherever their blocks lie.
+"""One partial result per work item: a tile of query rows over a range of keys, wherever their blocks lie.
 
 Three shapes of work, one kernel::
 
-    shared prefix    rows of many sequences, all of whose positions are beyond the keys      64 or 128 rows a tile
-    private tail     one decoding row over its own keys, open at the end                     16 rows a tile
-    prompt           neighbouring rows of one sequence; the last keys are their own          64 or 128 rows a tile
+    shared prefix    rows of many sequences, all of whose positions are beyond the keys      64 or 128 rows per tile
+    private tail     one decoding row over its own keys, open at the end                     16 rows per tile
+    prompt           neighbouring rows of one sequence; the last keys are their own          64 or 128 rows per tile
 
 The heads of a group are packed into a tile's rows, query row first: tile row ``m`` is query row ``m // group``, head
 ``m % group``. So each key of an item is read once for every query row and head that needs it. This is what makes a
 prefix that k sequences share cost one reading rather than k (Hydragen, Juravsky et al. 2024; FlashInfer's cascades).
 
-Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` an item, its rows' queries, ``rows * query
+Bytes moved: per item ``keys * kv heads * (key dim + value dim) * bytes per element``, its rows' queries, ``rows * query
 heads * key dim`` elements, and their results, ``rows * query heads * value dim`` elements, partial ones in float32. The
-floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than the GPU has operations a byte (about 200 on
+floor on a GPU of B bytes/s is their sum over B while a tile has fewer rows than the GPU has operations per byte (about 200 on
 an H200), and for prompts ``4 * rows * keys * heads * dim / 2`` operations over its matrix rate.
 """
 
@@ -22,19 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.attention_common import attend_head, attention_constants, attention_strides, store_result
 from radixkv_kernels.checks import MAX_PROGRAMS, check_at_most, check_attention, check_tensor
-from radixkv_kernels.online_softmax import (
-    TileConfig,
-    add_sink,
-    attend_range,
-    divide,
-    kernel_window,
-    load_query,
-    log_sum_exp,
-    score_factors,
-    tile_config,
-)
-from radixkv_kernels.target import compute_type
+from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query, score_factors
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
 
 TILE_ROWS = (16, 64, 128)
@@ -82,31 +72,19 @@ def _attend_items(
     tile = load_query(
         query, row_start + row, query_head, wanted, query_row_stride, query_head_stride, KEY_DIM, KEY_TILE, COMPUTE
     )
-    if QUANTISED:
-        scale = scale * tl.load(key_scales + head)
-    result, row_max, row_sum = attend_range(
+    result, row_max, row_sum = attend_head(
         tile, row_position, first_position, last_position,
-        key_cache + head * key_head_stride, value_cache + head * value_head_stride, table,
+        key_cache, value_cache, table, key_scales, value_scales, head,
         start, end, window, scale, cap,
-        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
-        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, COMPUTE,
+        key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, WINDOW, SOFTCAP, QUANTISED, COMPUTE,
     )  # fmt: skip
-    if QUANTISED:
-        result = result * tl.load(value_scales + head)
-
-    dim = tl.arange(0, VALUE_TILE)
-    mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
-    if partial_start == NO_PARTIAL:
-        if SINKS:
-            row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
-        offset = (row_start + row).to(tl.int64) * output_row_stride + query_head.to(tl.int64) * output_head_stride
-        final = divide(result, row_sum).to(output.dtype.element_ty)
-        tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
-    else:
-        partial = (partial_start + row).to(tl.int64)
-        offset = partial * partial_row_stride + query_head.to(tl.int64) * partial_head_stride
-        tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
-        tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
+    store_result(
+        result, row_max, row_sum, partial_start == NO_PARTIAL, row_start + row, partial_start + row, query_head, wanted,
+        output, partial_output, partial_lse, sinks,
+        output_row_stride, output_head_stride, partial_row_stride, partial_head_stride, lse_row_stride,
+        VALUE_DIM, VALUE_TILE, SINKS,
+    )  # fmt: skip
 
 
 def attend_items(
@@ -148,8 +126,8 @@ def attend_items(
         scale: of the scores.
         softcap: scores become ``softcap * tanh(score / softcap)``.
         window: how many tokens a row sees, itself included; None: all.
-        sinks: ``[query heads]``, any of a query's types, a logit a head that has no value; only for items without a partial
-            result (`merge` takes those of the others).
+        sinks: ``[query heads]``, any of a query's types, one logit per head that has no value; only for items without a
+            partial result (`merge` adds those of the others).
         key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
         value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
@@ -166,25 +144,18 @@ def attend_items(
     check_tensor("items", items, (None, ITEM_FIELDS), (torch.int32,), query.device)
     if not items.is_contiguous():
         raise ValueError(f"items: expected a contiguous tensor, got strides {list(items.stride())}")
-    num_heads, key_dim = query.shape[1:]
-    _, block_size, num_kv_heads, value_dim = value_cache.shape
+    num_kv_heads = key_cache.shape[2]
     check_at_most("items", f"for {num_kv_heads} heads", items.shape[0], MAX_PROGRAMS // num_kv_heads)
     if items.shape[0] == 0:
         return
-    key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
-    config = config or tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
     kernel_scale, cap = score_factors(scale, softcap)
     _attend_items[(num_kv_heads * items.shape[0],)](
         query, key_cache, value_cache, tables, positions, items,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
         kernel_scale, cap, kernel_window(window), tables.stride(0),
-        query.stride(0), query.stride(1), output.stride(0), output.stride(1),
-        partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
-        *key_cache.stride()[:3], *value_cache.stride()[:3],
-        HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, ROWS=tile_rows, BLOCK_SIZE=block_size,
-        KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
-        FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
-        KEYS=config.keys, num_warps=config.warps, num_stages=config.stages,
+        *attention_strides(query, output, partial_output, partial_lse, key_cache, value_cache),
+        HEADS=num_kv_heads, FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
+        **attention_constants(
+            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config
+        ),
     )  # fmt: skip

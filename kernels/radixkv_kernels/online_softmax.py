@@ -38,14 +38,14 @@ def attend_keys(
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEY_TILE: tl.constexpr, VALUE_TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys ``start .. stop``, in tiles of ``KEYS``, into a tile's running output, maximum and sum.
+    """Fold the keys ``start .. stop``, in tiles of ``KEYS``, into a tile's running output, maximum and sum.
 
     Without ``MASKED`` every row sees every key of these whole tiles. With it a row sees keys up to its own position, in
     its window, below ``end``; it may see none at all.
 
     ``key_cache`` and ``value_cache`` point at the head, ``table`` at the sequence's first block id, and ``block`` are the
-    ids for the first tile's keys. Those for the next tile are loaded a tile ahead and handed on: the compiler only lets
-    loads of keys and values run ahead of the arithmetic where no other load comes before them in the same turn.
+    ids for the first tile's keys. Those for the next tile are loaded one tile ahead and passed on: the compiler only moves
+    loads of keys and values ahead of the arithmetic where no other load comes before them in the same iteration.
     """
     for first in tl.range(start, stop, KEYS):
         position = first + tl.arange(0, KEYS)
@@ -194,7 +194,7 @@ def kernel_window(window: int | None) -> int:
 
 
 class TileConfig(NamedTuple):
-    """How a program is cut: keys a tile, a power of 2 from 16 on; warps; and stages of its pipeline."""
+    """How a program is cut: keys per tile, a power of 2 from 16 on; warps; and stages of its pipeline."""
 
     keys: int
     warps: int
@@ -204,7 +204,7 @@ class TileConfig(NamedTuple):
 def tile_config(
     tile_rows: int, key_tile: int, value_tile: int, query_dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> TileConfig:
-    """Keys a tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
+    """Keys per tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
     ============================  ====  =====  ===================================================================
     case                          keys  warps  why

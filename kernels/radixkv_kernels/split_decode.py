@@ -1,13 +1,13 @@
-"""Decoding where nothing is shared: one new token a sequence, its keys split into equal parts.
+"""Decoding where nothing is shared: one new token per sequence, its keys split into equal parts.
 
 No items are needed: program (head, part, sequence) finds its keys from the sequence's position alone, so that a batch that
 only grows changes nothing but the positions. Each part is as long as the others, a whole number of tiles (Flash-Decoding,
 Dao et al. 2023).
 
-Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes an element`` over all sequences; 256 sequences of 4,096 tokens
+Bytes moved: ``keys * kv heads * (key dim + value dim) * bytes per element`` over all sequences; 256 sequences of 4,096 tokens
 with 8 heads of 128 in bfloat16 read 4.3 GB, whose floor on a GPU of B bytes/s is 4.3 GB / B (1.0 ms at 4.3 TB/s). Beside
-them ``rows * query heads * (key dim + value dim)`` elements of queries and outputs are little; several parts write so many
-float32 results a row in place of its output.
+them ``rows * query heads * (key dim + value dim)`` elements of queries and outputs are little; several parts write as many
+float32 results per row in place of its output.
 """
 
 from __future__ import annotations
@@ -16,21 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.attention_common import attend_head, attention_constants, attention_strides, store_result
 from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
 from radixkv_kernels.merge import merge_splits
-from radixkv_kernels.online_softmax import (
-    TileConfig,
-    add_sink,
-    attend_range,
-    divide,
-    kernel_window,
-    load_query,
-    log_sum_exp,
-    score_factors,
-    tile_config,
-)
-from radixkv_kernels.target import compute_type
+from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query, score_factors
 
 __all__ = ["attend_split", "merge_splits"]
 
@@ -70,33 +60,21 @@ def _attend_split(
         query, tl.full([ROWS], 0, tl.int32) + row, query_head, wanted, query_row_stride, query_head_stride,
         KEY_DIM, KEY_TILE, COMPUTE,
     )  # fmt: skip
-    if QUANTISED:
-        scale = scale * tl.load(key_scales + head)
     # The part begins inside the window already, so that no key needs to be masked for it.
-    result, row_max, row_sum = attend_range(
+    result, row_max, row_sum = attend_head(
         tile, row_position, position, position,
-        key_cache + head * key_head_stride, value_cache + head * value_head_stride,
-        tables + tl.load(row_tables + row).to(tl.int64) * table_stride,
+        key_cache, value_cache, tables + tl.load(row_tables + row).to(tl.int64) * table_stride,
+        key_scales, value_scales, head,
         start, end, window, scale, cap,
-        key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
-        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, False, SOFTCAP, COMPUTE,
+        key_block_stride, key_slot_stride, key_head_stride, value_block_stride, value_slot_stride, value_head_stride,
+        ROWS, KEYS, BLOCK_SIZE, KEY_DIM, VALUE_DIM, KEY_TILE, VALUE_TILE, False, SOFTCAP, QUANTISED, COMPUTE,
     )  # fmt: skip
-    if QUANTISED:
-        result = result * tl.load(value_scales + head)
-
-    dim = tl.arange(0, VALUE_TILE)
-    mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
-    if num_splits == 1:
-        if SINKS:
-            row_sum = add_sink(row_max, row_sum, tl.load(sinks + query_head, mask=wanted, other=0.0))
-        offset = row.to(tl.int64) * output_row_stride + query_head.to(tl.int64) * output_head_stride
-        final = divide(result, row_sum).to(output.dtype.element_ty)
-        tl.store(output + offset[:, None] + dim[None, :], final, mask=mask)
-    else:
-        partial = row.to(tl.int64) * num_splits + part
-        offset = partial * partial_row_stride + query_head.to(tl.int64) * partial_head_stride
-        tl.store(partial_output + offset[:, None] + dim[None, :], divide(result, row_sum), mask=mask)
-        tl.store(partial_lse + partial * lse_row_stride + query_head, log_sum_exp(row_max, row_sum), mask=wanted)
+    store_result(
+        result, row_max, row_sum, num_splits == 1, row, row.to(tl.int64) * num_splits + part, query_head, wanted,
+        output, partial_output, partial_lse, sinks,
+        output_row_stride, output_head_stride, partial_row_stride, partial_head_stride, lse_row_stride,
+        VALUE_DIM, VALUE_TILE, SINKS,
+    )  # fmt: skip
 
 
 def attend_split(
@@ -119,7 +97,7 @@ def attend_split(
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
 ) -> None:
-    """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` puts together.
+    """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` merges.
 
     Strides as for `attend_items`.
 
@@ -140,7 +118,7 @@ def attend_split(
         key_scales: as in `attend_items`.
         value_scales: as in `attend_items`.
         config: as in `attend_items`.
-        sinks: ``[query heads]``; with several parts `merge_splits` takes them.
+        sinks: ``[query heads]``; with several parts `merge_splits` adds them.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
@@ -149,8 +127,8 @@ def attend_split(
         query, key_cache, value_cache, tables, positions, output, partial_output, partial_lse,
         max_group=TILE_ROWS[-1], window=window, sinks=sinks, key_scales=key_scales, value_scales=value_scales,
     )  # fmt: skip
-    num_rows, num_heads, key_dim = query.shape
-    _, block_size, num_kv_heads, value_dim = value_cache.shape
+    num_rows, num_heads, _ = query.shape
+    num_kv_heads = key_cache.shape[2]
     check_tensor("row_tables", row_tables, (num_rows,), (torch.int32,), query.device)
     if num_splits < 1:
         raise ValueError(f"num_splits: expected at least 1, got {num_splits}")
@@ -162,21 +140,14 @@ def attend_split(
         )
     if num_rows == 0:
         return
-    group = num_heads // num_kv_heads
-    tile_rows = next(rows for rows in TILE_ROWS if rows >= group)
-    key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
-    config = config or tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
+    tile_rows = next(rows for rows in TILE_ROWS if rows >= num_heads // num_kv_heads)
     kernel_scale, cap = score_factors(scale, softcap)
     _attend_split[(num_kv_heads, num_splits, num_rows)](
         query, key_cache, value_cache, tables, row_tables, positions,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
         kernel_scale, cap, kernel_window(window), num_splits, tables.stride(0),
-        query.stride(0), query.stride(1), output.stride(0), output.stride(1),
-        partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0),
-        *key_cache.stride()[:3], *value_cache.stride()[:3],
-        GROUP=group, ROWS=tile_rows, BLOCK_SIZE=block_size,
-        KEY_DIM=key_dim, VALUE_DIM=value_dim, KEY_TILE=max(16, key_tile), VALUE_TILE=max(16, value_tile),
-        WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
-        QUANTISED=key_scales is not None, COMPUTE=compute_type(query.dtype),
-        KEYS=config.keys, num_warps=config.warps, num_stages=config.stages,
+        *attention_strides(query, output, partial_output, partial_lse, key_cache, value_cache),
+        **attention_constants(
+            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config
+        ),
     )  # fmt: skip

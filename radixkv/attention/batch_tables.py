@@ -59,8 +59,7 @@ class BatchTables:
         self.indices = array("q")
         self.common: list[int] = []
         self._index_of: dict[BlockTable, int] = {}
-        # By row of ``block_ids``: the member that has it, the version of its table, and how many of its blocks are there.
-        self._members: list[BlockTable | None] = [None] * max_sequences
+        # By row of ``block_ids``: the version of the member's table, and how many of its blocks are there.
         self._versions = np.zeros(max_sequences, dtype=np.int64)
         self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
         self._free = list(range(max_sequences))[::-1]
@@ -157,16 +156,15 @@ class BatchTables:
     def _change_members(
         self, tables: Sequence[BlockTable], indices: Ints, stays: NDArray[np.bool_]
     ) -> list[BlockTable]:
-        """Remove who leaves, and give a row to each who joins (noted in ``indices``), still to be put in order."""
-        leaves = np.zeros(len(self.block_ids), dtype=np.bool_)
-        leaves[self.indices] = True
-        leaves[indices[stays]] = False
-        for index in leaves.nonzero()[0].tolist():
-            self._remove(index)
+        """Remove the members that leave, and give those that join a row, noted in ``indices``; they have no position yet."""
+        staying = np.zeros(len(self.block_ids), dtype=np.bool_)
+        staying[indices[stays]] = True
+        # From the end, so that the other positions stay what they are.
+        for position in (~staying[np.array(self.indices)]).nonzero()[0][::-1].tolist():
+            self._remove(position)
         joining = (~stays).nonzero()[0].tolist()
         for i in joining:
-            index = indices[i] = self._index_of[tables[i]] = self._free.pop()
-            self._members[index] = tables[i]
+            indices[i] = self._index_of[tables[i]] = self._free.pop()
         return [tables[i] for i in joining]
 
     def _insert(self, table: BlockTable) -> None:
@@ -181,18 +179,14 @@ class BatchTables:
         neighbours = [self._blocks(neighbour) for neighbour in self.indices[start : position + 2]]
         self.common[start:position] = [common_blocks(a, b) for a, b in itertools.pairwise(neighbours)]
 
-    def _remove(self, index: int) -> None:
-        position = self.indices.index(index)
-        del self.order[position], self.indices[position]
+    def _remove(self, position: int) -> None:
+        table, index = self.order.pop(position), self.indices.pop(position)
         if 0 < position < len(self.order):
             # What the neighbours on both sides share is what both shared with the one between them.
             self.common[position - 1 : position + 1] = [min(self.common[position - 1 : position + 1])]
         elif self.common:
             del self.common[0 if position == 0 else -1]
-        table = self._members[index]
-        assert table is not None
         del self._index_of[table]
-        self._members[index] = None
         self._free.append(index)
 
     def _bytes(self, index: int) -> bytes:

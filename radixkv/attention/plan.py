@@ -68,7 +68,7 @@ class AttentionPlan:
         block_ids: int32 ``[tables, blocks]``, the planner's own: valid until the next batch is planned.
         block_size: tokens per block.
         new_blocks: what this batch added to ``block_ids``.
-        is_flat: one new token per sequence, and nothing read together.
+        is_flat: one new token per sequence, and nothing shared.
         saved_tokens: keys that sharing saves reading, per layer.
     """
 
@@ -130,7 +130,7 @@ class Planner:
         return new_blocks
 
     def plan(self, batch: QueryBatch) -> AttentionPlan:
-        """Lay out the packed batch, and find what its sequences read together.
+        """Lay out the packed batch, and find what its sequences share.
 
         Raises:
             ValueError: the columns are no batch, exceed the sequences or blocks that the planner was made for, or a table

@@ -1,4 +1,4 @@
-"""Which sequences of a batch read a common prefix together.
+"""Which sequences of a batch have a prefix in common that is read once for all of them.
 
 Among tables in order (`BatchTables`), those that share a prefix are neighbours. So how many blocks each has in common with
 the next one says as much as a tree of the prefixes: a group of sequences is a range of neighbours, and its prefix as long as

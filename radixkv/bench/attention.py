@@ -64,7 +64,7 @@ def make_row(moved: int, floor_s: float, seconds: float) -> Row:
 def attention_row(
     batch: int, levels: list[Level], limits: Limits, dtype: torch.dtype = torch.bfloat16, in_graphs: bool = False
 ) -> Row:
-    """Decoding: one new token a sequence.
+    """Decoding: one new token per sequence.
 
     Args:
         dtype: of stored keys and values.

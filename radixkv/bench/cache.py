@@ -79,7 +79,7 @@ def compute(cache: PrefixCache, tokens: Tokens) -> BlockTable:
 
 
 def filled_cache(num_tokens: int, spare_blocks: int = 100) -> tuple[PrefixCache, Tokens]:
-    """A cache that knows one prompt."""
+    """A cache that holds one prompt."""
     tokens = random_tokens(num_tokens)
     cache = PrefixCache(num_tokens // BLOCK_SIZE + spare_blocks, BLOCK_SIZE)
     cache.close(compute(cache, tokens))
@@ -87,7 +87,7 @@ def filled_cache(num_tokens: int, spare_blocks: int = 100) -> tuple[PrefixCache,
 
 
 def cache_of_leaves(num_leaves: int, spare_blocks: int = 0) -> PrefixCache:
-    """A cache that knows ``num_leaves`` prompts of one block each, which begin alike."""
+    """A cache that holds ``num_leaves`` prompts of one block each, which differ in their last token only."""
     cache = PrefixCache(num_leaves + spare_blocks, BLOCK_SIZE)
     prompts = np.full((num_leaves, BLOCK_SIZE), 7, dtype=np.int32)
     prompts[:, -1] = np.random.default_rng(0).permutation(num_leaves)
@@ -100,7 +100,7 @@ def cache_of_leaves(num_leaves: int, spare_blocks: int = 0) -> PrefixCache:
 
 
 def match_hit(num_tokens: int, rounds: int) -> Timing:
-    """`match` of a prompt that is known whole, as an int32 array."""
+    """`match` of a prompt that is cached whole, as an int32 array."""
     cache, tokens = filled_cache(num_tokens)
     return measure(lambda: None, lambda _: repeat(20, partial(cache.match, tokens)), rounds=rounds, calls=20)
 
@@ -113,15 +113,15 @@ def match_hit_list(rounds: int) -> Timing:
 
 
 def match_chain(rounds: int) -> Timing:
-    """`match` along a path that other prompts, which part from it every 512 tokens, have split into 64 nodes."""
+    """`match` along a path that other prompts, one of which leaves it every 512 tokens, have split into 64 nodes."""
     cache, tokens = filled_cache(32 << 10, spare_blocks=200)
-    for place in range(512, len(tokens), 512):
-        cache.close(compute(cache, np.concatenate([tokens[:place], random_tokens(16, seed=place)])))
+    for length in range(512, len(tokens), 512):
+        cache.close(compute(cache, np.concatenate([tokens[:length], random_tokens(16, seed=length)])))
     return measure(lambda: None, lambda _: repeat(20, partial(cache.match, tokens)), rounds=rounds, calls=20)
 
 
 def admit_hit_list(rounds: int) -> Timing:
-    """`open` of 32k known tokens in a list: look them up, lock them, build the block table."""
+    """`open` of 32k cached tokens in a list: look them up, lock them, build the block table."""
     cache, tokens = filled_cache(32 << 10)
     as_list = tokens.tolist()
     opened: list[BlockTable] = []
@@ -136,7 +136,7 @@ def admit_hit_list(rounds: int) -> Timing:
 
 
 def insert_cold(num_tokens: int, rounds: int) -> Timing:
-    """`append` of a whole prompt into reserved blocks: record it and make it known."""
+    """`append` of a whole prompt into reserved blocks: record and publish it."""
     tokens = random_tokens(num_tokens)
 
     def reserved() -> tuple[PrefixCache, BlockTable]:
@@ -149,7 +149,7 @@ def insert_cold(num_tokens: int, rounds: int) -> Timing:
 
 
 def evict_one(num_leaves: int, rounds: int) -> Timing:
-    """`reserve` of one block where none is free: evict a leaf of ``num_leaves``, and hand its block out."""
+    """`reserve` of one block where none is free: evict one of ``num_leaves`` leaves, and allocate its block."""
     cache = cache_of_leaves(num_leaves)
     table = cache.open([1], write=False)
     calls = 64
@@ -170,7 +170,7 @@ def evict_many(rounds: int) -> Timing:
     def table() -> BlockTable:
         return cache.open([1], write=False)
 
-    rounds = min(rounds, 40)  # each takes another 2,048 of the leaves
+    rounds = min(rounds, 40)  # each evicts another 2,048 of the leaves
     return measure(table, lambda table: cache.reserve(table, 2048 * BLOCK_SIZE), rounds=rounds)
 
 
@@ -189,13 +189,13 @@ def decode_step(rounds: int) -> Timing:
 
 
 def decode_record(rounds: int) -> Timing:
-    """`append` for the same sequences, a block at a time as the engine does it; the mean of a block's worth of steps."""
+    """`append` for the same sequences, one block at a time as in the engine; the mean of a block's worth of steps."""
     cache, tables, lengths = decoding_batch(rounds)
     block = list(range(BLOCK_SIZE))
 
     def reserve() -> None:
-        for place in range(256):
-            lengths[place] += BLOCK_SIZE
+        for index in range(256):
+            lengths[index] += BLOCK_SIZE
         cache.reserve_many(tables, lengths)
 
     def record(_: None) -> None:
@@ -228,8 +228,8 @@ def fork(rounds: int) -> Timing:
 
 
 def beam_step(rounds: int) -> Timing:
-    """One step of four beams over a prompt of 32k tokens: record their tokens, one beam is dropped, another is forked in
-    its place, and all get room for their next token."""
+    """One step of four beams over a prompt of 32k tokens: append their tokens, abort one beam, fork another instead, and
+    reserve the next token of each."""
     steps = 32
     cache = PrefixCache((32 << 10) // BLOCK_SIZE + 200 * (rounds + 2), BLOCK_SIZE)
     first = compute(cache, random_tokens((32 << 10) + 3))
@@ -249,7 +249,7 @@ def beam_step(rounds: int) -> Timing:
 
 
 def release(rounds: int) -> Timing:
-    """`close` of a sequence of 32k tokens, which stays known."""
+    """`close` of a sequence of 32k tokens, which stays cached."""
     cache, tokens = filled_cache(32 << 10)
     return measure(lambda: compute(cache, tokens), cache.close, rounds=rounds)
 
@@ -277,7 +277,7 @@ def repeat(times: int, call: Callable[[], object]) -> None:
 
 
 def host_bytes_per_block() -> dict[str, float]:
-    """Host memory that a cached block takes: in long prompts, and as a leaf of its own, the most it can."""
+    """Host memory per cached block: in long prompts, and where each is a leaf of its own, which takes most."""
     builders: dict[str, tuple[Callable[[], PrefixCache], int]] = {
         "in prompts of 32k tokens": (lambda: filled_cache(32 << 10, spare_blocks=0)[0], 2048),
         "as leaves of one block": (lambda: cache_of_leaves(20_000), 20_000),
@@ -294,7 +294,7 @@ def host_bytes_per_block() -> dict[str, float]:
 
 def run_cache(console: Console, rounds: int, json_path: Path | None) -> None:
     """Measure every row, print a table, write JSON."""
-    table = Table(title=f"microseconds a call, median of {rounds} (lowest)")
+    table = Table(title=f"microseconds per call, median of {rounds} (lowest)")
     for column in ("row", "RadixKV", "lowest", "hash chain", "times faster"):
         table.add_column(column, justify="left" if column == "row" else "right")
     figures = []
@@ -316,7 +316,7 @@ def run_cache(console: Console, rounds: int, json_path: Path | None) -> None:
     console.print(table)
     memory = host_bytes_per_block()
     for name, size in memory.items():
-        console.print(f"host memory a cached block {name}: {size:,.0f} bytes")
+        console.print(f"host memory per cached block {name}: {size:,.0f} bytes")
     if json_path is not None:
         document = {
             "machine": describe_machine("numpy", "sortedcontainers"),

@@ -194,9 +194,9 @@ def answer_all(llm: LLM, shared: int) -> Answers:
 
 
 def answer_all_with_transformers(model: Any, shared: int) -> Answers:
-    """The same by transformers' continuous batching, from the first request that it takes in to the end of the last.
+    """The same by transformers' continuous batching, from the first request that it admits to the end of the last.
 
-    What it does before, for each call anew, is not counted: it takes memory and captures graphs, as an engine does once.
+    What it does before, for each call anew, is not counted: it allocates memory and captures graphs, as an engine does once.
 
     Raises:
         RuntimeError: some answers did not come: it logs errors and returns what there is.
@@ -215,7 +215,7 @@ def _answers(seconds: float) -> Answers:
 
 
 def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool) -> None:
-    """Steps and answers, with nothing and with much shared, by one engine; what fails of one is no end to the other."""
+    """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
     start = time.perf_counter()
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
     ready = time.perf_counter()
@@ -253,8 +253,8 @@ def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, share
         )  # fmt: skip
 
 
-def let_go(model: Any, attention: str) -> None:
-    """Give the model its own attention back, and the memory of the engine that ran it, to which its layers still lead."""
+def release(model: Any, attention: str) -> None:
+    """Restore the model's own attention, and free the memory of the engine that ran it, which its layers still refer to."""
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
     uncompile_layers(model)
@@ -285,7 +285,7 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
                 measure_engine(report, table, model, kind, compiled)
             except Exception as error:  # no row of this engine can be measured; the next one may work
                 report.note_failure(kind, error)
-            let_go(model, attention)
+            release(model, attention)
     for shared in (0, SHARED):
         name = f"transformers: {BATCH} x {LENGTH:,}, {shared:,} shared, answers"
         answers = report.measure(name, partial(answer_all_with_transformers, model, shared))

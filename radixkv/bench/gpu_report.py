@@ -1,4 +1,4 @@
-"""Rows of a GPU bench, kept as they are measured: GPU time is scarce, and what was measured should survive what follows."""
+"""Rows of a GPU bench, kept as they are measured: GPU time is scarce, and a row should survive what fails after it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class GpuReport:
         return self._only in name
 
     def measure(self, name: str, work: Callable[[], Row]) -> Row | None:
-        """Measure one row, a dataclass; None where it is not wanted or failed: then the error is kept, and others go on."""
+        """Measure one row, a dataclass; None where it is not wanted or failed: then the error is kept, and nothing raised."""
         if not self.wants(name):
             return None
         try:

@@ -1,8 +1,8 @@
 """The baseline for the cache's bookkeeping: prefix caching by a chain of block hashes, reduced to its core.
 
-Every whole block is known by a hash of its tokens and of the hash before it, in one flat dictionary: the method of vLLM's
+Every whole block is found by a hash of its tokens and of the hash before it, in one flat dictionary: the method of vLLM's
 automatic prefix caching. Only what any program of this kind must do is done here, with a fast hash, so that it is a
-baseline of the method and not of somebody's code. It finds whole blocks only and forgets nothing.
+baseline of the method and not of one implementation. It finds whole blocks only and evicts nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 
 class HashChainCache:
-    """Known blocks of ``block_size`` tokens by their chained hash."""
+    """Cached blocks of ``block_size`` tokens by their chained hash."""
 
     def __init__(self, block_size: int) -> None:
         self._block_bytes = 4 * block_size
         self._block_of: dict[bytes, int] = {}
 
     def match(self, tokens: NDArray[np.int32]) -> list[int]:
-        """The blocks of the longest known prefix."""
+        """The blocks of the longest cached prefix."""
         blocks = []
         for key in self._keys(tokens):
             block = self._block_of.get(key)
@@ -32,7 +32,7 @@ class HashChainCache:
         return blocks
 
     def insert(self, tokens: NDArray[np.int32], blocks: list[int]) -> None:
-        """Make a prompt's blocks known."""
+        """Cache a prompt's blocks."""
         for key, block in zip(self._keys(tokens), blocks, strict=True):
             self._block_of.setdefault(key, block)
 

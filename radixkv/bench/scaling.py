@@ -1,7 +1,7 @@
 """`radixkv bench cache --scaling`: how the cache's costs grow, in ordinary trees and in the worst ones.
 
 Every curve is one call timed at several sizes. A straight line on the plot's double logarithmic axes is a power of the
-size, whose exponent the table gives: 0 is constant, 1 is linear.
+size, whose exponent is in the table: 0 is constant, 1 is linear.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def evict_one(cache: PrefixCache, num_leaves: int) -> Timing:
 
 
 def insert_one(cache: PrefixCache, num_leaves: int) -> Timing:
-    newcomers = iter(range(num_leaves, num_leaves + 1000))
+    new_tokens = iter(range(num_leaves, num_leaves + 1000))
 
     def reserved() -> tuple[BlockTable, Tokens]:
         prompt = np.full(BLOCK_SIZE, 7, dtype=np.int32)
-        prompt[-1] = next(newcomers)
+        prompt[-1] = next(new_tokens)
         table = cache.open(prompt, read=False)
         cache.reserve(table, BLOCK_SIZE)
         return table, prompt
@@ -141,7 +141,7 @@ def in_depth(call: Callable[[PrefixCache, Tokens], Timing], num_nodes: int) -> T
     """A path of 10,000 blocks that other prompts have cut into ``num_nodes`` nodes."""
     num_blocks = 10_000
     cache, tokens = filled_cache(num_blocks * BLOCK_SIZE, spare_blocks=2 * num_nodes + 10)
-    # From the deep end up: each newcomer then parts in the first node and finds no others before it.
+    # From the deep end up: each prompt then leaves the path in its first node, before all earlier ones.
     for node in range(num_nodes - 1, 0, -1):
         stem = tokens[: node * num_blocks // num_nodes * BLOCK_SIZE]
         cache.close(compute(cache, np.concatenate([stem, random_tokens(BLOCK_SIZE, seed=node)])))
@@ -157,7 +157,7 @@ def open_deep(cache: PrefixCache, tokens: Tokens) -> Timing:
 
 
 def part_at(position: int) -> Timing:
-    """A prompt of 4k tokens that parts from a known one at this token of its last block."""
+    """`match` of a prompt of 4k tokens that differs from a cached one from this token of its last block on."""
     cache, tokens = filled_cache(4 << 10)
     prompt = tokens.copy()
     prompt[len(prompt) - BLOCK_SIZE + position - 1] += 1
@@ -186,7 +186,7 @@ def run_scaling(console: Console, json_path: Path | None, plot_path: Path) -> No
                     medians.append(curve.call(size).median_us)
                 progress.advance(task)
             results.append((curve, medians))
-    table = Table(title="microseconds a call")
+    table = Table(title="microseconds per call")
     for column in ("call", "by", "at", "takes", "exponent"):
         table.add_column(column, justify="left" if column in ("call", "by") else "right")
     for curve, medians in results:

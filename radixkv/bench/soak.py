@@ -1,8 +1,8 @@
-"""`radixkv bench soak`: random work on the cache for as long as one likes, every rule checked throughout.
+"""`radixkv bench soak`: random work on the cache for a given time, every rule checked throughout.
 
 Runs without Hypothesis, so that millions of steps fit into minutes: caches of random shapes are driven one after another,
-each by tens of thousands of steps, with a shadow memory (`radixkv.testing.CheckedCache`). Every step checks what it can
-break itself; every few steps all rules are verified from scratch.
+each by tens of thousands of steps, with a shadow memory (`radixkv.testing.CheckedCache`). Every step checks the rules that
+it can break; every few steps all rules are verified from scratch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RandomEngine:
 
 
 def run_soak(console: Console, minutes: float, seed: int, json_path: Path | None) -> bool:
-    """Soak for so many minutes; returns whether no rule was broken."""
+    """Soak for ``minutes``; returns whether no rule was broken."""
     result = SoakResult()
     begin = time.monotonic()
     number = 0

@@ -15,14 +15,14 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds a call."""
+    """Microseconds per call."""
 
     median_us: float
     min_us: float
 
 
 def measure(prepare: Callable[[], State], work: Callable[[State], object], *, rounds: int, calls: int = 1) -> Timing:
-    """Time ``work`` on what ``prepare`` makes anew, unmeasured, for every round; the first round warms up and is dropped.
+    """Time ``work`` on the result of an untimed ``prepare`` in every round; the first round warms up and is dropped.
 
     Args:
         calls: how many calls one run of ``work`` stands for.
@@ -38,7 +38,7 @@ def measure(prepare: Callable[[], State], work: Callable[[State], object], *, ro
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """No garbage collection, which would charge one call for what others left."""
+    """No garbage collection, whose time would be charged to one call for the garbage of others."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -69,7 +69,7 @@ class BlockPool:
             raise OutOfBlocks(count, self.num_free, 0)
         if count == 1:
             return np.array([self.allocate_one(after)], dtype=np.int32)
-        blocks = self._take_all(after) if count == self.num_free else self._choose(count, after)
+        blocks = self._allocate_all(after) if count == self.num_free else self._allocate_some(count, after)
         self.ref_counts[blocks] = 1
         self.num_free -= count
         return blocks
@@ -148,8 +148,8 @@ class BlockPool:
         if self.num_free != int(free.sum()):
             raise InvariantViolation(f"num_free is {self.num_free}, {int(free.sum())} blocks are free")
 
-    def _take_all(self, after: int | None) -> BlockIds:
-        """Every free block, in ascending order but for the run that follows ``after``, which comes first."""
+    def _allocate_all(self, after: int | None) -> BlockIds:
+        """Every free block, in ascending order, except that the run that follows ``after`` is first."""
         for start, stop in list(self._stop_of.items()):
             self._remove_run(start, stop)
             self._loose.append(np.arange(start, stop, dtype=np.int32))
@@ -161,20 +161,20 @@ class BlockPool:
                 blocks = np.concatenate([blocks[start:], blocks[:start]])
         return blocks
 
-    def _choose(self, count: int, after: int | None) -> BlockIds:
+    def _allocate_some(self, count: int, after: int | None) -> BlockIds:
         """Some of the free blocks: first those that follow ``after``, then from the largest runs."""
         self._file_loose()
         parts: list[BlockIds] = []
         missing = count
         if missing and after is not None and after + 1 in self._stop_of:
-            taken = min(missing, self._stop_of[after + 1] - after - 1)
-            parts.append(self._take(after + 1, 0, taken))
-            missing -= taken
+            num_here = min(missing, self._stop_of[after + 1] - after - 1)
+            parts.append(self._allocate_run(after + 1, 0, num_here))
+            missing -= num_here
         while missing:
             start, size = self._large_run()
-            taken = min(missing, size)
-            parts.append(self._take(start, self._offset(size, taken), taken))
-            missing -= taken
+            num_here = min(missing, size)
+            parts.append(self._allocate_run(start, self._offset(size, num_here), num_here))
+            missing -= num_here
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int32), *parts])
 
     def _require_held(self, blocks: BlockIds) -> BlockIds:
@@ -198,7 +198,7 @@ class BlockPool:
         if self._counts[block]:
             return 0
         self.num_free += 1
-        self._put_back(block, block + 1)
+        self._merge_run(block, block + 1)
         return 1
 
     def _file_loose(self) -> None:
@@ -207,7 +207,7 @@ class BlockPool:
             starts = freed[np.concatenate(([0], borders))].tolist()
             stops = (freed[np.concatenate((borders, [len(freed)])) - 1] + 1).tolist()
             for start, stop in zip(starts, stops, strict=True):
-                self._put_back(start, stop)
+                self._merge_run(start, stop)
         self._loose.clear()
 
     def _large_run(self) -> tuple[int, int]:
@@ -222,14 +222,14 @@ class BlockPool:
         """At which offset of a free run of ``size`` blocks ``count`` are allocated."""
         return size // 2 if count * _SPREAD_SHARE < size < self.num_blocks else 0
 
-    def _take(self, start: int, offset: int, count: int) -> BlockIds:
+    def _allocate_run(self, start: int, offset: int, count: int) -> BlockIds:
         first = start + offset
         if offset:
             self._split_run(start, first)
         self._shorten_run(first, count)
         return np.arange(first, first + count, dtype=np.int32)
 
-    def _put_back(self, start: int, stop: int) -> None:
+    def _merge_run(self, start: int, stop: int) -> None:
         if start in self._start_of:
             before = self._start_of[start]
             self._remove_run(before, start)

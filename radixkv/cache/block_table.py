@@ -133,7 +133,7 @@ class BlockTable:
             try:
                 own = store.allocate_one(self._last_block())
             except OutOfBlocks:
-                store.tree.unlock(self._node)
+                store.tree.unlock(self._node, self._node.priority)
                 raise
             store.queue_copy(match.partial_block, own, match.num_partial_tokens)
             self._add_block(own)
@@ -215,8 +215,8 @@ class BlockTable:
     def close(self) -> None:
         """Publish a partly filled last block, then `abort`."""
         store = self._store
-        last, num_partial = divmod(self._num_tokens, store.block_size)
-        if num_partial and self._write and self._node is not None:
+        if self._num_tokens % store.block_size and self._write and self._node is not None:
+            last = self._num_tokens // store.block_size
             tail = int(self._ids[last])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
             if store.pool.ref_counts[tail] == 1 and store.tree.publish_partial(
@@ -230,7 +230,8 @@ class BlockTable:
         store = self._store
         self.closed = True
         store.stats.abandoned_tokens += self._num_unaccounted
-        store.pool.release(self.own_block_ids)
+        if self._num_published < self._num_blocks:
+            store.pool.release(self.own_block_ids)
         if self._node is not None:
             store.tree.unlock(self._node, self.priority)
             self._node = None
@@ -300,7 +301,7 @@ class BlockTable:
         num_bytes = (stop - start) * store.block_size * TOKEN_BYTES
         tokens, self._tail = self._tail, self._tail[num_bytes:]
         del tokens[num_bytes:]
-        self._node, kept = store.tree.publish(self._node, tokens, own, past_uses)
+        self._node, kept = store.tree.publish(self._node, tokens, own, self.priority, past_uses)
         self._num_published = stop
         if kept is own:
             return

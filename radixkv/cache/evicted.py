@@ -127,7 +127,7 @@ class EvictedPrefixes(TreeObserver):
     def recall(self, match: Match, prompt: bytes) -> list[tuple[int, int]]:
         """What continues a match, was evicted, and is about to be recomputed; the learner is notified, the records dropped.
 
-        Only where the match ends with a node's last block: elsewhere other blocks took their place in the tree.
+        Only where the match ends with a node's last block: elsewhere other blocks have replaced them in the tree.
 
         Returns:
             ``(stop, uses)`` in ascending order: the prompt's blocks from the ``stop`` before, or from the match's end, to

@@ -106,11 +106,11 @@ class RadixTree:
         for neighbour in (node.children.before(key), node.children.at_or_after(key)):
             if neighbour is not None and (common := common_tokens(key, 0, neighbour)) > longest:
                 best, longest = neighbour, common
-        known = offset // TOKEN_BYTES
+        num_before = offset // TOKEN_BYTES
         if not longest:
-            return Match(known, node, node.num_blocks)
+            return Match(num_before, node, node.num_blocks)
         nearest = node.children[best]
-        return Match(known + longest, nearest, 0, longest, nearest.blocks[0])
+        return Match(num_before + longest, nearest, 0, longest, nearest.blocks[0])
 
     def _match_inside(self, node: Node, prompt: bytes, offset: int) -> Match:
         common = common_tokens(prompt, offset, node.tokens)
@@ -143,12 +143,14 @@ class RadixTree:
         elif match.num_node_blocks * self._block_bytes < len(node.tokens):
             node = self._split(node, match.num_node_blocks)
         now = self._now()
-        for step in node.path():
+        step: Node | None = node
+        while step is not None:
             if step.lock_count == 0:
                 self._to_in_use(step, now)
             step.lock_count += 1
             step.last_use = now
             step.uses += 1
+            step = step.parent
         return node
 
     def lock_again(self, node: Node, count: int) -> None:
@@ -156,20 +158,22 @@ class RadixTree:
         for step in node.path():
             step.lock_count += count
 
-    def unlock(self, node: Node, priority: int = 0) -> None:
+    def unlock(self, node: Node, priority: int) -> None:
         """One lock fewer; nodes without any become evictable.
 
         Args:
-            priority: the retention priority of the sequence that ends: the path keeps the highest (`EvictableLeaf`).
+            priority: retention priority of the sequence that ends: every node on the path keeps the highest.
         """
         now = self._now()
-        for step in node.path():
+        step: Node | None = node
+        while step is not None:
             step.last_use = now
             step.lock_count -= 1
             if step.priority < priority:
                 step.priority = priority
             if step.lock_count == 0:
                 self._to_idle(step)
+            step = step.parent
 
     def _to_in_use(self, node: Node, now: float) -> None:
         """``node``, which is not locked yet, can no longer be evicted."""
@@ -181,19 +185,15 @@ class RadixTree:
                 notify(node.group, len(node.blocks), node.last_use, now)
 
     def _to_idle(self, node: Node) -> None:
-        """``node``, whose last lock is gone, can be evicted once it is a leaf."""
+        """``node``, whose last lock is gone, can be evicted once it is a leaf; an unused root is removed."""
+        if node.parent is None:
+            if node.children is None:
+                del self.roots[node.namespace]
+            return
         self.num_evictable_blocks += len(node.blocks)
-        if node.parent is not None:
-            for notify in self._on_idle:
-                notify(node)
+        for notify in self._on_idle:
+            notify(node)
         if node.children is None:
-            self._release_leaf(node)
-
-    def _release_leaf(self, node: Node) -> None:
-        """A node without locks and children may be evicted; a root like that is of no use."""
-        if isinstance(node, Root):
-            del self.roots[node.namespace]
-        else:
             self.policy.add(node)
 
     # -- insertion -----------------------------------------------------------------------------------------------
@@ -205,7 +205,9 @@ class RadixTree:
             node = self.roots[namespace] = Root(namespace)
         return node
 
-    def publish(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> tuple[Node, BlockIds]:
+    def publish(
+        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0
+    ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
         The caller's ownership of the blocks becomes the tree's, except for those whose tokens the tree already holds:
@@ -214,6 +216,7 @@ class RadixTree:
         Args:
             tokens: the blocks' token ids, encoded. The tree's from now on: a long prompt is not copied once more.
             blocks: the caller's block ids.
+            priority: retention priority of a new node.
             past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
 
         Returns:
@@ -228,8 +231,8 @@ class RadixTree:
             child = node.children.by_key.get(key) if node.children is not None else None
             if child is None:
                 self._drop_partial_prefix(node, key)
-                extended = self._extend(node, tokens[offset:] if offset else tokens, blocks[start:], past_uses)
-                return extended, kept
+                rest = tokens[offset:] if offset else tokens
+                return self._extend(node, rest, blocks[start:], priority, past_uses), kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
@@ -243,7 +246,7 @@ class RadixTree:
             start += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int = 0) -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and changes nothing,
@@ -256,19 +259,18 @@ class RadixTree:
             self._drop_partial_prefix(node, tokens)
         self.version += 1
         blocks = np.array([block], dtype=np.int32)
-        if self._grows_in_place(node):
-            self._extend(node, tokens, blocks)
+        if self._is_extended(node):
+            self._extend(node, tokens, blocks, priority)
         else:
-            child = self._add_child(node, tokens, blocks)
+            child = self._add_child(node, tokens, blocks, priority)
             child.last_use = self._now()
-            child.priority = priority
             self._to_idle(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, past_uses: int = 0) -> Node:
-        """New blocks below a locked node: a leaf that only the caller uses grows in place, so a long chat is one node."""
-        if not self._grows_in_place(node, past_uses):
-            child = self._add_child(node, tokens, blocks)
+    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0) -> Node:
+        """New blocks below a locked node: a leaf that only the caller uses is extended, so a long chat is one node."""
+        if not self._is_extended(node, past_uses):
+            child = self._add_child(node, tokens, blocks, priority)
             child.lock_count = 1
             child.uses += past_uses
             return child
@@ -279,15 +281,16 @@ class RadixTree:
             notify(node, len(node.blocks) - len(blocks))
         return node
 
-    def _grows_in_place(self, node: Node, past_uses: int = 0) -> bool:
+    def _is_extended(self, node: Node, past_uses: int = 0) -> bool:
         if node.children is not None or node.lock_count != 1 or node.parent is None:
             return False
         # For a policy that learns, blocks that were used again and blocks that only follow them stay apart: they differ in
         # their prospects.
         return not self._on_reuse or node.uses == 1 + past_uses
 
-    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds) -> Node:
+    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
+        child.priority = priority
         if node.children is None:
             node.children = Children()
         node.children[bytes(tokens[: self._block_bytes])] = child
@@ -372,7 +375,10 @@ class RadixTree:
         if not parent.children:
             parent.children = None
             if parent.lock_count == 0:
-                self._release_leaf(parent)
+                if parent.parent is None:
+                    del self.roots[parent.namespace]
+                else:
+                    self.policy.add(parent)
 
     def clear(self, namespace: str | None) -> None:
         """Remove all of a namespace, or of every one for None, locked nodes too: their owners must not unlock them."""

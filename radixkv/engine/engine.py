@@ -115,7 +115,7 @@ class Engine:
         self._in_flight: Batch | None = None
         self._in_step = False
         self._aborted_in_step: list[str] = []
-        # The most blocks held at once, cached ones included; whoever measures sets it to 0 first.
+        # The most blocks held at once, cached ones included; reset it to 0 before measuring.
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
@@ -284,6 +284,7 @@ class Engine:
                 request.prompt_token_ids,
                 request.sequences[0].output_token_ids,
                 request.metrics.arrival_time,
+                request.priority,
             )
 
     @contextmanager

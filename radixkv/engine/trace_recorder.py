@@ -20,11 +20,11 @@ from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
 
 class TraceRecorder:
-    """Writes a line a request to a file that `radixkv simulate` reads.
+    """Writes one line per request to a file that `radixkv simulate` reads.
 
     Args:
         path: a new file, or one to be overwritten.
-        block_size: tokens a block.
+        block_size: tokens per block.
 
     Raises:
         OSError: the file cannot be written.
@@ -43,12 +43,14 @@ class TraceRecorder:
         prompt: Sequence[int] | NDArray[np.int32],
         output: Sequence[int],
         arrival: float | None = None,
+        priority: int = 0,
     ) -> None:
         """Record a request that has ended.
 
         Args:
             output: the tokens generated.
-            arrival: when it came, by `time.monotonic`; None: now.
+            arrival: of the request, by `time.monotonic`; None: now.
+            priority: the request's; the lowest number is the most urgent.
         """
         size = self._block_size
         tokens = np.concatenate([np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32)])
@@ -59,6 +61,7 @@ class TraceRecorder:
             before = xxhash.xxh3_128_digest(before + self._salt + tokens[stop - size : stop].tobytes())
             names.append(int.from_bytes(before[:6], "little"))
         num_prompt_blocks = len(prompt) // size
+        optional: dict[str, object] = {"priority": priority} if priority else {}
         self._write(
             {
                 "timestamp": round(((time.monotonic() if arrival is None else arrival) - self._start) * 1000),
@@ -66,6 +69,7 @@ class TraceRecorder:
                 "output_length": len(output),
                 "hash_ids": names[:num_prompt_blocks],
                 "output_hash_ids": names[num_prompt_blocks:],
+                **optional,
             }
         )
 

@@ -1,4 +1,4 @@
-"""Keys and values as float8_e4m3fn, a byte each, with a scale for every layer and key-value head.
+"""Keys and values as float8_e4m3fn, a byte each, with a scale per layer and key-value head.
 
 Stored is ``value / scale``, rounded to the nearest of float8's numbers and clamped to its largest, 448. Read is ``stored *
 scale``. A scale is a power of two: dividing and multiplying by it is exact, so every backend rounds alike, and what is read
@@ -19,7 +19,7 @@ from radixkv.memory.kv_pool import KVPool, LayerShape
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
-# Scales let through numbers so many times larger than the largest that was measured, and up to twice that. Between the
+# Scales hold numbers so many times larger than the largest that was measured, and up to twice that. Between the
 # largest and the smallest of float8's precise numbers lies a factor of 28,672, of which 8 can be spared.
 HEADROOM = 4.0
 

@@ -22,7 +22,7 @@ from radixkv.cache import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer stores for a token: ``num_kv_heads`` keys of ``key_dim`` and values of ``value_dim``."""
+    """What one attention layer stores per token: ``num_kv_heads`` keys of ``key_dim`` and values of ``value_dim``."""
 
     num_kv_heads: int
     key_dim: int
@@ -39,7 +39,7 @@ class KVPool:
     Args:
         layers: the shape of each attention layer; layers may differ.
         num_blocks: physical blocks, the same number for every layer.
-        block_size: tokens a block.
+        block_size: tokens per block.
         dtype: element type of keys and values.
         device: where the tensors live.
 
@@ -66,7 +66,7 @@ class KVPool:
         self.dtype = dtype
         self.block_nbytes = block_nbytes(layers, block_size, dtype)
         # Left uninitialized: the operating system hands out pages when they are first written, so a large pool costs
-        # nothing before it is used. Nobody reads a slot that was not written.
+        # nothing before it is used. A slot that was not written is never read.
         try:
             self.keys = [
                 torch.empty(num_blocks, block_size, s.num_kv_heads, s.key_dim, dtype=dtype, device=device)
@@ -87,7 +87,7 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks together."""
+        """Bytes of all blocks."""
         return self.num_blocks * self.block_nbytes
 
     def scales(self, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -100,7 +100,7 @@ class KVPool:
         """Store ``key`` and ``value``, both ``[tokens, heads, dim]``, in the token rows ``slots`` (``[tokens]`` int64).
 
         Returns:
-            Both as they will be read from now on. Whoever attends to new tokens takes these: otherwise what a token sees
+            Both as they will be read from now on. Attention to new tokens must use these: otherwise what a token sees
             would depend on which others were computed with it.
         """
         self.key_rows[layer].index_copy_(0, slots, key)
@@ -130,5 +130,5 @@ class KVPool:
 
 
 def block_nbytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one physical block takes over all layers, keys and values together."""
+    """Bytes that one physical block takes over all layers, keys and values both."""
     return block_size * dtype.itemsize * sum(shape.elements_per_token for shape in layers)

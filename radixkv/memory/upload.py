@@ -1,4 +1,4 @@
-"""How what the host decides gets to the device."""
+"""Uploads from the host to the device that wait for nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The tensor on the device, without waiting for anything that runs there.
 
-    It goes by pinned memory, of which torch knows when it is read and may be used again: from other memory the driver may
-    wait, for all that was launched before, until it can copy. On a CPU it is the tensor itself.
+    It goes through pinned memory, which torch reuses once it has been read: from other memory the driver may wait for all
+    that was launched before. On a CPU it is the tensor itself.
     """
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -32,8 +32,8 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[to
     packed = np.zeros(total, dtype=np.int32)
     for start, array in zip(starts, arrays, strict=True):
         packed[start : start + array.size] = array.reshape(-1)
-    there = to_device(torch.from_numpy(packed), device)
-    parts = [there[start : start + array.size] for start, array in zip(starts, arrays, strict=True)]
+    on_device = to_device(torch.from_numpy(packed), device)
+    parts = [on_device[start : start + array.size] for start, array in zip(starts, arrays, strict=True)]
     return [part if array.ndim == 1 else part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 

@@ -1,8 +1,8 @@
 """Decoding steps as CUDA graphs: one launch instead of a thousand.
 
 A graph is captured for each padded batch size when it is first met, one for batches that share and one for those that do
-not, and replayed from then on. What changes between steps lies in the buffers of a `PaddedDecode`. Without a GPU the same
-buffers are run through eagerly, which is how tests reach them.
+not, and replayed from then on. What changes between steps lies in the buffers of a `PaddedDecode`. Without a GPU, as in
+tests, the model runs eagerly over the same buffers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DecodeGraphs:
         """Logits ``[rows, vocabulary]`` in the batch's order, valid until the next call; None: run this batch eagerly.
 
         Args:
-            token_ids: int64, one a row in the batch's order, on the device.
+            token_ids: int64, one per row in the batch's order, on the device.
         """
         assert isinstance(batch, TritonAttention)
         if self._failed:
@@ -71,7 +71,7 @@ class DecodeGraphs:
         if self._side is None:
             return lambda: self._forward(padded)
         current = torch.cuda.current_stream()
-        # Outside the graph first, on a stream of its own: kernels compile and libraries set themselves up. It writes what
+        # Outside the graph first, on a stream of its own, because kernels compile and libraries initialise. It writes what
         # the graph will write again.
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
@@ -80,8 +80,8 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             # A model that asks the GPU for a value in its forward pass, as some mixtures of experts do, cannot be captured.
-            # Trying would leave torch's allocator believing in a capture for ever; so such a model is found out before.
-            with torch.cuda.stream(self._side), _waiting_is_an_error():
+            # A failed capture would leave torch's allocator in capture mode for good; so such a model is detected before.
+            with torch.cuda.stream(self._side), _synchronising_is_an_error():
                 self._forward(padded)
             current.wait_stream(self._side)
             # A capture that fails leaves its own stream behind as the current one.
@@ -101,8 +101,8 @@ class DecodeGraphs:
 
 
 @contextmanager
-def _waiting_is_an_error() -> Iterator[None]:
-    """Let torch raise a RuntimeError where it would wait for the GPU."""
+def _synchronising_is_an_error() -> Iterator[None]:
+    """Make torch raise a RuntimeError where it would wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,12 +1,12 @@
-"""Property tests for caches and allocators of key-value blocks: ours, or anybody's.
+"""Property tests for caches and allocators of key-value blocks: RadixKV's, or your own.
 
 Write a `CacheAdapter` of a few methods for a cache, then::
 
     TestMyCache = cache_machine(MyAdapter).TestCase
 
 Hypothesis opens, grows, forks, closes and aborts sequences at random, many of which share prefixes, in pools so small that
-everything fails sometimes. A shadow memory remembers what was written to every slot, and eleven rules are checked after
-every step (`RULES`). What breaks one is shrunk, and told as a story of a few steps (`RuleViolation.story`).
+every call fails sometimes. A shadow memory records what was written to every slot, and eleven rules are checked after
+every step (`RULES`). A run that breaks one is shrunk to a few steps, described in words (`RuleViolation.story`).
 
 - `strategies`: prompts that share prefixes, pool shapes, and whole workloads to `replay`
 - `find_violation`: the shortest story in which a cache breaks a rule, outside of a test
@@ -70,7 +70,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for, so that what does without Hypothesis can be used without it.
+    # Imported at first use, so that what does not need Hypothesis works without it.
     if name == "strategies":
         return importlib.import_module("radixkv.testing.strategies")
     if name not in _MODULE_OF:

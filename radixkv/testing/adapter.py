@@ -1,4 +1,4 @@
-"""What the kit asks of a cache, and the adapter of RadixKV's own."""
+"""The interface between the kit and a cache under test, and the adapter of RadixKV's own cache."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["BlockCopy", "CacheAdapter", "PrefixCacheAdapter"]
 
 
 class CacheAdapter(abc.ABC):
-    """A cache under test. A handle is whatever the cache uses for a live sequence.
+    """A cache under test. A handle is any object that the cache uses for a live sequence; the kit never looks inside.
 
-    The kit plays the engine: it asks for room, carries out block copies, writes keys and values into a shadow memory, and
-    then commits the tokens. It never looks inside.
+    The kit plays the engine: it reserves slots, carries out block copies, writes keys and values into a shadow memory, and
+    then commits the tokens.
 
     Attributes:
         num_blocks: physical blocks, with ids from 0 on.
-        block_size: tokens a block.
-        matches_tokens: matches end at any token; False: only at block borders (of rule 4).
+        block_size: tokens per block.
+        matches_tokens: matches end at any token; False: only at block boundaries (for rule 4).
         deduplicates: a block that two live sequences computed is kept once, and both then hold that one (rule 11).
     """
 
@@ -31,11 +31,11 @@ class CacheAdapter(abc.ABC):
 
     @abc.abstractmethod
     def match(self, prompt: Sequence[int], namespace: str) -> int:
-        """How many leading tokens of ``prompt`` are known. Must change nothing."""
+        """How many leading tokens of ``prompt`` are cached. Must change nothing."""
 
     @abc.abstractmethod
     def open(self, prompt: Sequence[int], namespace: str) -> Any | None:
-        """Begin a sequence on what is known of its prompt; None where there are not enough blocks."""
+        """Begin a sequence on the cached prefix of its prompt; None where there are not enough blocks."""
 
     @abc.abstractmethod
     def reserve(self, handle: Any, num_tokens: int) -> bool:
@@ -55,15 +55,15 @@ class CacheAdapter(abc.ABC):
 
     @abc.abstractmethod
     def close(self, handle: Any) -> None:
-        """End a sequence that may be known from now on."""
+        """End a sequence that may stay cached."""
 
     @abc.abstractmethod
     def abort(self, handle: Any) -> None:
-        """Give a sequence up."""
+        """End a sequence without caching more of it."""
 
     @abc.abstractmethod
     def clear(self, namespace: str) -> None:
-        """Forget what is known under a namespace. Live sequences go on."""
+        """Drop what is cached under a namespace. Live sequences go on."""
 
     @abc.abstractmethod
     def length(self, handle: Any) -> int:
@@ -75,7 +75,7 @@ class CacheAdapter(abc.ABC):
 
     @abc.abstractmethod
     def free_blocks(self) -> Iterable[int]:
-        """Blocks that nobody owns."""
+        """Blocks without an owner."""
 
     @abc.abstractmethod
     def cached_blocks(self) -> Iterable[int]:
@@ -86,7 +86,7 @@ class CacheAdapter(abc.ABC):
         return None
 
     def known_sequences(self, namespace: str) -> Iterable[Sequence[int]] | None:
-        """Token sequences whose prefixes are all that is known; None where the cache cannot tell."""
+        """Token sequences whose prefixes are all that is cached; None where the cache does not report them."""
         return None
 
     def check(self) -> None:  # noqa: B027 - a cache need not have a check of its own

@@ -1,7 +1,7 @@
 """A cache whose every step is checked against the eleven rules.
 
-It plays the engine for a `CacheAdapter`: it knows what every sequence's tokens are, writes tags into a shadow memory where
-the cache says that keys and values belong, and looks whether every sequence still reads its own.
+It plays the engine for a `CacheAdapter`: it keeps every sequence's tokens, writes tags into a shadow memory where the cache
+places keys and values, and checks that every sequence still reads its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LiveSequence:
     """A sequence that the checked cache has open.
 
     Attributes:
-        name: A, B, C ... in the story.
+        name: A, B, C ... in the description of the steps.
         tokens: its prompt, and what was generated.
         length: how many of them are computed.
     """
@@ -51,7 +51,7 @@ class CheckedCache:
     Args:
         adapter: the cache, empty.
         always: verify all rules after every step. False: only what a step itself can break, and `verify` is yours to call.
-        keep_story: remember every step to tell it; False for runs of millions.
+        keep_story: keep a description of every step; False for runs of millions.
     """
 
     def __init__(self, adapter: CacheAdapter, *, always: bool = True, keep_story: bool = True) -> None:
@@ -69,23 +69,23 @@ class CheckedCache:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def open(self, prompt: Sequence[int], namespace: str = "") -> LiveSequence | None:
-        """Begin a sequence; None where the cache refuses for want of blocks."""
+        """Begin a sequence; None where the cache has not enough blocks."""
         name = next(self._names)
-        self._tell(f"{name} opens with {_words(prompt)}{_under(namespace)}")
+        self._describe(f"{name} opens with {_words(prompt)}{_under(namespace)}")
         prompt = list(prompt)
         expected = self._expected_match(prompt[:-1], namespace)
         before = self._state()
         handle = self._call(self.adapter.open, prompt, namespace)
         if handle is None:
-            self._tell("refused", joined=True)
+            self._describe("refused", joined=True)
             self._check_refusal(before, len(prompt), others=list(self.live.values()))
             return None
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
         sequence.length = self.adapter.length(handle)
-        self._tell(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}", joined=True)
+        self._describe(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}", joined=True)
         if sequence.length >= len(prompt):
-            self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are taken from the cache")
+            self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
         if sequence.length != expected:
             self._fail(4, f"{expected} tokens of {name}'s prompt are known, and it was given {sequence.length}")
         sequence._tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
@@ -98,15 +98,15 @@ class CheckedCache:
         """Compute up to ``count`` pending tokens, with room for ``spare`` more; False where the cache refuses."""
         tokens = sequence.tokens[sequence.length : sequence.length + count]
         total = sequence.length + len(tokens) + spare
-        self._tell(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
+        self._describe(f"{sequence.name} computes {_words(tokens)}" + (f" with room for {spare} more" if spare else ""))
         before = self._state()
         if not self._call(self.adapter.reserve, sequence.handle, total):
-            self._tell("refused", joined=True)
+            self._describe("refused", joined=True)
             self._check_refusal(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
         self._carry_out_copies()
         blocks = self.adapter.blocks(sequence.handle)
-        self._tell(f"in blocks {self._blocks(sequence)}", joined=True)
+        self._describe(f"in blocks {self._blocks(sequence)}", joined=True)
         if len(blocks) * self.adapter.block_size < total:
             self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
         if tokens:
@@ -129,7 +129,7 @@ class CheckedCache:
     def fork(self, sequence: LiveSequence) -> LiveSequence:
         """A second sequence that goes on from where this one is."""
         name = next(self._names)
-        self._tell(f"{name} forks from {sequence.name} at {sequence.length} tokens")
+        self._describe(f"{name} forks from {sequence.name} at {sequence.length} tokens")
         handle = self._call(self.adapter.fork, sequence.handle)
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
         child.length, child._tags = sequence.length, list(sequence._tags)
@@ -143,8 +143,8 @@ class CheckedCache:
         return child
 
     def close(self, sequence: LiveSequence) -> None:
-        """End a sequence; its whole blocks must be known then."""
-        self._tell(f"{sequence.name} closes")
+        """End a sequence; its whole blocks must be cached then."""
+        self._describe(f"{sequence.name} closes")
         self._end(sequence)
         self._call(self.adapter.close, sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
@@ -157,23 +157,23 @@ class CheckedCache:
         self._done()
 
     def abort(self, sequence: LiveSequence) -> None:
-        """Give a sequence up."""
-        self._tell(f"{sequence.name} is aborted")
+        """End a sequence without caching more of it."""
+        self._describe(f"{sequence.name} is aborted")
         self._end(sequence)
         self._call(self.adapter.abort, sequence.handle)
         self._done()
 
     def clear(self, namespace: str = "") -> None:
-        """Forget what is known under a namespace."""
-        self._tell(f"what is known{_under(namespace)} is cleared")
+        """Drop what is cached under a namespace."""
+        self._describe(f"what is known{_under(namespace)} is cleared")
         self._call(self.adapter.clear, namespace)
         for sequence in self.live.values():
             sequence._outlived_clear |= sequence.namespace == namespace
         self._done()
 
     def match(self, prompt: Sequence[int], namespace: str = "") -> int:
-        """Look a prompt up; every shorter prefix must be known as far."""
-        self._tell(f"{_words(prompt)} are looked up{_under(namespace)}")
+        """Look a prompt up; every prefix of what is cached must be cached too."""
+        self._describe(f"{_words(prompt)} are looked up{_under(namespace)}")
         before = self._state()
         known = self._call(self.adapter.match, prompt, namespace)
         if self._state() != before:
@@ -229,7 +229,7 @@ class CheckedCache:
         everything = set(free) | set(cached) | holders.keys()
         if len(everything) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - everything)
-            self._fail(10, f"blocks {_ids(lost)} are neither free nor held by anybody")
+            self._fail(10, f"blocks {_ids(lost)} are neither free nor held")
         counts = self.adapter.ref_counts()
         if counts is not None:
             in_cache = Counter(cached)
@@ -241,8 +241,8 @@ class CheckedCache:
 
     def _check_reads(self, sequence: LiveSequence) -> None:
         if self.adapter.length(sequence.handle) != sequence.length:
-            told = self.adapter.length(sequence.handle)
-            self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {told}")
+            counted = self.adapter.length(sequence.handle)
+            self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {counted}")
         tags = np.array(sequence._tags, dtype=np.uint64)
         wrong = self._memory.first_difference(self.adapter.blocks(sequence.handle), tags)
         if wrong is not None:
@@ -257,7 +257,7 @@ class CheckedCache:
                 for block in sorted(written & set(self.adapter.blocks(other.handle))):
                     self._fail(2, f"{sequence.name} writes block {block}, which {other.name} uses too")
         for block in sorted(written & set(self.adapter.cached_blocks())):
-            self._fail(2, f"{sequence.name} writes block {block}, which the cache has given out as known")
+            self._fail(2, f"{sequence.name} writes block {block}, which the cache has published")
 
     def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
         for block, sequences in holders.items():
@@ -277,8 +277,8 @@ class CheckedCache:
         for sequence in self.live.values():
             if sequence._outlived_clear:
                 continue
-            for place, block in enumerate(self.adapter.blocks(sequence.handle)[: sequence.length // size]):
-                tag = sequence._tags[(place + 1) * size - 1]
+            for index, block in enumerate(self.adapter.blocks(sequence.handle)[: sequence.length // size]):
+                tag = sequence._tags[(index + 1) * size - 1]
                 known, holder = holder_of.setdefault(tag, (block, sequence.name))
                 if known != block:
                     self._fail(11, f"{holder} and {sequence.name} use blocks {known} and {block} for the same tokens")
@@ -289,13 +289,13 @@ class CheckedCache:
         if not others and -(-num_tokens // self.adapter.block_size) <= self.adapter.num_blocks:
             self._fail(
                 7,
-                f"{num_tokens} tokens fit into {self.adapter.num_blocks} blocks that nobody else uses, and were refused",
+                f"{num_tokens} tokens fit into {self.adapter.num_blocks} blocks that no other uses, and were refused",
             )
         if self._always:
             self.verify()
 
     def _expected_match(self, prompt: list[int], namespace: str) -> int:
-        """How much of a prompt is known: by trying all known sequences, where the cache can tell them."""
+        """How much of a prompt is cached: by trying all cached sequences, where the cache reports them."""
         known = self.adapter.known_sequences(namespace)
         if known is None:
             return self.adapter.match(prompt, namespace) if prompt else 0
@@ -309,7 +309,7 @@ class CheckedCache:
 
     def _carry_out_copies(self) -> None:
         for copy in self.adapter.take_copies():
-            self._tell(f"block {copy.source} is copied to {copy.target}", joined=True)
+            self._describe(f"block {copy.source} is copied to {copy.target}", joined=True)
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
     def _call(self, method: Callable[..., Result], *arguments: Any) -> Result:
@@ -329,7 +329,7 @@ class CheckedCache:
             self.verify()
 
     def _state(self) -> Any:
-        """Everything that a refused call must leave as it was; only looked at where every step is verified."""
+        """Everything that a refused call must leave as it was; None where not every step is verified."""
         if not self._always:
             return None
         adapter = self.adapter
@@ -342,7 +342,7 @@ class CheckedCache:
     def _blocks(self, sequence: LiveSequence) -> str:
         return _ids(self.adapter.blocks(sequence.handle)) if self._keep_story else ""
 
-    def _tell(self, step: str, joined: bool = False) -> None:
+    def _describe(self, step: str, joined: bool = False) -> None:
         if not self._keep_story:
             self._story = [step]
         elif joined:

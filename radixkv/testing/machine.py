@@ -79,7 +79,7 @@ def cache_machine(
 
         @rule(num_tokens=st.integers(1, 96))
         def squeeze(self, num_tokens: int) -> None:
-            """A prompt that shares nothing comes and goes, and drives out what is known."""
+            """A prompt that shares nothing is computed and aborted, and evicts what is cached."""
             sequence = self.cache.open([9] * num_tokens)
             if sequence is not None:
                 self.cache.compute(sequence, num_tokens)

@@ -1,4 +1,4 @@
-"""The contract of an eviction policy, as a state machine: it knows exactly the leaves that it was told of."""
+"""The contract of an eviction policy, as a state machine: its index holds exactly the leaves that were added."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def policy_machine(
     """A state machine over the policies that ``make_policy`` makes.
 
     Args:
-        goes_before: where given, no leaf in the index may go before the one that the policy names next.
+        goes_before: whether a leaf must be evicted before another; no leaf in the index may have to go before `next_leaf`.
         max_examples: random runs.
     """
 
@@ -65,7 +65,7 @@ def policy_machine(
             priority=st.integers(-1, 2),
         )
         def add(self, age: int, num_blocks: int, uses: int, siblings: int, depth: int, priority: int) -> None:
-            """Mostly a leaf that was used just now; sometimes one whose last use is long ago, as a parent's is."""
+            """Mostly a leaf that was just used; sometimes one whose last use is long ago, as a parent's is."""
             self.clock += 1
             leaf = FakeLeaf(
                 max(0, self.clock - age),
@@ -83,8 +83,8 @@ def policy_machine(
         @precondition(lambda self: self.leaves)
         @rule(data=st.data())
         def remove(self, data: st.DataObject) -> None:
-            place = data.draw(st.integers(0, len(self.leaves) - 1))
-            leaf = self.leaves.pop(place)
+            index = data.draw(st.integers(0, len(self.leaves) - 1))
+            leaf = self.leaves.pop(index)
             self.policy.remove(leaf)
             if isinstance(self.policy, LearningPolicy):
                 self.policy.on_reuse(leaf.group, leaf.num_blocks, leaf.last_use, self.clock)
@@ -102,16 +102,16 @@ def policy_machine(
                 self.leaves.remove(leaf)
 
         @invariant()
-        def the_index_is_what_it_was_told(self) -> None:
+        def the_index_is_what_was_added(self) -> None:
             assert sorted(map(id, self.policy.leaves())) == sorted(map(id, self.leaves))
             if not self.leaves:
                 return
             following = self.policy.next_leaf()
-            assert following in self.leaves, f"{following!r} goes next, and is not in the index"
-            assert self.policy.next_leaf() is following, "asked twice, the policy names two different leaves"
+            assert following in self.leaves, f"{following!r} is next, and not in the index"
+            assert self.policy.next_leaf() is following, "next_leaf returns another leaf when called again"
             if goes_before is not None:
                 for leaf in self.leaves:
-                    assert not goes_before(leaf, following), f"{following!r} goes next, although there is {leaf!r}"
+                    assert not goes_before(leaf, following), f"{following!r} is next, although there is {leaf!r}"
 
     PolicyMachine.TestCase.settings = settings(
         max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck)

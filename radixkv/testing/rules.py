@@ -1,7 +1,7 @@
-"""The rules that a cache of shared blocks must keep, and how a broken one is told.
+"""The rules that a cache of shared blocks must keep, and the report of a broken one.
 
-A broken rule 9 is reported as rule 3 or 4, for that is how a collision shows. To provoke one, test the cache with a hash
-of a few bits.
+A broken rule 9 is reported as rule 3 or 4, because that is the effect of a collision. To provoke one, test the cache with a
+hash of a few bits.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ RULES = {
     1: "a block is free, or counts as many owners as live sequences hold it, plus one if the cache does",
     2: "a block is written only by a sequence that is its sole owner",
     3: "a sequence reads exactly what was written for its own tokens under its own namespace",
-    4: "a match is the longest known prefix, and every prefix of a known prefix is known",
+    4: "a match is the longest cached prefix, and every prefix of a cached prefix is cached",
     5: "at least one prompt token is left to compute",
     6: "nothing that a live sequence uses is evicted",
-    7: "no call raises; one that is refused changes nothing; what fits is not refused when nobody else is there",
+    7: "no call raises; one that is refused changes nothing; what fits is not refused when no other sequence is live",
     8: "two namespaces never share a block",
     9: "tokens decide what is reused, not their hash",
     10: "free and held blocks are all blocks, and all are free when everything is closed and cleared",
@@ -30,7 +30,7 @@ class RuleViolation(AssertionError):  # noqa: N818 - it names what happened
     Attributes:
         rule: its number in `RULES`.
         problem: what was found.
-        story: the steps that led there, in words, the last being the one that broke the rule.
+        story: the steps of the run, in words; the last one broke the rule.
     """
 
     def __init__(self, rule: int, problem: str, story: Sequence[str]) -> None:

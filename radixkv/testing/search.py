@@ -1,4 +1,4 @@
-"""The shortest story in which a cache breaks a rule."""
+"""The shortest run in which a cache breaks a rule."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from radixkv.testing.workload import Clear, Step, replay
 def find_violation(
     make_adapter: Callable[[int, int], CacheAdapter], *, max_examples: int = 2000
 ) -> RuleViolation | None:
-    """Try random steps on caches of a few blocks until one breaks a rule, then shrink what led there.
+    """Try random steps on caches of a few blocks until one breaks a rule, then shrink the run.
 
     Args:
         make_adapter: makes an empty cache of ``(num_blocks, block_size)``.
-        max_examples: how many random runs to try. They are the same every time.
+        max_examples: how many random runs to try. They are the same at every call.
 
     Returns:
-        The violation with the shortest story that was found; None if no rule was broken.
+        The violation after the fewest steps that was found; None if no rule was broken.
     """
 
     def violation(case: tuple[PoolShape, Sequence[Step]]) -> RuleViolation | None:
@@ -48,9 +48,9 @@ def find_violation(
 
 
 def _shorten(steps: Sequence[Step], is_broken: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
-    """Leave out whole sequences, then single steps, that a story does not need.
+    """Leave out whole sequences, then single steps, that the violation does not need.
 
-    Hypothesis has shrunk the steps one by one, and must keep their least number and a beginning for every end.
+    Hypothesis has shrunk the steps one by one, but keeps a minimum number, and the steps that need each other.
     """
     for key in {step.key for step in steps if not isinstance(step, Clear)}:
         fewer = [
@@ -58,8 +58,8 @@ def _shorten(steps: Sequence[Step], is_broken: Callable[[Sequence[Step]], bool])
         ]
         if is_broken(fewer):
             steps = fewer
-    for place in reversed(range(len(steps))):
-        fewer = [*steps[:place], *steps[place + 1 :]]
+    for index in reversed(range(len(steps))):
+        fewer = [*steps[:index], *steps[index + 1 :]]
         if is_broken(fewer):
             steps = fewer
     return steps

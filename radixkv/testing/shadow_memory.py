@@ -1,6 +1,6 @@
-"""A stand-in for keys and values: for every slot, which prefix it was written for.
+"""A stand-in for keys and values: for every slot, the prefix that it was written for.
 
-A token's key and value depend on all tokens before it, so a slot is named by a tag that does too::
+A token's key and value depend on all tokens before it, so a slot holds a tag that does too::
 
     tag of position p = hash(tag of position p - 1, token at p)        before the first: hash(namespace)
 
@@ -21,7 +21,7 @@ _NEVER_WRITTEN = 0
 
 
 def namespace_tag(namespace: str) -> int:
-    """Where a sequence's tags begin."""
+    """The tag before a sequence's first position."""
     return xxhash.xxh3_64_intdigest(namespace.encode(), seed=1)
 
 
@@ -45,7 +45,7 @@ class ShadowMemory:
     def write(self, blocks: Sequence[int], position: int, before: int, tags: Sequence[int]) -> None:
         """Write the slots from ``position`` on of a sequence with these blocks.
 
-        What lies behind in the last block is lost: its only owner has not written it yet.
+        The later slots of the last block are lost: its only owner has not written them yet.
 
         Args:
             before: the tag of the position before.

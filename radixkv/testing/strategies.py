@@ -1,4 +1,4 @@
-"""Hypothesis strategies: prompts that share prefixes, shapes of pools, and workloads that read like traffic."""
+"""Hypothesis strategies: prompts that share prefixes, shapes of pools, and workloads that resemble traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generat
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """How many blocks there are, of how many tokens."""
+    """How many blocks there are, and of how many tokens each."""
 
     num_blocks: int
     block_size: int
@@ -22,7 +22,7 @@ class PoolShape:
 def pool_shapes(
     max_blocks: int = 24, block_sizes: Sequence[int] = (1, 2, 3, 4, 5, 8, 16, 32)
 ) -> SearchStrategy[PoolShape]:
-    """Small pools, so that everything fails sometimes."""
+    """Small pools, so that every call fails sometimes."""
     return st.builds(PoolShape, st.integers(1, max_blocks), st.sampled_from(list(block_sizes)))
 
 
@@ -33,14 +33,14 @@ def token_lists(max_size: int = 24, num_tokens: int = 3, min_size: int = 1) -> S
 
 @st.composite
 def prompts(draw: DrawFn, earlier: Sequence[Sequence[int]] = (), max_tail: int = 24) -> list[int]:
-    """A prompt that begins as one of ``earlier`` does, for as long as it likes."""
+    """A prompt that shares a prefix of any length with one of ``earlier``."""
     stem: Sequence[int] = draw(st.sampled_from(list(earlier))) if earlier else []
     return [*stem[: draw(st.integers(0, len(stem)))], *draw(token_lists(max_tail))]
 
 
 @st.composite
 def prompt_families(draw: DrawFn, max_prompts: int = 8, max_tail: int = 24) -> list[list[int]]:
-    """Several prompts, each of which may begin as one before it."""
+    """Several prompts, each of which may share a prefix with an earlier one."""
     family: list[list[int]] = []
     for _ in range(draw(st.integers(1, max_prompts))):
         family.append(draw(prompts(family, max_tail)))
@@ -50,7 +50,7 @@ def prompt_families(draw: DrawFn, max_prompts: int = 8, max_tail: int = 24) -> l
 def step_lists(
     max_steps: int = 30, num_sequences: int = 3, namespaces: Sequence[str] = ("", "tenant")
 ) -> SearchStrategy[list[Step]]:
-    """Any steps of a few sequences, in any order: a workload without sense, which shrinks to a short one."""
+    """Any steps of a few sequences, in any order: not a realistic workload, but one that shrinks well."""
     keys = st.sampled_from([f"sequence {number + 1}" for number in range(num_sequences)])
     names = st.sampled_from(list(namespaces))
     return st.lists(
@@ -64,7 +64,7 @@ def step_lists(
             st.builds(Abort, keys),
             st.builds(Clear, names),
         ),
-        # Hypothesis makes lists hardly longer than their least size; steps that say nothing new are skipped in a replay.
+        # Hypothesis makes lists little longer than their minimum size; a replay skips steps without effect.
         min_size=max_steps // 3,
         max_size=max_steps,
     )
@@ -88,20 +88,20 @@ def chats(draw: DrawFn, name: str, system: Sequence[int] = (), max_turns: int = 
 
 @st.composite
 def parallel_samples(draw: DrawFn, name: str, system: Sequence[int] = (), max_samples: int = 4) -> list[Step]:
-    """One prompt, several answers, token by token in turn."""
+    """One prompt, several answers, generated token by token side by side."""
     prompt = (*system, *draw(token_lists(8)))
     keys = [f"{name}, sample {number + 1}" for number in range(draw(st.integers(2, max_samples)))]
     answers = [draw(token_lists(6)) for _ in keys]
     steps: list[Step] = [Open(keys[0], prompt), *_prefill(keys[0], len(prompt), draw(st.integers(1, 16)))]
     steps += [Fork(keys[0], key) for key in keys[1:]]
-    for place in range(max(map(len, answers))):
-        steps += [Generate(k, (a[place],)) for k, a in zip(keys, answers, strict=True) if place < len(a)]
+    for index in range(max(map(len, answers))):
+        steps += [Generate(k, (a[index],)) for k, a in zip(keys, answers, strict=True) if index < len(a)]
     return steps + [Close(key) for key in keys]
 
 
 @st.composite
 def beams(draw: DrawFn, name: str, system: Sequence[int] = (), width: int = 3, max_steps: int = 6) -> list[Step]:
-    """A beam search: at every step beams are dropped, and better ones forked in their place."""
+    """A beam search: at some steps a beam is dropped and replaced by a fork of another."""
     prompt = (*system, *draw(token_lists(8)))
     running = [f"{name}, beam {number + 1}" for number in range(width)]
     steps: list[Step] = [Open(running[0], prompt), *_prefill(running[0], len(prompt), draw(st.integers(1, 16)))]
@@ -120,14 +120,14 @@ def beams(draw: DrawFn, name: str, system: Sequence[int] = (), width: int = 3, m
 
 @st.composite
 def aborted(draw: DrawFn, name: str, system: Sequence[int] = ()) -> list[Step]:
-    """A prompt that is given up when a part of it is computed."""
+    """A prompt that is aborted when a part of it is computed."""
     prompt = (*system, *draw(token_lists(16)))
     return [Open(name, prompt), Compute(name, draw(st.integers(0, len(prompt)))), Abort(name)]
 
 
 @st.composite
 def pressure(draw: DrawFn, name: str, max_tokens: int = 96) -> list[Step]:
-    """A long prompt that shares nothing, and drives out what is known."""
+    """A long prompt that shares nothing, and evicts what is cached."""
     length = draw(st.integers(1, max_tokens))
     return [Open(name, (9,) * length), Compute(name, length), Close(name)]
 

@@ -19,7 +19,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute up to ``count`` more tokens of the prompt, with room for ``spare`` that may never come."""
+    """Compute up to ``count`` more tokens of the prompt, and reserve ``spare`` more positions that may never be used."""
 
     key: str
     count: int
@@ -28,7 +28,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Go on with ``tokens``."""
+    """Append ``tokens``, as generated."""
 
     key: str
     tokens: tuple[int, ...]
@@ -36,7 +36,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Begin ``child`` where ``key`` is."""
+    """Fork the sequence ``child`` from ``key``."""
 
     key: str
     child: str
@@ -62,10 +62,10 @@ Step = Open | Compute | Generate | Fork | Close | Abort | Clear
 
 
 def replay(steps: Sequence[Step], cache: CheckedCache) -> int:
-    """Carry out a workload, then close and clear everything; returns how many steps were refused for want of blocks.
+    """Carry out a workload, then close and clear everything; returns how many steps were refused because blocks were missing.
 
-    A sequence whose prompt does not fit is aborted, as an engine would. Steps are skipped that name a sequence which is
-    gone, or begin one which is there.
+    A sequence whose prompt does not fit is aborted, as an engine would. Steps that name an ended
+    sequence, or begin a live one, are skipped.
 
     Raises:
         RuleViolation: the cache broke a rule.

@@ -21,7 +21,7 @@ IMPOSSIBLE_TOKENS = [
     b"bytes",
     bytearray(b"more"),
     {1, 2},
-    iter([1, 2]),
+    pytest.param(iter([1, 2]), id="an iterator"),  # whose repr is its address, another one in each worker
     None,
     7,
     np.zeros((2, 2), dtype=np.int32),

@@ -15,9 +15,9 @@ def make_cache(num_blocks: int = 8) -> tuple[PrefixCache, list[float]]:
 
 
 def reasons(cache: PrefixCache, prompt: list[int], **options: object) -> list[tuple[Reason, int]]:
-    told = cache.explain(prompt, **options)  # type: ignore[arg-type]
-    assert told.num_reused_tokens + sum(part.num_tokens for part in told.computed) == len(prompt)
-    return [(part.reason, part.num_tokens) for part in told.computed]
+    found = cache.explain(prompt, **options)  # type: ignore[arg-type]
+    assert found.num_reused_tokens + sum(part.num_tokens for part in found.computed) == len(prompt)
+    return [(part.reason, part.num_tokens) for part in found.computed]
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:
@@ -73,7 +73,7 @@ def test_where_prompts_branch_the_one_used_last_is_shown() -> None:
     assert divergence.cached_tokens.tolist() == [3, 4]
 
 
-def test_what_was_evicted_is_told_with_its_age_and_uses() -> None:
+def test_what_was_evicted_is_reported_with_its_age_and_uses() -> None:
     cache, now = make_cache(4)
     leave(cache, [1, 2, 3, 4, 5, 6, 7])
     now[0] += 10
@@ -82,13 +82,13 @@ def test_what_was_evicted_is_told_with_its_age_and_uses() -> None:
     press(cache, 2)
     now[0] += 2
     assert cache.match([1, 2, 3, 4, 5, 6, 7]) == 4
-    told = cache.explain([1, 2, 3, 4, 5, 6, 7, 8])
-    assert [(part.reason, part.start, part.num_tokens) for part in told.computed] == [
+    found = cache.explain([1, 2, 3, 4, 5, 6, 7, 8])
+    assert [(part.reason, part.start, part.num_tokens) for part in found.computed] == [
         (Reason.EVICTED, 4, 2),
         (Reason.EVICTED, 6, 1),
         (Reason.NEW, 7, 1),
     ]
-    blocks, tail = told.computed[:2]
+    blocks, tail = found.computed[:2]
     assert (blocks.evicted_seconds_ago, blocks.unused_seconds, blocks.uses) == (2, 5, 2)
     assert (tail.evicted_seconds_ago, tail.unused_seconds, tail.uses) == (2, 15, 1)
     assert reasons(cache, [1, 2, 3, 4, 5, 9]) == [(Reason.NEW, 2)]
@@ -99,10 +99,10 @@ def test_a_prompt_that_ends_anywhere_within_what_was_evicted_was_evicted(num_tok
     cache, _ = make_cache()
     leave(cache, [1, 2, 3, 4, 5, 6, 7])
     press(cache, 8)
-    told = reasons(cache, [1, 2, 3, 4, 5, 6, 7, 8][:num_tokens])
+    found = reasons(cache, [1, 2, 3, 4, 5, 6, 7, 8][:num_tokens])
     evicted = num_tokens if num_tokens == 7 else num_tokens // 2 * 2 if num_tokens < 7 else 7
     rest = num_tokens - evicted
-    assert told == ([(Reason.EVICTED, evicted)] if evicted else []) + ([(Reason.NEW, rest)] if rest else [])
+    assert found == ([(Reason.EVICTED, evicted)] if evicted else []) + ([(Reason.NEW, rest)] if rest else [])
 
 
 def test_evicted_prefixes_are_remembered_in_bounded_memory() -> None:
@@ -130,11 +130,11 @@ def test_nothing_of_another_namespace_is_shown() -> None:
     cache, _ = make_cache()
     leave(cache, [1, 2, 3, 4, 5, 6], namespace="theirs")
     leave(cache, [1, 2], namespace="mine")
-    told = cache.explain([1, 2, 3, 4, 9], "mine")
-    assert [(part.reason, part.num_tokens) for part in told.computed] == [(Reason.OTHER_NAMESPACE, 2), (Reason.NEW, 1)]
-    assert told.divergence is not None
-    assert told.divergence.cached_tokens.tolist() == []
-    assert "theirs" not in repr(told)
+    found = cache.explain([1, 2, 3, 4, 9], "mine")
+    assert [(part.reason, part.num_tokens) for part in found.computed] == [(Reason.OTHER_NAMESPACE, 2), (Reason.NEW, 1)]
+    assert found.divergence is not None
+    assert found.divergence.cached_tokens.tolist() == []
+    assert "theirs" not in repr(found)
     press(cache, 8)
     # What was evicted elsewhere is not even counted.
     assert reasons(cache, [1, 2, 3, 4, 9], namespace="nobody") == [(Reason.NEW, 5)]

@@ -16,7 +16,7 @@ def live_through_much(cache: CheckedCache) -> None:
             cache.compute(sequence, count)
         cache.verify()
 
-    cache.open([8])  # a bystander: with nobody else there, a refusal would be a broken rule
+    cache.open([8])  # with no other live sequence, a refusal would be a broken rule
     stem = list(range(10))
     for round_number in range(3):
         first = cache.open([*stem, 20, 21])

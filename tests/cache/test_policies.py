@@ -80,6 +80,33 @@ def test_a_partly_filled_block_has_its_sequences_priority() -> None:
     assert [cache.match([token]) for token in (1, 2)] == [1, 0]
 
 
+def test_priorities_below_zero_go_before_all_others() -> None:
+    cache = PrefixCache(3, 2, PriorityTTL(None))
+    leave(cache, [1, 1])
+    leave(cache, [2, 2], priority=-1)
+    cache.release(cache.pin([2, 2]))  # a pin does not raise it
+    leave(cache, [3], priority=-2)
+    assert [cache.match([token]) for token in (1, 2, 3)] == [1, 1, 1]
+    for expected in ([1, 1, 0], [1, 0, 0], [0, 0, 0]):
+        table = cache.open([99], read=False, write=False)
+        cache.reserve(table, 2 * (expected.count(0)))
+        cache.abort(table)
+        assert [cache.match([token]) for token in (1, 2, 3)] == expected
+
+
+def test_a_policy_without_a_clock_of_its_own_gets_its_caches() -> None:
+    now = [0.0]
+    cache = PrefixCache(2, 1, PriorityTTL(10), clock=lambda: now[0])
+    leave(cache, [1], priority=5)
+    now[0] = 5.0
+    leave(cache, [2])
+    leave(cache, [3])
+    assert [cache.match([token]) for token in (1, 2, 3)] == [1, 0, 1]
+    now[0] = 10.5
+    leave(cache, [4])
+    assert [cache.match([token]) for token in (1, 3, 4)] == [0, 1, 1]
+
+
 def test_cost_aware_keeps_what_is_deep() -> None:
     policy = CostAware(double_depth=10)
     deep, shallow = FakeLeaf(1, 1, depth=20), FakeLeaf(2, 1)

@@ -311,7 +311,7 @@ def test_a_pin_keeps_its_prefix_and_nothing_more() -> None:
     cache.check()
 
 
-def test_a_copy_is_not_a_block_of_anybody_else() -> None:
+def test_a_copy_has_no_other_owner() -> None:
     """Forks of a table in the middle of a block: the last to write keeps the block, all others copy."""
     cache = PrefixCache(10, 4)
     table = compute(cache, [1, 2])

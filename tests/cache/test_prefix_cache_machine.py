@@ -85,7 +85,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.time = 0.0
         self.log = EventLog(medium="here")
         # By a block's name: the one before it, its tokens, and its namespace.
-        self.told: dict[int, tuple[int | None, tuple[int, ...], int]] = {}
+        self.stored: dict[int, tuple[int | None, tuple[int, ...], int]] = {}
         self.cache = PrefixCache(
             num_blocks,
             block_size,
@@ -272,19 +272,21 @@ class CacheMachine(RuleBasedStateMachine):
     def explain(self, data: st.DataObject, namespace: str, read: bool) -> None:
         prompt = data.draw(st.sampled_from(self.seen_prompts))
         before = self.state()
-        told = self.cache.explain(prompt, namespace, read)
+        explanation = self.cache.explain(prompt, namespace, read)
         assert self.state() == before
-        assert told.num_reused_tokens == (min(self.cache.match(prompt, namespace), len(prompt) - 1) if read else 0)
-        place = told.num_reused_tokens
-        for part in told.computed:
-            assert part.start == place
+        assert explanation.num_reused_tokens == (
+            min(self.cache.match(prompt, namespace), len(prompt) - 1) if read else 0
+        )
+        position = explanation.num_reused_tokens
+        for part in explanation.computed:
+            assert part.start == position
             assert part.num_tokens > 0
-            place += part.num_tokens
-        assert place == told.num_prompt_tokens == len(prompt)
-        if told.divergence is not None:
-            position = told.divergence.position
-            assert position == self.cache.match(prompt, namespace)
-            shown = prompt[:position] + told.divergence.cached_tokens.tolist()
+            position += part.num_tokens
+        assert position == explanation.num_prompt_tokens == len(prompt)
+        if explanation.divergence is not None:
+            leaves_at = explanation.divergence.position
+            assert leaves_at == self.cache.match(prompt, namespace)
+            shown = prompt[:leaves_at] + explanation.divergence.cached_tokens.tolist()
             # What is shown is of this namespace.
             assert self.cache.match(shown, namespace) == len(shown)
 
@@ -316,35 +318,35 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.cache.match(tokens, pin.namespace) == len(tokens)
 
     @invariant()
-    def the_events_tell_what_the_tree_holds(self) -> None:
+    def the_events_add_up_to_what_the_tree_holds(self) -> None:
         for event in self.log:
             if isinstance(event, BlocksStored):
                 before = event.parent_hash
-                assert before is None or len(self.told[before][1]) == event.block_size
-                for place, name in enumerate(event.block_hashes):
-                    assert name not in self.told
+                assert before is None or len(self.stored[before][1]) == event.block_size
+                for index, name in enumerate(event.block_hashes):
+                    assert name not in self.stored
                     size = event.block_size
-                    tokens = event.token_ids[place * size : place * size + size]
-                    self.told[name] = before, tokens, event.namespace_hash
+                    tokens = event.token_ids[index * size : index * size + size]
+                    self.stored[name] = before, tokens, event.namespace_hash
                     before = name
             elif isinstance(event, BlocksRemoved):
                 for name in event.block_hashes:
-                    assert self.told.pop(name)[2] == event.namespace_hash
+                    assert self.stored.pop(name)[2] == event.namespace_hash
             else:
-                self.told.clear()
+                self.stored.clear()
             assert isinstance(event, AllCleared) or event.medium == "here"
-        told = sorted((namespace, self.path_of(name)) for name, (_, _, namespace) in self.told.items())
+        stored = sorted((namespace, self.path_of(name)) for name, (_, _, namespace) in self.stored.items())
         held = sorted(
             (namespace_hash(namespace), path)
             for namespace, root in self.cache.tree_snapshot().items()
             for path in self.paths(root, [])
         )
-        assert told == held
+        assert stored == held
 
     def path_of(self, name: int | None) -> list[int]:
         path: list[int] = []
         while name is not None:
-            name, tokens, _ = self.told[name]
+            name, tokens, _ = self.stored[name]
             path = [*tokens, *path]
         return path
 

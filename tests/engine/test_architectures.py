@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.model_zoo import REFUSED, SUPPORTED, VOCAB_SIZE, build, build_supported
+from support.model_zoo import REFUSED, SUPPORTED, build, build_supported
+from support.prompt_sets import stem_and_tails
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
@@ -12,24 +13,17 @@ from radixkv.errors import UnsupportedModelError
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def prompts() -> list[list[int]]:
-    """Prompts that share a prefix of 37 tokens, one that is all of it, and a stranger."""
-    generator = torch.Generator().manual_seed(1)
-    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
-    return [stem + tails[0], stem + tails[1], list(stem), stem + tails[0] + tails[1], tails[2]]
-
-
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
 def test_tokens_equal_transformers_generate(name: str) -> None:
     reference = build_supported(name)
     expected = []
-    for prompt in prompts():
+    for prompt in stem_and_tails():
         output = reference.generate(
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         expected.append(output[0, len(prompt) :].tolist())
     llm = LLM(build_supported(name), block_size=4, num_blocks=200, max_num_batched_tokens=16)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     for _ in range(2):  # the second time everything is cached
         outputs = llm.generate(inputs, GREEDY, use_tqdm=False)
         assert [output.outputs[0].token_ids for output in outputs] == expected
@@ -48,7 +42,7 @@ def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma2", "gpt_oss", "llama"])
 def test_half_precision_is_no_further_from_the_truth_than_transformers(name: str, dtype: torch.dtype) -> None:
     """The mean error of log-probabilities against float32; capped scores, sinks and differing head sizes among them."""
-    prompt = prompts()[3]
+    prompt = stem_and_tails()[3]
     exact = true_logprobs(build_supported(name), prompt)
     theirs = (true_logprobs(build_supported(name).to(dtype), prompt) - exact).abs().mean()
     llm = LLM(build_supported(name).to(dtype), block_size=4, num_blocks=200, max_num_batched_tokens=16)

@@ -10,31 +10,14 @@ from typing import Any
 import pytest
 import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-
 
 def tiny(**options: Any) -> LLM:
     return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 400, **options})
-
-
-def family(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
-    """Prompts that continue one another's prefixes, cut anywhere."""
-    rng = random.Random(seed)
-    prompts: list[list[int]] = [[rng.randrange(3, VOCAB_SIZE) for _ in range(longest)]]
-    while len(prompts) < count:
-        stem = rng.choice(prompts)[: rng.randint(0, longest)]
-        prompts.append(stem + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, longest))])
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
-
-
-def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    llm.engine.cache.check()
-    return [sample.token_ids for output in outputs for sample in output.outputs]
 
 
 def assert_empty(llm: LLM) -> None:
@@ -56,15 +39,15 @@ def expected() -> Callable[[int, int], list[list[int]]]:
 
     def of(seed: int, count: int) -> list[list[int]]:
         if (seed, count) not in known:
-            known[seed, count] = tokens_of(llm, family(seed, count))
+            known[seed, count] = tokens_of(llm, shared_prefix_prompts(seed, count))
         return known[seed, count]
 
     return of
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("num_blocks_for", [100, 260, 2000])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7, 64])
+@pytest.mark.parametrize("num_blocks_for", [100, pytest.param(260, marks=pytest.mark.slow), 2000])
 def test_cached_and_uncached_runs_give_the_same_tokens(
     expected: Callable[[int, int], list[list[int]]], block_size: int, chunk: int, num_blocks_for: int
 ) -> None:
@@ -72,7 +55,7 @@ def test_cached_and_uncached_runs_give_the_same_tokens(
     llm = tiny(block_size=block_size, num_blocks=num_blocks, max_num_batched_tokens=chunk)
     rng = random.Random(block_size * chunk)
     for seed in (1, 2):
-        prompts, answers = family(seed, 12), expected(seed, 12)
+        prompts, answers = shared_prefix_prompts(seed, 12), expected(seed, 12)
         order = [
             i for i in rng.sample(range(12), 12) if len(prompts[i]["prompt_token_ids"]) + 19 <= num_blocks * block_size
         ]
@@ -84,7 +67,7 @@ def test_cached_and_uncached_runs_give_the_same_tokens(
 
 def test_preemption_changes_no_token(expected: Callable[[int, int], list[list[int]]]) -> None:
     llm = tiny(num_blocks=40)
-    assert tokens_of(llm, family(3, 10)) == expected(3, 10)
+    assert tokens_of(llm, shared_prefix_prompts(3, 10)) == expected(3, 10)
     assert llm.engine.scheduler.num_preemptions > 0
     assert llm.engine.cache.stats.evicted_blocks > 0
     assert_empty(llm)
@@ -95,7 +78,7 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
     """Each by itself, the three would need 39 of 30 blocks; so what they have in common is computed once."""
     engine = tiny(num_blocks=30, enable_prefix_caching=caching).engine
     params = BeamSearchParams(3, 20, ignore_eos=True)
-    (prompt,) = family(8, 1, longest=40)
+    (prompt,) = shared_prefix_prompts(8, 1, longest=40)
     alone = tiny(num_blocks=30).engine
     answers = []
     for llm_engine in (alone, engine):
@@ -126,7 +109,7 @@ def test_a_cold_burst_of_equal_prefixes_computes_them_once() -> None:
 
 def test_one_new_token_leaves_its_prompt_in_the_cache() -> None:
     llm = tiny()
-    (prompt,) = family(1, 1)
+    (prompt,) = shared_prefix_prompts(1, 1)
     params = SamplingParams(temperature=0.0, max_tokens=1)
     llm.generate(prompt, params, use_tqdm=False)
     assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 59
@@ -157,7 +140,7 @@ def test_samples_share_their_prompt_and_part_within_a_block() -> None:
 
 def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
     params = SamplingParams(n=3, temperature=1.0, top_p=0.9, seed=42, max_tokens=20, ignore_eos=True)
-    prompts = family(8, 9)
+    prompts = shared_prefix_prompts(8, 9)
     alone = tokens_of(tiny(enable_prefix_caching=False), prompts[4:5], params)
     others = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
     for options in ({}, {"num_blocks": 60}, {"max_num_batched_tokens": 9}):
@@ -170,7 +153,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
 
 def test_namespaces_and_switches_decide_what_is_reused() -> None:
     llm = tiny()
-    (prompt,) = family(1, 1)
+    (prompt,) = shared_prefix_prompts(1, 1)
 
     def cached(**options: Any) -> int:
         return llm.generate({**prompt, **options}, GREEDY, use_tqdm=False)[0].num_cached_tokens
@@ -188,7 +171,7 @@ def test_namespaces_and_switches_decide_what_is_reused() -> None:
 )
 def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchParams) -> None:
     llm = tiny(max_num_batched_tokens=16, num_blocks=70)
-    prompts = family(2, 4)
+    prompts = shared_prefix_prompts(2, 4)
     for steps in range(14):
         for number, prompt in enumerate(prompts):
             request = llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], params)
@@ -222,17 +205,17 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
         monkeypatch.setattr(llm.engine._runner, "run", failing)
         with pytest.raises(type(error)):
             if isinstance(params, BeamSearchParams):
-                llm.beam_search(family(2, 3), params)
+                llm.beam_search(shared_prefix_prompts(2, 3), params)
             else:
-                llm.generate(family(2, 3), params, use_tqdm=False)
+                llm.generate(shared_prefix_prompts(2, 3), params, use_tqdm=False)
         monkeypatch.undo()
         assert_empty(llm)
-        assert len(tokens_of(llm, family(2, 2))) == 2
+        assert len(tokens_of(llm, shared_prefix_prompts(2, 2))) == 2
 
 
 def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny(max_num_seqs=1)
-    for number, prompt in enumerate(family(2, 2)):
+    for number, prompt in enumerate(shared_prefix_prompts(2, 2)):
         llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
@@ -259,7 +242,7 @@ def test_the_priority_policy_evicts_what_less_urgent_requests_used(policy: str, 
 
 def test_leaving_a_stream_early_aborts_it() -> None:
     llm = tiny()
-    stream = llm.stream(family(1, 1)[0], GREEDY)
+    stream = llm.stream(shared_prefix_prompts(1, 1)[0], GREEDY)
     next(stream)
     stream.close()
     assert_empty(llm)
@@ -270,7 +253,7 @@ def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     llm = tiny()
-    prompts = family(1, 2)
+    prompts = shared_prefix_prompts(1, 2)
     streams = [llm.stream(prompts[0], GREEDY)]
     next(streams[0])
     owner = {"run": llm.engine._runner, "schedule": llm.engine.scheduler, "process": llm.engine._output_processor}[
@@ -290,7 +273,7 @@ def test_a_stream_that_the_garbage_collector_ends_within_a_step_is_aborted_after
 
 def test_a_stream_adds_up_to_the_answer() -> None:
     llm = tiny()
-    (prompt,) = family(1, 1)
+    (prompt,) = shared_prefix_prompts(1, 1)
     pieces = list(llm.stream(prompt, GREEDY))
     assert [t for piece in pieces for t in piece.outputs[0].token_ids] == tokens_of(llm, [prompt])[0]
     assert [piece.finished for piece in pieces] == [False] * 19 + [True]
@@ -298,10 +281,13 @@ def test_a_stream_adds_up_to_the_answer() -> None:
 
 def test_streams_that_advance_one_another_are_each_complete() -> None:
     llm = tiny()
-    prompts = family(8, 2)
+    prompts = shared_prefix_prompts(8, 2)
     streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
     pieces = [[next(stream)] for stream in streams]
-    assert len(llm.generate(family(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)) == 1
+    assert (
+        len(llm.generate(shared_prefix_prompts(9, 1), SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False))
+        == 1
+    )
     for index, stream in enumerate(streams):
         pieces[index] += stream
     streamed = [[token for piece in of_one for token in piece.outputs[0].token_ids] for of_one in pieces]
@@ -315,7 +301,7 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
     wanted = [expected(number, 3) for number in range(8)]
 
     def answers(number: int) -> list[list[int]]:
-        prompts = family(number, 3)
+        prompts = shared_prefix_prompts(number, 3)
         pieces = list(llm.stream(prompts[0], GREEDY))
         streamed = [token for piece in pieces for token in piece.outputs[0].token_ids]
         rest = llm.generate(prompts[1:], GREEDY, use_tqdm=False)
@@ -387,11 +373,11 @@ def test_priorities_decide_who_is_answered_first() -> None:
         return requests
 
     llm.engine.step = recorded  # type: ignore[method-assign]
-    outputs = llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[3, 0, -1, 0])
+    outputs = llm.generate(shared_prefix_prompts(4, 4), GREEDY, use_tqdm=False, priority=[3, 0, -1, 0])
     order = [outputs[index].request_id for index in (2, 1, 3, 0)]
     assert finished == order
     with pytest.raises(ValueError, match="priority: expected one for each of 4 prompts, got 2"):
-        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=[1, 2])
+        llm.generate(shared_prefix_prompts(4, 4), GREEDY, use_tqdm=False, priority=[1, 2])
     with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
-        llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
+        llm.generate(shared_prefix_prompts(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
     assert_empty(llm)

@@ -139,7 +139,7 @@ def test_items_and_tiles_and_splits() -> None:
         attend_split(**attention_arguments(), row_tables=ROW_TABLES[:2], num_splits=1)
 
 
-def test_more_programs_than_a_grid_has_room_for() -> None:
+def test_more_programs_than_a_grid_can_have() -> None:
     many = 65_536
     arguments = attention_arguments()
     with pytest.raises(ValueError, match="num_splits: expected at most 65535 parts, got 65536"):
@@ -188,7 +188,7 @@ def test_a_gpu_that_the_launch_would_not_go_to(monkeypatch: pytest.MonkeyPatch) 
         check_device("query", torch.device("cuda", 0))
 
 
-def test_gradients_that_nobody_asks_for() -> None:
+def test_gradients_that_are_not_asked_for() -> None:
     """As parameters have them, sinks for instance, where none are computed."""
     arguments = attention_arguments() | {"sinks": torch.zeros(4, requires_grad=True)}
     with torch.no_grad(), pytest.raises(ValueError, match="num_splits: expected at least 1, got 0"):
@@ -213,13 +213,13 @@ BAD_ADVANCES = {
 
 
 @pytest.mark.parametrize("name", BAD_ADVANCES)
-def test_moving_on_refuses(name: str) -> None:
+def test_advancing_refuses(name: str) -> None:
     tensor, message = BAD_ADVANCES[name]
     with pytest.raises(ValueError, match=message):
         advance_rows(**advance_arguments() | {name: tensor}, block_size=16)
 
 
-def test_moving_on_by_blocks_of_no_tokens() -> None:
+def test_advancing_by_blocks_of_no_tokens() -> None:
     with pytest.raises(ValueError, match="block_size: expected at least 1, got 0"):
         advance_rows(**advance_arguments(), block_size=0)
 
@@ -278,10 +278,10 @@ def test_copying_refuses_and_copies_nothing() -> None:
 
 
 def test_drawing_refuses() -> None:
-    temperatures, starts = torch.ones(2), torch.zeros(2, dtype=torch.int64)
+    temperatures, rng_states = torch.ones(2), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="logits: expected float32, got float16"):
-        draw_tokens(torch.zeros(2, 9, dtype=torch.float16), temperatures, starts)
+        draw_tokens(torch.zeros(2, 9, dtype=torch.float16), temperatures, rng_states)
     with pytest.raises(ValueError, match=r"logits: expected at least one token, got \[2, 0\]"):
-        draw_tokens(torch.zeros(2, 0), temperatures, starts)
-    with pytest.raises(ValueError, match=r"starts: expected shape \[2\], got \[1\]"):
-        draw_tokens(torch.zeros(2, 9), temperatures, starts[:1])
+        draw_tokens(torch.zeros(2, 0), temperatures, rng_states)
+    with pytest.raises(ValueError, match=r"rng_states: expected shape \[2\], got \[1\]"):
+        draw_tokens(torch.zeros(2, 9), temperatures, rng_states[:1])

@@ -14,9 +14,9 @@ from radixkv_kernels import (
     attend_items,
     attend_split,
     draw_tokens,
+    exponential_sampling,
     merge_partials,
     merge_splits,
-    race,
     write_cache,
 )
 from radixkv_kernels.target import interpreted
@@ -134,8 +134,8 @@ def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.Monke
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **options: given.extend(args)
 
-    monkeypatch.setattr(race, "_race_blocks", Launches())
-    monkeypatch.setattr(race, "_race_ids", Launches())
+    monkeypatch.setattr(exponential_sampling, "_draw_block", Launches())
+    monkeypatch.setattr(exponential_sampling, "_draw_id", Launches())
     for num_rows in (1, 2, 3):
         draw_tokens(torch.zeros(num_rows, 9000), torch.ones(num_rows), torch.zeros(num_rows, dtype=torch.int64))
     addresses = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]

@@ -42,7 +42,7 @@ def attend(case: Case, **options: Any) -> torch.Tensor:
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, output, partials, lse,
             tile_rows=tile, **options,
         )  # fmt: skip
-    merge_partials(partials, lse, case.rng_states, case.partials, case.positions, output, sinks=options.get("sinks"))
+    merge_partials(partials, lse, case.starts, case.partials, case.positions, output, sinks=options.get("sinks"))
     return output
 
 
@@ -77,7 +77,7 @@ def test_items_against_the_reference(dtype: torch.dtype, tile_rows: int, options
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, truth, partials, lse,
             scale=0.1, **options,
         )  # fmt: skip
-    merge = (partials, lse, case.rng_states, case.partials, case.positions, truth)
+    merge = (partials, lse, case.starts, case.partials, case.positions, truth)
     reference.merge_partials(*merge, sinks=options.get("sinks"))
     moved = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     assert relative_error(attend(on_gpu(case), scale=0.1, **moved).cpu(), truth) < BOUNDS[dtype]
@@ -97,7 +97,7 @@ def test_items_over_float8_against_the_reference(tile_rows: int) -> None:
             case.query, case.key_cache, case.value_cache, case.tables, case.positions, items, truth, partials, lse,
             scale=0.1, **scales,
         )  # fmt: skip
-    reference.merge_partials(partials, lse, case.rng_states, case.partials, case.positions, truth)
+    reference.merge_partials(partials, lse, case.starts, case.partials, case.positions, truth)
     moved = {name: tensor.cuda() for name, tensor in scales.items()}
     assert relative_error(attend(on_gpu(case), scale=0.1, **moved).cpu(), truth) < BOUNDS[torch.bfloat16]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build, build_supported
+from support.model_zoo import build, build_supported
+from support.prompt_sets import stem_and_tails
 from torch._dynamo.utils import counters
 
 from radixkv import LLM, SamplingParams
@@ -30,10 +31,7 @@ def num_graphs() -> int:
 
 def answers(llm: LLM) -> list[list[int]]:
     """Greedy tokens of prompts that share a prefix: as one batch, one alone, and from the cache."""
-    generator = torch.Generator().manual_seed(1)
-    stem, *tails = (torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (37, 5, 20, 1))
-    prompts = [stem + tails[0], stem + tails[1], list(stem), stem + tails[0] + tails[1], tails[2]]
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     outputs = [*llm.generate(inputs, params, use_tqdm=False), *llm.generate(inputs[0], params, use_tqdm=False)]
     llm.engine.cache.check()

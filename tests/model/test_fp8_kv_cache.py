@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import build_supported
+from support.prompt_sets import shared_prefix_prompts, tokens_of
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -18,8 +18,6 @@ from radixkv.config import EngineConfig, KvCacheDtype
 from radixkv.engine.engine import Engine
 from radixkv.model import compiled_layers
 from radixkv.model.loader import load_model
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
 
 @pytest.fixture
@@ -33,22 +31,6 @@ def float64() -> Iterator[None]:
 def tiny(name: str = "llama", dtype: torch.dtype = torch.float64, **options: Any) -> LLM:
     options = {"block_size": 4, "num_blocks": 400, "kv_cache_dtype": "fp8", **options}
     return LLM(build_supported(name).to(dtype), **options)
-
-
-def shared_prefix_prompts(seed: int, count: int, longest: int = 60) -> list[dict[str, Any]]:
-    """Prompts that continue one another's prefixes, cut anywhere."""
-    rng = random.Random(seed)
-    prompts: list[list[int]] = [[rng.randrange(3, VOCAB_SIZE) for _ in range(longest)]]
-    while len(prompts) < count:
-        stem = rng.choice(prompts)[: rng.randint(0, longest)]
-        prompts.append(stem + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, longest))])
-    return [{"prompt_token_ids": prompt} for prompt in prompts]
-
-
-def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = GREEDY) -> list[list[int]]:
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    llm.engine.cache.check()
-    return [sample.token_ids for output in outputs for sample in output.outputs]
 
 
 def unshared_answers(name: str = "llama", dtype: torch.dtype = torch.float64) -> list[list[int]]:

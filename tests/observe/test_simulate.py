@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from radixkv.cache import LRU, POLICIES
+from radixkv.cache import LRU, POLICIES, EvictionPolicy
 from radixkv.cli.main import app
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
-from radixkv.observe.simulate.replay import hit_rate
-from radixkv.observe.simulate.report import Report, advise, parse_policies, parse_sizes
+from radixkv.observe.simulate.replay import replay
+from radixkv.observe.simulate.report import Report, advise, parse_policies, parse_sizes, simulate
 from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, scans
 from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
 
@@ -23,6 +24,11 @@ def trace_of(*prompts: list[int]) -> Trace:
     return Trace(
         [TracedRequest(float(t), np.array(p, np.int32), np.array([], np.int32)) for t, p in enumerate(prompts)], 16
     )
+
+
+def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
+    """Hits per requested block."""
+    return sum(replay(trace, num_blocks, policy)) / max(1, trace.num_asked_blocks)
 
 
 def test_hits_are_counted_by_blocks() -> None:
@@ -97,12 +103,38 @@ def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
         read_trace(path)
 
 
+@pytest.mark.parametrize(("urgent", "others", "expected"), [(-1, 0, 5 / 20), (0, 1, 5 / 20), (1, 0, 0.0), (0, 0, 0.0)])
+def test_the_priority_of_urgent_requests_keeps_their_blocks(
+    tmp_path: Path, urgent: int, others: int, expected: float
+) -> None:
+    """An urgent prompt of one block returns after three others that never do, in a cache of three blocks."""
+    path = tmp_path / "trace.jsonl"
+    rows = []
+    for second in range(0, 20, 4):
+        rows.append({"timestamp": 1000 * second, "hash_ids": [7], "priority": urgent})
+        rows += [
+            {"timestamp": 1000 * (second + n), "hash_ids": [100 + second + n], "priority": others} for n in (1, 2, 3)
+        ]
+    rows.append({"timestamp": 20_000, "hash_ids": [7], "priority": urgent})
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    report = simulate("trace", read_trace(path), [3], ["lru", "priority"], Console(quiet=True))
+    assert report.rates["lru"] == [0.0]
+    assert report.rates["priority"] == [pytest.approx(expected * 20 / 21)]
+
+
+def test_a_priority_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"timestamp": 0, "hash_ids": [1], "priority": "high"}))
+    with pytest.raises(ValueError, match=r"line 1.*priority: expected a whole number, got 'high'"):
+        read_trace(path)
+
+
 def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with TraceRecorder(path, 4) as recorder:
         recorder.record("", list(range(10)), [50, 51, 52])
         recorder.record("", [*range(10), 50, 51, 99], [])
-        recorder.record("tenant", list(range(10)), [], arrival=0.0)
+        recorder.record("tenant", list(range(10)), [], arrival=0.0, priority=-2)
     with TraceRecorder(tmp_path / "again.jsonl", 4) as recorder:
         recorder.record("", list(range(10)), [50, 51, 52])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -112,11 +144,12 @@ def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else
     assert len(first["hash_ids"]) == 2
     assert [*first["hash_ids"], *first["output_hash_ids"]] == second["hash_ids"]
     assert not set(tenant["hash_ids"]) & set(first["hash_ids"])
+    assert (tenant["priority"], "priority" in first) == (-2, False)
     again = json.loads((tmp_path / "again.jsonl").read_text().splitlines()[1])
     assert not set(again["hash_ids"]) & set(first["hash_ids"])
     trace = read_trace(path)
     assert trace.block_size == 4
-    assert len(trace.requests) == 3
+    assert [request.priority for request in trace.requests] == [-2, 0, 0]
 
 
 def test_sizes_and_policies_are_parsed() -> None:

@@ -25,7 +25,8 @@ SHORT = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True,
 
 @pytest.fixture
 def small_server() -> Iterator[ServerProcess]:
-    with ServerProcess("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own") as server:
+    options = ("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own", "--grace-seconds", "1000")
+    with ServerProcess(*options) as server:
         yield server
 
 

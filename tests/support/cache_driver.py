@@ -1,4 +1,4 @@
-"""A prompt's way through the cache, for tests of every kind."""
+"""Prompts computed and left in a cache, for tests of every kind."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_cache_that_believes_its_hash_is_found() -> None:
 
 
 class Newest:
-    """A policy of somebody else: the most recently used leaf goes first."""
+    """A policy of a user: the most recently used leaf is evicted first."""
 
     def __init__(self) -> None:
         self._leaves: list[EvictableLeaf] = []

@@ -89,11 +89,14 @@ class _Lowering:
     def prefixes_and_prompts(self) -> Iterator[Call]:
         """Shared prefixes, and prompts: what came before the new tokens, then those among themselves."""
         ranges, num_shared = self._ranges, self._ranges.num_shared
-        for index in (~self._is_tail).nonzero()[0].tolist():
-            rows = slice(int(ranges.row_start[index]), int(ranges.row_stop[index]))
-            start, stop = int(ranges.key_start[index]), int(ranges.key_stop[index])
-            num_new = 0 if index < num_shared else rows.stop - rows.start
-            yield from self._over_keys(int(ranges.table[index]), rows, start, stop - num_new)
+        (others,) = (~self._is_tail).nonzero()
+        columns = (others, *(column[others] for column in (ranges.row_start, ranges.row_stop, ranges.table)))
+        keys = ranges.key_start[others], ranges.key_stop[others]
+        for index, row_start, row_stop, table, start, stop in np.stack((*columns, *keys), axis=1).tolist():
+            rows = slice(row_start, row_stop)
+            num_new = 0 if index < num_shared else row_stop - row_start
+            if start < stop - num_new:
+                yield from self._over_keys(table, rows, start, stop - num_new)
             if num_new:
                 yield CausalCall(rows, self._is_first(rows), _causal_window(num_new, self._window))
 

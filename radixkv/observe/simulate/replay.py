@@ -16,7 +16,7 @@ _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[int]:
     """Replay the requests of a trace one after another, each complete at once; yields the number of its blocks that hit.
 
-    A request with more blocks than the cache has leaves nothing cached, as an engine would refuse it.
+    The clock is the trace's. A request with more blocks than the cache has leaves nothing cached: an engine would refuse it.
     """
     now = 0.0
 
@@ -29,13 +29,9 @@ def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[in
         yield _serve(cache, request)
 
 
-def hit_rate(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> float:
-    """Blocks hit to blocks asked for."""
-    return sum(replay(trace, num_blocks, policy)) / max(1, trace.num_asked_blocks)
-
-
 def _serve(cache: PrefixCache, request: TracedRequest) -> int:
-    table = cache.open(np.concatenate([request.prompt, _LAST_TOKEN]))
+    # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
+    table = cache.open(np.concatenate([request.prompt, _LAST_TOKEN]), priority=-request.priority)
     num_hits = table.num_cached_tokens
     tokens = np.concatenate([request.prompt, request.output])
     try:

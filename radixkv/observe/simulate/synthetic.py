@@ -65,7 +65,7 @@ def documents(num_requests: int = 6000, seed: int = 0) -> Trace:
 
 
 def scans(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Chats, and long batch jobs that read every document of a collection once and never again."""
+    """Chats, and long batch jobs that read every document of a collection once."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 8)

@@ -1,7 +1,8 @@
 """Traces: which blocks each request uses, and when it arrives.
 
 Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
-``hash_ids``: one number per block, equal only where the block and the whole prefix before it are equal.
+``hash_ids``: one number per block, equal only where the block and the whole prefix before it are equal. In both, a line may
+carry ``priority``, the request's: a whole number, the lowest being the most urgent; 0 where it is missing.
 
 - Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled.
 - Our own (`TraceRecorder`): the first line names the format and the block size; only full blocks; ``output_hash_ids`` are
@@ -31,11 +32,13 @@ class TracedRequest:
         time: of arrival, in seconds since the start of the trace.
         prompt: one number per block of the prompt, int32; equal for equal prefixes.
         output: the same for the blocks that the answer filled.
+        priority: of the request; the LOWEST number is the most urgent.
     """
 
     time: float
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Trace:
 
     @property
     def num_asked_blocks(self) -> int:
+        """Blocks of all prompts."""
         return sum(len(request.prompt) for request in self.requests)
 
     @property
@@ -66,7 +70,7 @@ def read_trace(path: Path) -> Trace:
         ValueError: a line has another format; the message names it.
     """
     block_size = MOONCAKE_BLOCK_SIZE
-    rows: list[tuple[float, list[int], list[int]]] = []
+    rows: list[tuple[float, list[int], list[int], int]] = []
     numbers: dict[int, int] = {}
     # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -83,20 +87,28 @@ def read_trace(path: Path) -> Trace:
                     [numbers.setdefault(int(name), len(numbers)) for name in names]
                     for names in (ids, fields.get("output_hash_ids", []))
                 )
+                priority = _priority(fields)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {error!r}"
                 ) from error
-            rows.append((time, prompt, output))
+            rows.append((time, prompt, output, priority))
     if not rows:
         raise ValueError(f"{path}: there is no request in it")
     rows.sort(key=lambda row: row[0])
     start = rows[0][0]
     requests = [
-        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32))
-        for time, prompt, output in rows
+        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), priority)
+        for time, prompt, output, priority in rows
     ]
     return Trace(requests, block_size)
+
+
+def _priority(fields: dict[str, Any]) -> int:
+    priority = fields.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise ValueError(f"priority: expected a whole number, got {priority!r}")
+    return priority
 
 
 def _block_size(header: dict[str, Any]) -> int:

@@ -1,14 +1,15 @@
-"""One token a row, drawn from a whole vocabulary in one reading of its logits.
+"""One token per row, drawn from a whole vocabulary in one reading of its logits.
 
-Two exponential races (an exponential variate each, the largest ratio of probability to variate wins; equivalent to Gumbel-max
-sampling): one between blocks of 256 neighbouring token ids, by the probability that a block has in all, and one between the
-ids of the block that won. So a vocabulary of 128,000 takes 756 variates rather than as many as ids::
+Exponential sampling: each candidate gets an exponential variate, and the largest ratio of probability to variate is drawn (an
+"exponential race", equivalent to Gumbel-max sampling). It is done twice: between blocks of 256 neighbouring token ids, by the
+probability that a block has in all, and between the ids of the block that was drawn. So a vocabulary of 128,000 takes 756
+variates rather than as many as ids::
 
-    logits of a row   | 4,096 = 16 blocks | 4,096 | ...   a program each: its largest logit, the block that wins, its ratio
+    logits of a row   | 4,096 = 16 blocks | 4,096 | ...   per program: its largest logit, the block drawn, that block's ratio
                                  \\         /
-                        a program a row: the block of blocks, ratios brought to one largest logit; then its ids
+                        one program per row: the block among those, ratios brought to one largest logit; then its ids
 
-Variates are a pure function of the row's ``start`` and the id, by SplitMix64 (Steele, Lea, Flood 2014) counted up by ids and
+Variates are a pure function of the row's RNG state and the id, by SplitMix64 (Steele, Lea, Flood 2014) counted up by ids and
 down by blocks.
 
 Bytes moved: each logit is read once, ``4 * rows * vocabulary``; the floor on a GPU of B bytes/s is that over B (256 rows of
@@ -28,9 +29,9 @@ _BLOCKS = 16
 
 
 @triton.jit
-def _random_bits(start, count):
+def _random_bits(state, count):
     """64 of them for each of the counts."""
-    x = start + count.to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = state + count.to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -38,7 +39,7 @@ def _random_bits(start, count):
 
 @triton.jit
 def _exponential(bits):
-    """Variates of mean 1 from 64 random bits, with full relative precision where they are small, for those decide races."""
+    """Variates of mean 1 from 64 random bits, with full relative precision where they are small: those decide the draw."""
     uniform = (bits >> 11).to(tl.float32) * (1.0 / 9007199254740992.0)
     uniform = tl.minimum(tl.maximum(uniform, 8.673617379884035e-19), 0.99999994)
     # -log(1 - u). The GPU's logarithm is too coarse near 1: there 2 atanh(x) with x = u / (2 - u), at most 1/3.
@@ -54,16 +55,16 @@ def _exponential(bits):
 def _scaled(logit, temperature):
     """Logits by their temperature; what is not finite is barred."""
     scaled = logit * (1.0 / temperature)
-    # NaN is neither more nor less than anything: beside it an id could win that does not exist.
+    # NaN is neither more nor less than anything: beside it an id could be drawn that does not exist.
     return tl.where(scaled < float("inf"), scaled, float("-inf"))
 
 
 @triton.jit
-def _race_blocks(
-    logits, temperatures, starts, largest, ratios, winners, vocab_size, logits_row_stride, num_parts,
+def _draw_block(
+    logits, temperatures, rng_states, largest, ratios, drawn_blocks, vocab_size, logits_row_stride, num_parts,
     BLOCKS: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """One program: the race between ``BLOCKS`` blocks of one row."""
+    """One program: one of ``BLOCKS`` blocks of one row."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
@@ -74,21 +75,21 @@ def _race_blocks(
     top = tl.max(tl.max(scaled, 1), 0)
     # Barred ids have no probability; where all of them are barred, what they are compared with may be anything finite.
     mass = tl.sum(tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top)), 1)
-    start = tl.load(starts + row).to(tl.uint64, bitcast=True)
-    ratio = mass / _exponential(_random_bits(start, -1 - block.to(tl.int64)))
-    ratio, winner = tl.max(tl.where(block * IDS < vocab_size, ratio, -1.0), 0, return_indices=True)
+    state = tl.load(rng_states + row).to(tl.uint64, bitcast=True)
+    ratio = mass / _exponential(_random_bits(state, -1 - block.to(tl.int64)))
+    ratio, drawn = tl.max(tl.where(block * IDS < vocab_size, ratio, -1.0), 0, return_indices=True)
     out = row * num_parts + part
     tl.store(largest + out, top)
     tl.store(ratios + out, ratio)
-    tl.store(winners + out, part * BLOCKS + winner)
+    tl.store(drawn_blocks + out, part * BLOCKS + drawn)
 
 
 @triton.jit
-def _race_ids(
-    logits, temperatures, starts, largest, ratios, winners, token_ids, vocab_size, logits_row_stride, num_parts,
+def _draw_id(
+    logits, temperatures, rng_states, largest, ratios, drawn_blocks, token_ids, vocab_size, logits_row_stride, num_parts,
     PARTS: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row, first between the winning blocks, then between the ids of the block that wins."""
+    """One program: for one row, one of the blocks that were drawn, then one of that block's ids."""
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     exists = part < num_parts
@@ -98,25 +99,25 @@ def _race_ids(
     ratio = ratio * tl.exp(top - tl.where(overall == float("-inf"), 0.0, overall))
     _, first = tl.max(tl.where(exists, ratio, -1.0), 0, return_indices=True)
 
-    token_id = tl.load(winners + row * num_parts + first) * IDS + tl.arange(0, IDS)
+    token_id = tl.load(drawn_blocks + row * num_parts + first) * IDS + tl.arange(0, IDS)
     exists = token_id < vocab_size
     logit = tl.load(logits + row.to(tl.int64) * logits_row_stride + token_id, mask=exists, other=float("-inf"))
     scaled = _scaled(logit, tl.load(temperatures + row))
     top = tl.max(scaled, 0)
-    start = tl.load(starts + row).to(tl.uint64, bitcast=True)
+    state = tl.load(rng_states + row).to(tl.uint64, bitcast=True)
     weight = tl.exp(scaled - tl.where(top == float("-inf"), 0.0, top))
-    ratio = weight / _exponential(_random_bits(start, 1 + token_id.to(tl.int64)))
-    _, winner = tl.max(tl.where(exists, ratio, -1.0), 0, return_indices=True)
-    tl.store(token_ids + row, (tl.min(token_id, 0) + winner).to(tl.int64))
+    ratio = weight / _exponential(_random_bits(state, 1 + token_id.to(tl.int64)))
+    _, drawn = tl.max(tl.where(exists, ratio, -1.0), 0, return_indices=True)
+    tl.store(token_ids + row, (tl.min(token_id, 0) + drawn).to(tl.int64))
 
 
-def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: torch.Tensor) -> torch.Tensor:
     """Draw one token for each row, with probabilities ``softmax(logits / temperature)``.
 
     Args:
-        logits: float32 ``[rows, vocabulary]``, any row stride; not finite: the token only wins where no other is finite.
+        logits: float32 ``[rows, vocabulary]``, any row stride; not finite: drawn only where no other is finite.
         temperatures: float32 ``[rows]``, above 0.
-        starts: int64 ``[rows]``: where each row's stream of random numbers begins. Rows with equal starts and logits draw
+        rng_states: int64 ``[rows]``: from which each row's random numbers are counted. Rows with equal states and logits draw
             the same, whatever is beside them.
 
     Returns:
@@ -130,7 +131,7 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.
     check_tensor("logits", logits, (None, None), (torch.float32,), device)
     num_rows, vocab_size = logits.shape
     check_tensor("temperatures", temperatures, (num_rows,), (torch.float32,), device)
-    check_tensor("starts", starts, (num_rows,), (torch.int64,), device)
+    check_tensor("rng_states", rng_states, (num_rows,), (torch.int64,), device)
     check_at_most("logits", "tokens", vocab_size, BLOCK_IDS * _BLOCKS * MAX_PROGRAMS_ACROSS)
     if vocab_size == 0:
         raise ValueError(f"logits: expected at least one token, got {list(logits.shape)}")
@@ -140,9 +141,9 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, starts: torch.
     num_parts = triton.cdiv(vocab_size, BLOCK_IDS * _BLOCKS)
     # Apart, so that each begins on 16 bytes whatever the number of rows.
     largest, ratios = (torch.empty(num_rows, num_parts, dtype=torch.float32, device=device) for _ in range(2))
-    winners = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
-    given = logits, temperatures, starts, largest, ratios, winners
+    drawn_blocks = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
+    given = logits, temperatures, rng_states, largest, ratios, drawn_blocks
     shape = vocab_size, logits.stride(0), num_parts
-    _race_blocks[(num_rows, num_parts)](*given, *shape, BLOCKS=_BLOCKS, IDS=BLOCK_IDS, num_warps=8)
-    _race_ids[(num_rows,)](*given, token_ids, *shape, PARTS=triton.next_power_of_2(num_parts), IDS=BLOCK_IDS)
+    _draw_block[(num_rows, num_parts)](*given, *shape, BLOCKS=_BLOCKS, IDS=BLOCK_IDS, num_warps=8)
+    _draw_id[(num_rows,)](*given, token_ids, *shape, PARTS=triton.next_power_of_2(num_parts), IDS=BLOCK_IDS)
     return token_ids

@@ -1,4 +1,4 @@
-"""The kernel that draws from a whole vocabulary against the engine's race in torch."""
+"""The kernel that draws from a whole vocabulary against the sampler's draw in torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_kernel_draws_what_torch_draws(vocab_size: int, spread: float) -> No
     assert token_ids.tolist() == draw(logits, rows)[0].tolist()
 
 
-def test_barred_tokens_never_win() -> None:
+def test_barred_tokens_are_never_drawn() -> None:
     logits = torch.full((64, 9000), float("-inf"))
     logits[:, [5, 4100]] = 0.0
     rows = [SamplingRow(SamplingParams(), seed, 0, 0) for seed in range(64)]
@@ -31,8 +31,8 @@ def test_barred_tokens_never_win() -> None:
     assert set(token_ids.tolist()) == {5, 4100}
 
 
-def test_what_is_no_number_never_wins() -> None:
-    """And where nothing is one, what wins is a token of the vocabulary all the same."""
+def test_what_is_no_number_is_never_drawn() -> None:
+    """And where nothing is one, a token of the vocabulary is drawn all the same."""
     logits = torch.full((64, 9001), float("nan"))
     logits[:, 3] = float("inf")
     rows = [SamplingRow(SamplingParams(), seed, 0, 0) for seed in range(64)]

@@ -1,0 +1,115 @@
+"""Observers are notified of every change, and of nothing that they do not override."""
+
+from __future__ import annotations
+
+from support.cache_driver import compute, leave
+
+from radixkv.cache import LRU, AllCleared, BlocksRemoved, BlocksStored, EventLog, EvictableLeaf, PrefixCache
+from radixkv.cache.observer import TreeObserver, handlers
+
+
+class Listening(LRU):
+    """LRU with the calls of a learning policy, which it writes down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[object, ...]] = []
+
+    def on_idle(self, node: EvictableLeaf) -> None:
+        node.group = 7
+        self.calls.append(("idle", node.num_blocks, node.last_use))
+
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+        self.calls.append(("reuse", group, num_blocks, idle_since, now))
+
+    def taken(self) -> list[tuple[object, ...]]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def make_cache(num_blocks: int = 8) -> tuple[PrefixCache, Listening, list[float]]:
+    """A cache of blocks of two tokens, its policy, and its clock."""
+    now, policy = [1.0], Listening()
+    return PrefixCache(num_blocks, 2, policy, clock=lambda: now[0]), policy, now
+
+
+def test_a_policy_is_notified_when_nodes_fall_idle_and_when_they_are_reused() -> None:
+    cache, policy, now = make_cache()
+    leave(cache, [1, 1, 2, 2, 3])
+    # The partly filled block extends the node while its sequence is the only one.
+    assert policy.taken() == [("idle", 3, 1.0)]
+    now[0] = 5.0
+    table = cache.open([1, 1, 2, 2, 9])
+    assert policy.taken() == [("reuse", 7, 2, 1.0, 5.0)]
+    now[0] = 6.0
+    child = cache.fork(table)[0]
+    cache.abort(table)
+    assert policy.taken() == []  # the fork still uses it
+    cache.abort(child)
+    assert policy.taken() == [("idle", 2, 6.0)]
+    pin = cache.pin([1, 1])
+    assert policy.taken() == [("reuse", 7, 1, 6.0, 6.0)]
+    cache.release(pin)
+    assert policy.taken() == [("idle", 1, 6.0)]
+
+
+def test_a_policy_is_notified_when_a_sequence_computes_what_is_idle() -> None:
+    cache, policy, now = make_cache()
+    late = cache.open([1, 1, 2])
+    cache.reserve(late, 2)
+    leave(cache, [1, 1])
+    now[0] = 3.0
+    policy.taken()
+    cache.append(late, [1, 1])
+    assert policy.taken() == [("reuse", 7, 1, 1.0, 3.0)]
+
+
+def test_a_policy_is_notified_when_what_was_evicted_is_requested_again() -> None:
+    cache, policy, now = make_cache(4)
+    leave(cache, [1, 1, 2, 2])
+    table = cache.open([9], read=False, write=False)
+    cache.reserve(table, 8)
+    cache.abort(table)
+    now[0] = 9.0
+    policy.taken()
+    compute(cache, [1, 1, 2, 2, 3])
+    assert policy.taken() == [("reuse", 7, 2, 1.0, 9.0)]
+
+
+def test_every_insertion_and_removal_is_an_event() -> None:
+    log = EventLog()
+    cache = PrefixCache(4, 2, events=log)
+
+    def kinds() -> list[tuple[str, int]]:
+        return [
+            (type(event).__name__, len(event.block_hashes) if isinstance(event, BlocksStored | BlocksRemoved) else 0)
+            for event in log.take()
+        ]
+
+    leave(cache, [1, 1, 2])
+    assert kinds() == [("BlocksStored", 1), ("BlocksStored", 1)]
+    leave(cache, [1, 1, 2, 2])  # the fuller block replaces the partly filled one
+    assert kinds() == [("BlocksRemoved", 1), ("BlocksStored", 1)]
+    table = cache.open([9], read=False, write=False)
+    cache.reserve(table, 6)
+    assert kinds() == [("BlocksRemoved", 1)]
+    cache.clear("")
+    assert kinds() == [("BlocksRemoved", 1)]
+    cache.clear()
+    assert [type(event) for event in log.take()] == [AllCleared]
+
+
+def test_only_overridden_calls_are_made() -> None:
+    class OnlyClears(TreeObserver):
+        def on_clear(self, namespace: str | None, nodes: object) -> None: ...
+
+    observers = [OnlyClears(), Listening(), LRU()]
+    assert [
+        len(handlers(observers, call)) for call in ("on_insert", "on_remove", "on_clear", "on_idle", "on_reuse")
+    ] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
