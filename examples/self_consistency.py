@@ -1,4 +1,4 @@
-"""Self-consistency (Wang et al. 2023): many ways of thinking, one vote. The few-shot prompt is computed once for all."""
+"""Self-consistency (Wang et al. 2023): sample many reasoning paths and vote. The few-shot prompt is computed once."""
 
 import re
 from collections import Counter
@@ -22,4 +22,4 @@ votes = Counter(answer.group(1) for answer in answers if answer is not None)
 for answer, count in votes.most_common():
     print(f"{count:3} votes for {answer}")
 stats = llm.engine.cache.stats
-print(f"{stats.computed_tokens} prompt tokens computed for {len(output.outputs)} ways of thinking")
+print(f"{stats.computed_tokens} prompt tokens computed for {len(output.outputs)} reasoning paths")

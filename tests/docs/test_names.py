@@ -18,8 +18,7 @@ from radixkv.cli.main import app
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PARAMETRIZED = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-# Written by a bench where it runs, or named as an example.
-_FOLDERS = ("radixkv/", "kernels/", "tests/", "examples/", "docs/")
+_FOLDERS = ("radixkv/", "kernels/", "tests/", "examples/", "docs/", "docker/")
 
 
 def inline_code(path: Path) -> Iterator[str]:
