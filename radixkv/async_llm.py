@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
+from radixkv.config import LLM_OPTIONS, LLMOptions, refuse_unknown
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats, engine_stats
@@ -30,36 +31,46 @@ _T = TypeVar("_T")
 class AsyncLLM:
     """A language model for asyncio programs; its streams share the prefixes of their prompts.
 
-    One thread of its own runs the engine, another one tokenizes, and the event loop waits for neither. The object belongs
-    to the event loop that uses it first.
+    One thread runs the engine, another one tokenizes, and the event loop is blocked by neither. The object belongs to the
+    event loop that uses it first.
 
     Args:
-        model: as for `LLM`, or an `LLM`, which nobody else may use from then on. Loading a model takes seconds, during
-            which the event loop stands still: do it before there is anything to serve.
-        max_queue: requests that may be unfinished beyond the ``max_num_seqs`` that run side by side; None: any number.
-        engine_options: as for `LLM`.
+        model: as for `LLM`, or an `LLM`, which must not be used elsewhere from then on. Loading a model takes seconds,
+            during which the event loop is blocked: do it before there is anything to serve.
+        max_queue: requests that may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
+            number. A stream counts until it is read to its end, so that slow readers are bounded, too.
+        options: as for `LLM`.
+
+    Raises:
+        Exception: what `LLM` raises; nothing of it for an `LLM`.
+        ValueError: ``max_queue`` is impossible, or options are given for a model that is already running.
     """
 
     def __init__(
-        self, model: Any | str | Path | LLM | None = None, *, max_queue: int | None = None, **engine_options: Any
+        self,
+        model: Any | str | Path | LLM | None = None,
+        *,
+        max_queue: int | None = None,
+        **options: Unpack[LLMOptions],
     ) -> None:
+        refuse_unknown("AsyncLLM.__init__", options, {"max_queue", *LLM_OPTIONS})
         if max_queue is not None and (not isinstance(max_queue, int) or isinstance(max_queue, bool) or max_queue < 0):
             raise ValueError(f"max_queue: expected a whole number of at least 0 or None, got {max_queue!r}")
-        if isinstance(model, LLM) and engine_options:
-            raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(engine_options)}")
-        engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
+        if isinstance(model, LLM) and options:
+            raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(options)}")
+        engine = model.engine if isinstance(model, LLM) else LLM(model, **options).engine
         self.loaded: LoadedModel = engine.loaded
         self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
-        # As the engine was after its latest step, abort or `call`.
+        # Of the engine after its latest step, abort or `call`.
         self.stats: EngineStats = engine_stats(engine)
-        # Called in the event loop after every step, for whoever measures.
+        # Called in the event loop after every step; for metrics.
         self.on_step: Callable[[EngineStats], None] | None = None
         self._max_num_seqs = engine.max_num_seqs
         self._engine_thread = EngineThread(engine, self._deliver)
-        # One thread: a tokenizer is not made to be used by several at once. The engine's thread only decodes.
         self._grammars = engine.grammars
-        # Compiled here first, the engine's thread finds a grammar ready.
+        # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-grammar")
+        # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
         self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, RequestStream] = {}
@@ -72,7 +83,7 @@ class AsyncLLM:
         self._death: EngineDeadError | None = None
         self._died = asyncio.Event()
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -82,15 +93,16 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are let in earlier.
+        """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are admitted earlier.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
             has ``finished`` set. Leaving the iteration early, in whatever way, aborts the request.
 
         Raises:
-            TypeError, ValueError: the prompt, a parameter or the request id is not possible.
-            QueueFullError, DrainingError: it is not taken in now.
+            TypeError, ValueError: the prompt, a parameter or the request id is impossible.
+            QueueFullError: too many requests are unfinished; it has a ``retry_after``.
+            DrainingError: new requests are refused since `start_draining` or `shutdown`.
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         params = sampling_params or SamplingParams()
@@ -125,7 +137,7 @@ class AsyncLLM:
     async def beam_search(
         self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, *, priority: int = 0
     ) -> BeamSearchOutput:
-        """The ``beam_width`` best continuations of a prompt, best first; of an aborted search, those that were complete.
+        """The ``beam_width`` best continuations of a prompt, best first; after an abort, those that were complete.
 
         Raises:
             Exception: what `generate` raises.
@@ -141,7 +153,7 @@ class AsyncLLM:
         return output
 
     def abort(self, request_id: str) -> None:
-        """Give a request up before the next step; its iteration ends with ``finish_reason`` "abort"."""
+        """Abort a request before the next step; its iteration ends with ``finish_reason`` "abort"."""
         if request_id in self._streams:
             self._engine_thread.abort(request_id)
 
@@ -153,10 +165,10 @@ class AsyncLLM:
         *,
         priority: int = 0,
     ) -> list[RequestStream]:
-        """Have the engine take in all of the prompts or, raising what `generate` raises, none.
+        """Add requests for all of the prompts or, raising what `generate` raises, for none.
 
         Returns:
-            One stream a prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
+            One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
             The caller must iterate each to its end or close it.
         """
         if not isinstance(params, SamplingParams | BeamSearchParams):
@@ -171,7 +183,7 @@ class AsyncLLM:
             )
             self._refuse_if_full(len(prompts))
         base = f"request-{next(self._ids)}" if request_id is None else request_id
-        names = [base] if len(prompts) == 1 else [f"{base}-{place}" for place in range(len(prompts))]
+        names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
         for name in names:
             if name in self._streams:
                 raise ValueError(f"request_id {name!r} belongs to an unfinished request")
@@ -197,7 +209,7 @@ class AsyncLLM:
         try:
             await asyncio.wrap_future(self._engine_thread.add(make_requests))
         except BaseException:
-            # Cancelled, perhaps when the engine had them already: closing aborts what there is to abort.
+            # Possibly cancelled after the engine had added them: closing a stream aborts its request.
             for stream in streams:
                 stream.close()
             raise
@@ -219,7 +231,7 @@ class AsyncLLM:
         return result
 
     async def run_tokenizer(self, function: Callable[[LoadedModel], _T]) -> _T:
-        """Run a function that tokenizes, in the thread that does nothing else.
+        """Run a function that tokenizes in the tokenizer's thread.
 
         Raises:
             DrainingError, EngineDeadError: the thread was stopped.
@@ -229,7 +241,7 @@ class AsyncLLM:
             self._refuse_if_full(1)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, self.loaded)
 
-    # -- life and death ------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------
 
     @property
     def draining(self) -> bool:
@@ -238,12 +250,12 @@ class AsyncLLM:
 
     @property
     def death(self) -> EngineDeadError | None:
-        """Why the engine takes no further step; None while it lives."""
+        """Why the engine takes no further step; None while it is alive."""
         return self._death
 
     @property
     def num_unfinished(self) -> int:
-        """Requests taken in and not yet read to their end or closed."""
+        """Requests that were added, and whose stream is neither read to its end nor closed."""
         return len(self._streams)
 
     async def wait_for_death(self) -> EngineDeadError:
@@ -253,14 +265,14 @@ class AsyncLLM:
         return self._death
 
     def start_draining(self) -> None:
-        """From now on refuse new requests; those taken in go on."""
+        """From now on refuse new requests; unfinished ones go on."""
         self._draining = True
 
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
-        """Refuse new requests, wait for the others as long as told, abort the rest, and stop the threads.
+        """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
 
         Returns:
-            Whether all requests came to their own end.
+            Whether all requests finished without being aborted.
         """
         self._draining = True
         with suppress(TimeoutError):
@@ -281,7 +293,7 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    # -- within --------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     async def _stream(
         self,
@@ -331,7 +343,7 @@ class AsyncLLM:
         if count > self.max_unfinished:
             raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
         if len(self._streams) + count > self.max_unfinished:
-            # With n places and a mean duration, one becomes free after about an n-th of it.
+            # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
             raise QueueFullError(
                 f"{len(self._streams)} requests are unfinished, and at most {self.max_unfinished} may be",
@@ -341,7 +353,7 @@ class AsyncLLM:
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""
         assert self._loop is not None
-        if not self._loop.is_closed():  # else nobody is left to tell
+        if not self._loop.is_closed():  # a closed loop has no readers left
             self._loop.call_soon_threadsafe(self._distribute, result)
 
     def _distribute(self, result: StepResult) -> None:
@@ -349,7 +361,7 @@ class AsyncLLM:
         for request_id, update in result.updates.items():
             stream = self._streams.get(request_id)
             if stream is None:
-                continue  # closed a moment ago; its abort is on the way
+                continue  # closed since; its abort is queued
             stream.put(update)
             if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
                 seconds = update.metrics.finished_time - update.metrics.arrival_time

@@ -20,7 +20,7 @@ class Chat:
     Args:
         llm: the model.
         system: the system prompt; None: the chat template's own, if it has one.
-        sampling_params: how to answer when a turn brings none; by default up to 512 tokens, greedily.
+        sampling_params: for turns that are sent without; by default up to 512 tokens, greedily.
         cache_salt: share cached prefixes only with conversations of the same salt.
     """
 
@@ -37,7 +37,7 @@ class Chat:
         self._messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self._token_ids: list[int] = []
         self._rendered = ""
-        # Of the last answer: the request as it ended, and how many tokens it generated.
+        # The request of the last answer as it finished, and how many tokens it generated.
         self.last_output: RequestOutput | None = None
         self.last_num_tokens = 0
 
@@ -47,14 +47,14 @@ class Chat:
         return [dict(message) for message in self._messages]
 
     def send(self, text: str, sampling_params: SamplingParams | None = None) -> str:
-        """Say something and return the whole answer."""
+        """Send a message and return the whole answer."""
         return "".join(self.stream(text, sampling_params))
 
     def stream(self, text: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Say something and yield the answer as it is generated.
+        """Send a message and yield the answer as it is generated.
 
         The turn joins the conversation when the answer is complete: leaving the iteration early, or an error, leaves the
-        conversation as it was. `last_output` then tells how many tokens were reused, and the times.
+        conversation as it was. `last_output` then holds how many tokens were reused, and the times.
 
         Raises:
             TypeError: ``text`` is no string.
@@ -64,7 +64,7 @@ class Chat:
             raise TypeError(f"text: expected a string, got {text!r:.80}")
         params = sampling_params or self._sampling_params
         if params.n != 1:
-            raise ValueError(f"a conversation has one answer a turn, got n={params.n}")
+            raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
         return self._stream(text, params)
 
     def fork(self) -> Chat:

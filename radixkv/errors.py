@@ -68,10 +68,10 @@ class StepFailedError(EngineError):
 
 
 class QueueFullError(EngineError):
-    """As many requests wait, or are unfinished, as may; the message gives the figures.
+    """As many requests are unfinished as `AsyncLLM` was given room for (``max_queue``); the message gives the figures.
 
     Attributes:
-        retry_after: in how many seconds there is likely to be room.
+        retry_after: seconds after which there is likely to be room.
     """
 
     def __init__(self, message: str, retry_after: int) -> None:

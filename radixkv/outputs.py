@@ -20,7 +20,7 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When what happened, in seconds of `time.monotonic`."""
+    """Times of one request, in seconds of `time.monotonic`; None: not reached yet."""
 
     arrival_time: float
     first_token_time: float | None = None
@@ -36,7 +36,7 @@ class CompletionOutput:
         text: the answer, without the stop string unless that was asked for.
         token_ids: all generated tokens, an end token included.
         cumulative_logprob: sum of the chosen tokens' log-probabilities; None unless ``logprobs`` was asked for.
-        logprobs: a token, the chosen one's and the likeliest ones' log-probabilities.
+        logprobs: per generated token, log-probabilities of the chosen one and of the likeliest ones.
         finish_reason: "stop", "length" or "abort"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
     """
@@ -50,6 +50,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
+        """Whether the answer has ended."""
         return self.finish_reason is not None
 
 
@@ -59,7 +60,7 @@ class RequestOutput:
 
     Attributes:
         prompt: the text, where it was given as text.
-        prompt_logprobs: a prompt token, None for the first; None unless asked for.
+        prompt_logprobs: the same per prompt token, None for the first; None unless asked for.
         num_cached_tokens: prompt tokens that were reused rather than computed.
     """
 
@@ -90,7 +91,7 @@ class BeamSearchOutput:
     """A search's beams, best first.
 
     Attributes:
-        num_prompt_tokens: with how many tokens of the prompt each beam begins.
+        num_prompt_tokens: tokens of the prompt, with which each beam begins.
         num_cached_tokens: how many of those were reused rather than computed.
     """
 

@@ -1,9 +1,9 @@
-"""What users pass as prompts and messages, brought into one form.
+"""Prompts and messages as users pass them, converted to token ids.
 
 A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, and optionally
 
 - ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
-- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to leave what is computed.
+- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
 are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do.
@@ -27,7 +27,13 @@ _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache"}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as token ids, with its text where there is one, and what it may do with the cache."""
+    """One prompt as token ids, with its text where there is one, and how it uses the cache.
+
+    Attributes:
+        namespace: only prompts of the same namespace share cached prefixes.
+        read_cache: reuse what is cached.
+        write_cache: publish what is computed.
+    """
 
     token_ids: Sequence[int]
     text: str | None = None
@@ -71,7 +77,7 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
 
 
 def as_template_message(message: Message) -> Message:
-    """A message as chat templates take it: in one text, by a role that they know.
+    """A message as chat templates expect it: one text, and a role that they know.
 
     Raises:
         ValueError: a part of its content is no text.
@@ -79,7 +85,7 @@ def as_template_message(message: Message) -> Message:
     if message["role"] == "developer":
         message = {**message, "role": "system"}
     parts = message["content"]
-    if isinstance(parts, str | None):  # None: for templates that know of tool calls
+    if isinstance(parts, str | None):  # None: for templates that support tool calls
         return message
     if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
         raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
@@ -189,7 +195,7 @@ def as_chat_prompts(
 
 
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:
-    """The arguments of `Prompt` that say what it may do with the cache.
+    """The arguments of `Prompt` for how it uses the cache.
 
     Raises:
         TypeError, ValueError: the salt is no string, or ``cache`` has other keys than read and write, or no booleans.

@@ -1,4 +1,4 @@
-"""How to choose tokens: parameters with vLLM's names, defaults and meanings."""
+"""Sampling, beam search and structured output: parameters with vLLM's names, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StructuredOutputsParams:
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen.
+    """Parameters by which one request's tokens are chosen.
 
     Attributes:
         n: how many answers; their prompt is computed once.
@@ -63,7 +63,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of every token generated so far.
         frequency_penalty: subtracted as often as the token was generated.
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
-        seed: where the request's random numbers begin; None: the engine draws one. See `radixkv.sampling.sampler`.
+        seed: of the request's random numbers; None: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
         stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text.
         min_tokens: until there are so many, nothing ends the answer.
@@ -134,6 +134,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is taken: at temperature 0, or too close to it to divide by."""
         # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
         return self.temperature < 1e-5
 
@@ -154,7 +155,7 @@ class SamplingParams:
 
 @dataclass
 class BeamSearchParams:
-    """How one beam search goes.
+    """Parameters of one beam search.
 
     Attributes:
         beam_width: beams kept, and returned.
@@ -163,7 +164,7 @@ class BeamSearchParams:
         temperature: divides the logits; 0 leaves them as they are.
         length_penalty: a beam's score is divided by its length to this power.
         stop: strings that end a beam.
-        logprobs: report this many likeliest tokens a step.
+        logprobs: report this many likeliest tokens per step.
         structured_outputs: what every beam must look like.
 
     Raises:

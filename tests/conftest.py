@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,21 @@ if TYPE_CHECKING:
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
+# Files of a minute or more, the longest first. What several workers share out begins with them, so that none is left alone
+# with one of them at the end.
+LONG_FILES = [
+    "server/test_fuzz.py",
+    "cli/test_cli.py",
+    "testing/test_kit.py",
+    "model/test_compiled_layers.py",
+    "test_examples.py",
+    "model/test_default_model.py",
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -18,6 +18,8 @@ from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, StepF
 from radixkv.prompts import Prompt
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+# Seconds after which something hangs, on however busy a machine.
+HANGING = 600
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
@@ -39,7 +41,7 @@ def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None,
             await test(llm)
             await assert_empty(llm)
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 async def assert_empty(llm: AsyncLLM) -> None:
@@ -86,21 +88,34 @@ def test_samples_and_beams() -> None:
     run(test)
 
 
-def test_a_slow_reader_gets_larger_pieces_and_loses_nothing() -> None:
+def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+    step, touched, is_first_read = offline.engine.step, [], threading.Event()
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+
+    def step_once_the_first_piece_is_read() -> Any:
+        if touched:
+            assert is_first_read.wait(HANGING)
+        requests = step()
+        touched.extend(requests)
+        return requests
+
     async def test(llm: AsyncLLM) -> None:
         (prompt,) = prompts(1)
-        expected = await tokens_of(llm, prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2))
+        expected = await tokens_of(llm, prompt, params)
+        monkeypatch.setattr(offline.engine, "step", step_once_the_first_piece_is_read)
         pieces = []
-        async for output in llm.generate(prompt, SamplingParams(temperature=0, max_tokens=40, logprobs=2)):
+        async for output in llm.generate(prompt, params):
             if not pieces:
-                while llm.stats.num_running:
-                    await asyncio.sleep(0.001)
+                is_first_read.set()
+                while await llm.call(lambda engine: engine.has_unfinished_requests):
+                    pass
             pieces.append(output)
         assert len(pieces) == 2
         assert [t for piece in pieces for t in piece.outputs[0].token_ids] == expected[0]
         assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
 
-    run(test)
+    run(test, offline)
 
 
 def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
@@ -126,7 +141,7 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def cancelled_before_it_was_taken_in(llm: AsyncLLM) -> None:
+    async def cancelled_before_it_was_added(llm: AsyncLLM) -> None:
         task = asyncio.create_task(tokens_of(llm, prompts(1)[0], ENDLESS))
         while not llm.num_unfinished:
             await asyncio.sleep(0)
@@ -135,7 +150,7 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
             await task
 
     async def test(llm: AsyncLLM) -> None:
-        for abandon in (left_early, closed, cancelled, cancelled_before_it_was_taken_in):
+        for abandon in (left_early, closed, cancelled, cancelled_before_it_was_added):
             await abandon(llm)
             while llm.num_unfinished:  # a generator that is merely dropped is closed by the event loop, a little later
                 await asyncio.sleep(0)
@@ -170,7 +185,7 @@ def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) 
     step = llm.engine.step
 
     def slow_step() -> Any:
-        assert release.wait(60)
+        assert release.wait(HANGING)
         return step()
 
     monkeypatch.setattr(llm.engine, "step", slow_step)
@@ -188,7 +203,7 @@ def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) 
     run(test, llm)
 
 
-def test_bad_requests_are_refused_and_disturb_nobody() -> None:
+def test_bad_requests_are_refused_and_disturb_no_other() -> None:
     async def test(llm: AsyncLLM) -> None:
         neighbour = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
         for prompt, params, error in [
@@ -214,31 +229,73 @@ def test_bad_requests_are_refused_and_disturb_nobody() -> None:
 
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     async def test(llm: AsyncLLM) -> None:
+        release = threading.Event()
+        blocked = asyncio.create_task(llm.call(lambda engine: release.wait(60)))  # so that no request ends meanwhile
         tasks = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(5)]
-        while llm.num_unfinished < 5:
+        while llm.num_unfinished < 5:  # two that may run and three that may wait
             await asyncio.sleep(0)
-        with pytest.raises(QueueFullError) as refusal:
-            await tokens_of(llm, prompts(1)[0])
-        assert 1 <= refusal.value.retry_after <= 60
+        for _ in range(2):
+            with pytest.raises(QueueFullError, match="5 requests are unfinished, and at most 5 may be") as refusal:
+                await tokens_of(llm, prompts(1)[0])
+            assert 1 <= refusal.value.retry_after <= 60
+        tasks.pop().cancel()
+        while llm.num_unfinished == 5:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(tokens_of(llm, prompts(1)[0])))
+        release.set()
+        assert await blocked
         assert all(len(samples[0]) == 12 for samples in await asyncio.gather(*tasks))
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
 
     run(test, tiny(max_num_seqs=2), max_queue=3)
 
 
-def test_requests_taken_in_together_are_refused_together() -> None:
+@pytest.mark.parametrize("max_queue", [-1, 1.5, True, "3"])
+def test_an_impossible_limit_is_refused(max_queue: Any) -> None:
+    with pytest.raises(
+        ValueError, match=rf"max_queue: expected a whole number of at least 0 or None, got {max_queue!r}"
+    ):
+        AsyncLLM(build_supported("llama"), max_queue=max_queue)
+
+
+def test_unknown_options_are_refused_with_the_nearest_known_one() -> None:
+    for wrong, right in (("max_queu", "max_queue"), ("block_sise", "block_size")):
+        message = rf"AsyncLLM\.__init__\(\) got an unexpected keyword argument '{wrong}'\. Did you mean '{right}'\?"
+        with pytest.raises(TypeError, match=message):
+            AsyncLLM("/no/such/model", **{wrong: 3})
+
+
+def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny(max_num_seqs=2)
+    add = offline.engine.add
+    added = []
+
+    def add_two(request: Any) -> None:
+        if len(added) == 2:
+            raise MemoryError("planted")
+        added.append(request)
+        add(request)
+
     async def test(llm: AsyncLLM) -> None:
         several = [Prompt([5, 6, 7]), Prompt([5, 6, VOCAB_SIZE])]
         with pytest.raises(ValueError, match="outside the vocabulary"):
             await llm.submit(several, GREEDY)
-        await llm.call(lambda engine: setattr(engine, "max_num_waiting", 0))
-        with pytest.raises(QueueFullError):
+        with pytest.raises(ValueError, match="prompts: expected at most 3 in one request, got 4"):
+            await llm.submit([Prompt([5, 6, 7])] * 4, GREEDY)
+        streams = await llm.submit([Prompt([5, 6, 7])] * 2, GREEDY)
+        with pytest.raises(QueueFullError, match="2 requests are unfinished, and at most 3 may be"):
+            await llm.submit([Prompt([5, 6, 7])] * 2, GREEDY)
+        for stream in streams:
+            assert [piece async for piece in stream][-1].finished
+        monkeypatch.setattr(offline.engine, "add", add_two)
+        with pytest.raises(MemoryError, match="planted"):
             await llm.submit([Prompt([5, 6, 7])] * 3, GREEDY)
+        assert len(added) == 2
 
-    run(test, tiny(max_num_seqs=2))
+    run(test, offline, max_queue=1)
 
 
-def test_a_lower_priority_is_let_in_earlier() -> None:
+def test_a_lower_priority_is_admitted_earlier() -> None:
     async def test(llm: AsyncLLM) -> None:
         ended = []
 
@@ -284,13 +341,13 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         assert len(failures) == 4
         assert all(isinstance(failure, StepFailedError) for failure in failures)
         assert isinstance(failures[0].__cause__, ZeroDivisionError)
-        # What the crashed step left in the cache is right: everybody gets the tokens of an engine that never crashed.
+        # What the crashed step left in the cache is right: all get the tokens of an engine that never crashed.
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
 
     run(test, offline)
 
 
-def test_an_engine_that_cannot_go_on_says_so_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = tiny()
 
     def broken() -> Any:
@@ -313,7 +370,7 @@ def test_an_engine_that_cannot_go_on_says_so_to_everybody(monkeypatch: pytest.Mo
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
@@ -338,7 +395,7 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         with pytest.raises(DrainingError):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_streams_that_come_and_go_at_random() -> None:

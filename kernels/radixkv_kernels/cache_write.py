@@ -96,7 +96,8 @@ def write_cache(
         value_cache: ``[num_blocks, block_size, kv heads, value dim]``, likewise.
         slots: int64 ``[tokens]``: block id * block_size + position in the block, no two alike; negative: the token is not
             stored.
-        key_scales, value_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
+        key_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
+        value_scales: float32 ``[kv heads]``, likewise.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.

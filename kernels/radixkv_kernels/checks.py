@@ -14,6 +14,7 @@ import torch
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*FLOATS, torch.float8_e4m3fn)
 BLOCK_SIZES = (16, 32, 64)
+"""Tokens per block that the kernels accept."""
 MAX_HEAD_DIM = 256
 
 # Of a grid's first dimension, and of each other one.

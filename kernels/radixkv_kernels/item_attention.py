@@ -28,6 +28,7 @@ from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
 
 TILE_ROWS = (16, 64, 128)
+"""Rows of a tile: query rows times the query heads of a key-value head. Tensor cores need at least 16."""
 
 
 @triton.jit
@@ -127,7 +128,8 @@ def attend_items(
         window: how many tokens a row sees, itself included; None: all.
         sinks: ``[query heads]``, any of a query's types, one logit per head that has no value; only for items without a
             partial result (`merge` adds those of the others).
-        key_scales, value_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
+        key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
+        value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
 
     Raises:

@@ -103,7 +103,8 @@ def attend_split(
 
     Args:
         query: ``[rows, query heads, key dim]``, float32, float16 or bfloat16; at most 65,535 rows.
-        key_cache, value_cache: as in `attend_items`.
+        key_cache: as in `attend_items`.
+        value_cache: as in `attend_items`.
         tables: int32 ``[tables, blocks]``: block ids by position // block_size.
         row_tables: int32 ``[rows]``: which table each row reads through.
         positions: int32 ``[rows]``: each row's position, itself included in what it sees; negative: padding, sees nothing.
@@ -111,7 +112,12 @@ def attend_split(
         partial_output: float32 ``[rows * num_splits or more, query heads, value dim]``, written when there are several.
         partial_lse: float32 ``[rows * num_splits, query heads]``.
         num_splits: parts of each sequence's keys, at most 65,535.
-        scale, softcap, window, key_scales, value_scales, config: as in `attend_items`.
+        scale: as in `attend_items`.
+        softcap: as in `attend_items`.
+        window: as in `attend_items`.
+        key_scales: as in `attend_items`.
+        value_scales: as in `attend_items`.
+        config: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` adds them.
 
     Raises:

@@ -18,5 +18,8 @@ All layers share the buffers. Between two decoding steps only the positions chan
 from __future__ import annotations
 
 ITEM_FIELDS = 6
+"""int32 numbers per work item."""
 OPEN_END = 2**31 - 1
+"""As the end of an item's keys: up to each row's own position."""
 NO_PARTIAL = -1
+"""As an item's partial result: it writes the final output of its rows."""

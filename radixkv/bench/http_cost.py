@@ -110,7 +110,7 @@ def run_http_cost(
         document = {
             "machine": describe_machine("torch", "fastapi", "uvicorn", "httpx"),
             "load": asdict(shape),
-            "ms_per_token": cost.ms_per_token,
+            "ms_a_token": cost.ms_per_token,
             "ms_between_tokens": cost.ms_between_tokens,
             "throughput_lost": cost.throughput_lost,
             **{name: [asdict(report) for report in getattr(cost, name)] for name in ("direct", "http")},

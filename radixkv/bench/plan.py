@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -159,20 +160,25 @@ def _query_batch(tables: list[BlockTable], lengths: list[int]) -> QueryBatch:
     return QueryBatch(tables, np.array(lengths, dtype=np.int64), np.ones(len(lengths), dtype=np.int64))
 
 
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Torch stands in for a GPU here; with more threads the measured one would wait for them."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def run_plan(console: Console, steps: int, json_path: Path | None) -> None:
     """Measure ``steps`` steps of every kind, print a table, and write the rows."""
     rows = []
-    num_threads = torch.get_num_threads()
-    # What a GPU would do, torch does here; more threads would have this one wait for them.
-    torch.set_num_threads(1)
-    try:
-        with console.status("planning"):
-            for shared, levels in LEVELS.items():
-                for name, change in CHANGES.items():
-                    timing = measure_plan(levels, change, steps)
-                    rows.append(Row(shared, name, timing.median_us, timing.min_us))
-    finally:
-        torch.set_num_threads(num_threads)
+    with one_torch_thread(), console.status("planning"):
+        for shared, levels in LEVELS.items():
+            for name, change in CHANGES.items():
+                timing = measure_plan(levels, change, steps)
+                rows.append(Row(shared, name, timing.median_us, timing.min_us))
     table = Table("256 sequences share", *(f"{name}, us" for name in CHANGES))
     for shared in LEVELS:
         table.add_row(shared, *(f"{row.median_us:,.0f}" for row in rows if row.shared == shared))

@@ -105,7 +105,8 @@ class CacheView:
         """What `open` would reuse of a prompt, and for all other tokens why they have to be computed. Changes nothing.
 
         Args:
-            namespace, read: as for `open`.
+            namespace: as for `open`.
+            read: as for `open`.
             look_elsewhere: report that tokens are cached in another namespace, though not in which. False for callers that
                 must not learn even that: to them these tokens are new.
 

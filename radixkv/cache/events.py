@@ -53,6 +53,7 @@ class AllCleared:
 
 
 CacheEvent = BlocksStored | BlocksRemoved | AllCleared
+"""What an `EventLog` holds."""
 
 
 class EventLog:

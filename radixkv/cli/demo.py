@@ -75,7 +75,7 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
     console.print(f"[bold]{QUESTIONS[0]}[/]")
     console.print(llm.chat(_question(QUESTIONS[0]), GREEDY, use_tqdm=False)[0].outputs[0].text)
     console.print()
-    console.print(draw_tree(llm.engine.cache.tree_snapshot(), llm.get_tokenizer().decode))
+    console.print(draw_tree(llm.inspect()))
     console.print()
     console.print(_table(rows))
     memory = [memory_example(lengths, reserved) for lengths, reserved in TEXTBOOK_EXAMPLES]
@@ -180,7 +180,7 @@ TEXTBOOK_EXAMPLES = (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048))
 
 
 def memory_example(lengths: tuple[int, ...], reserved: int, block_size: int = 16) -> dict[str, Any]:
-    """Sequences of ``lengths`` tokens: slots wasted if each reserves ``reserved``, and with blocks."""
+    """Slots that sequences of ``lengths`` tokens waste if each reserves ``reserved`` tokens, and with blocks."""
     cache = PrefixCache(sum(lengths) // block_size + len(lengths), block_size)
     for number, length in enumerate(lengths):
         table = cache.open([number], read=False, write=False)

@@ -1,4 +1,4 @@
-"""What RadixKV found on this machine, and what to do about what is missing."""
+"""What is installed on this machine, and what to do about what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything that matters; loads torch, but no model."""
+    """Examine packages, devices and the default model; loads torch, but no model."""
     import torch
 
     findings = [Finding("RadixKV", __version__), Finding("Python", platform.python_version())]

@@ -1,4 +1,4 @@
-"""Whether a command's result can be written, asked before the command begins: what takes minutes should not end in vain."""
+"""Checks that a command's result can be written, before the command spends minutes on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def writable(path: Path | None) -> Path | None:
-    """The file of an option, which is not touched yet.
+    """Check the file of an option, without touching it.
 
     Raises:
         typer.BadParameter: it could not be written.

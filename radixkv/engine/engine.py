@@ -10,7 +10,6 @@ A step carries one `Batch` through three parts::
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
+from radixkv.config import EngineConfig
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.trace_recorder import TraceRecorder
-from radixkv.errors import NoBlocksLeftError, QueueFullError
+from radixkv.errors import NoBlocksLeftError
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_dtype
@@ -55,123 +55,63 @@ class Engine:
 
     Args:
         loaded: the model; from now on it belongs to this engine.
-        block_size: tokens a block.
-        num_blocks: physical blocks. Excludes ``kv_cache_memory_bytes``.
-        kv_cache_memory_bytes: bytes for keys and values; by default on a CPU 1 GiB, and no more than ``max_num_seqs``
-            sequences of the model's full length could use.
-        gpu_memory_utilization: without those two, the share of a GPU's memory to be used in all.
-        kv_cache_dtype: "auto" stores keys and values in the model's type, "fp8" as float8_e4m3fn with a scale a layer and
-            head, so that two to four times as many tokens fit (see `kv_quantisation`).
-        max_num_batched_tokens: tokens a step at most; a longer prompt is computed in chunks of this. None: 8,192 on a
-            GPU. 512 on a CPU, where the activations of a longer step no longer fit the processor's cache: 1,024 took 10
-            to 20 % longer a token.
-        max_num_seqs: sequences that run side by side at most. None: 256 on a GPU, 64 on a CPU.
-        max_num_waiting: requests that may wait at most, besides those for which there is a free slot; None: any number.
-        enable_prefix_caching: False: no request reuses another's blocks (samples and beams still share their prompt).
-        attention_backend: "torch", "triton", or "auto": Triton on a GPU, torch on a CPU.
-        enforce_eager: decode without CUDA graphs.
-        enable_torch_compile: compile the model's decoder layers at the start (see `compiled_layers`).
-        async_scheduling: launch a decoding step before the tokens of the one before are fetched, so that the host's work
-            and the device's overlap (see `launched_step`). None: on a GPU.
-        seed: where the random numbers of requests without a seed of their own begin.
-        eviction_policy: what goes first when blocks run out: a name of `radixkv.cache.POLICIES`.
-        kv_events_endpoint: publish KV events there, such as ``tcp://*:5557`` (see `radixkv.observe.kv_events`).
-        kv_events_replay_endpoint: where subscribers ask for what they missed.
-        record_trace: write a line a finished request to this file, without any text (see `TraceRecorder`).
+        config: how to cache, schedule and compute.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: the model, its device or the memory does not allow what ``config`` asks for.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        block_size: int = 16,
-        num_blocks: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        kv_cache_dtype: str = "auto",
-        max_num_batched_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_waiting: int | None = None,
-        enable_prefix_caching: bool = True,
-        attention_backend: str = "auto",
-        enforce_eager: bool = False,
-        enable_torch_compile: bool = False,
-        async_scheduling: bool | None = None,
-        seed: int = 0,
-        eviction_policy: str = "lru",
-        kv_events_endpoint: str | None = None,
-        kv_events_replay_endpoint: str | None = None,
-        record_trace: Path | None = None,
-    ) -> None:
-        on_gpu = loaded.device.type == "cuda"
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = 8192 if on_gpu else 512
-        if max_num_seqs is None:
-            max_num_seqs = 256 if on_gpu else 64
-        if eviction_policy not in POLICIES:
-            raise ValueError(f"eviction_policy: expected one of {', '.join(POLICIES)}, got {eviction_policy!r}")
-        for name, value in {
-            "block_size": block_size,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_num_seqs": max_num_seqs,
-        }.items():
-            _check_whole(name, value, 1)
-        if max_num_waiting is not None:
-            _check_whole("max_num_waiting", max_num_waiting, 0)
-        if num_blocks is not None and kv_cache_memory_bytes is not None:
-            raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
-        element_type = resolve_kv_cache_dtype(kv_cache_dtype, loaded)
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        config = config.for_device(loaded.device.type)
+        block_size, num_blocks = config.block_size, config.num_blocks
+        element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.loaded = loaded
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.max_num_waiting = max_num_waiting
-        self.enable_prefix_caching = enable_prefix_caching
-        self._runner = ModelRunner(loaded, enable_torch_compile)
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.max_num_seqs = config.max_num_seqs
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self._runner = ModelRunner(loaded, config.enable_torch_compile)
         shapes = self._runner.layer_shapes
         scales = None
-        if kv_cache_dtype == "fp8":
-            scales = calibrate_kv_scales(self._runner, loaded, attention_backend, block_size)
+        if config.kv_cache_dtype == "fp8":
+            scales = calibrate_kv_scales(self._runner, loaded, config.attention_backend, block_size)
         if num_blocks is None:
             num_blocks = choose_num_blocks(
                 block_nbytes(shapes, block_size, element_type),
-                max_num_seqs * -(-loaded.max_model_len // block_size),
+                config.max_num_seqs * -(-loaded.max_model_len // block_size),
                 loaded.device,
-                kv_cache_memory_bytes=kv_cache_memory_bytes,
-                gpu_memory_utilization=gpu_memory_utilization,
+                kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+                gpu_memory_utilization=config.gpu_memory_utilization,
                 measure_activations=lambda: self._runner.measure_activations(
-                    max_num_batched_tokens, max_num_seqs, draw_in_every_way
+                    config.max_num_batched_tokens, config.max_num_seqs, draw_in_every_way
                 ),
             )
         if scales is None:
             self.pool = KVPool(shapes, num_blocks, block_size, element_type, loaded.device)
         else:
             self.pool = Fp8KVPool(shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
-        self._runner.use_pool(self.pool, attention_backend, max_num_seqs, loaded.max_model_len, enforce_eager)
-        events = (
-            None if kv_events_endpoint is None else EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+        self._runner.use_pool(
+            self.pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager
         )
-        self.cache = PrefixCache(
-            num_blocks, block_size, POLICIES[eviction_policy](), remembered_blocks=4 * num_blocks, events=events
-        )
-        self._publisher = None
-        if kv_events_endpoint is not None:
+        events, self._publisher = None, None
+        if config.kv_events_endpoint is not None:
             # Only here: it needs packages that others do without.
             from radixkv.observe.kv_events import ZmqEventPublisher
 
-            self._publisher = ZmqEventPublisher(kv_events_endpoint, kv_events_replay_endpoint)
-        self._recorder = None if record_trace is None else TraceRecorder(record_trace, block_size)
-        self.scheduler = Scheduler(self.cache, max_num_batched_tokens, max_num_seqs)
+            events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
+            self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+        self.cache = PrefixCache(
+            num_blocks, block_size, POLICIES[config.eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+        )
+        self._recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
+        self.scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
-        self._seeds = random.Random(seed)
+        self._seeds = random.Random(config.seed)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer)
         self._output_processor = OutputProcessor(self.scheduler, loaded.tokenizer)
         self._requests: dict[str, Request] = {}
-        self.async_scheduling = on_gpu if async_scheduling is None else async_scheduling
+        self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None
         self._in_step = False
         self._aborted_in_step: list[str] = []
@@ -248,16 +188,9 @@ class Engine:
 
         Raises:
             ValueError: an unfinished request has the same id.
-            QueueFullError: more requests wait already than ``max_num_waiting`` allows.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
-        waiting = self.scheduler.waiting
-        if self.max_num_waiting is not None and len(waiting) >= self.max_num_waiting + self.scheduler.num_free_seqs:
-            raise QueueFullError(
-                f"{len(waiting)} requests wait already, max_num_waiting={self.max_num_waiting} allows no more",
-                retry_after=math.ceil(waiting.seconds_to_drain()),
-            )
         self._requests[request.request_id] = request
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
@@ -419,8 +352,3 @@ class Engine:
             self.scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._requests[request.request_id]
-
-
-def _check_whole(name: str, value: int, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")

@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
 from radixkv.model.packed_linear import pack_linears
@@ -57,31 +58,26 @@ class LoadedModel:
 
 def load_model(
     model: str | Path | transformers.PreTrainedModel | None = None,
+    config: ModelConfig | None = None,
     *,
-    tokenizer: Any = None,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    max_model_len: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Load a model for inference.
 
     Args:
         model: hub id, folder, GGUF file or loaded model; None: the default model.
-        tokenizer: for a loaded model, its tokenizer.
-        dtype: "auto" is bfloat16 on a GPU, and float32 on a CPU: few CPUs have fast 16-bit arithmetic, and float32
-            answers do not depend on the batch.
-        device: "auto" is a GPU if there is one; a loaded model stays where it is.
-        max_model_len: shorter than the model's own length, to save memory.
+        config: how to load it; None: `ModelConfig`'s defaults.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
         ModelLoadError: the model does not exist or cannot be read.
         UnsupportedModelError: the model cannot run over KV cache blocks.
-        ValueError: ``dtype``, ``device`` or ``max_model_len`` is invalid.
+        ValueError: ``dtype``, ``device`` or ``max_model_len`` is impossible for this model and machine.
     """
-    target_device = _resolve_device(device)
-    torch_dtype = _resolve_dtype(dtype, target_device)
+    config = config or ModelConfig()
+    target_device = _resolve_device(config.device)
+    torch_dtype = _resolve_dtype(config.dtype, target_device)
+    tokenizer, max_model_len = config.tokenizer, config.max_model_len
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
     else:
@@ -94,7 +90,7 @@ def load_model(
     model.eval()
     check_supported(model, name)
     model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
-    if max_model_len is not None and not (isinstance(max_model_len, int) and 2 <= max_model_len <= model_length):
+    if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     if model.device.type == "cpu":
         pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
@@ -170,6 +166,7 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtyp
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
+        # Few CPUs have fast 16-bit arithmetic, and answers in float32 do not depend on the batch.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")

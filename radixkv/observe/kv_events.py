@@ -1,13 +1,13 @@
-"""KV events over ZeroMQ, as subscribers of vLLM's expect them (routers such as Dynamo's and llm-d's).
+"""KV events over ZeroMQ, in the format of vLLM's subscribers (routers such as Dynamo's and llm-d's).
 
 ::
 
     PUB      [topic, sequence number (8 bytes, big-endian), batch]
-    ROUTER   a subscriber that missed something sends a sequence number, and gets every batch kept from there on, then
-             the number -1 with nothing
+    ROUTER   replay: a subscriber sends a sequence number, and gets every buffered batch from that one on, then the
+             number -1 with an empty batch
 
 A batch is msgpack: ``[seconds since 1970, [event, ...], data-parallel rank]``. Events are maps with a ``type``, as from vLLM
-0.24 on; or arrays, as before. Only whole blocks are told: routers know no others.
+0.24 on; or arrays, as before. Only full blocks are published, as routers expect.
 
 Needs pyzmq and msgspec: ``pip install 'radixkv[events]'``.
 """
@@ -30,17 +30,17 @@ _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 class ZmqEventPublisher:
-    """Publishes batches of events, and sends again what subscribers missed.
+    """Publishes batches of events, and replays batches that subscribers missed.
 
-    A thread of its own owns the sockets, so that `publish` never waits for a subscriber.
+    A thread of its own owns the sockets, so that `publish` never blocks on a subscriber.
 
     Args:
         endpoint: bound for publishing, such as ``tcp://*:5557``.
-        replay_endpoint: bound for asking again; None: nobody can.
-        topic: what subscribers subscribe to.
-        buffer_steps: batches kept to be sent again.
+        replay_endpoint: bound for replay requests; None: no replay.
+        topic: the topic that subscribers subscribe to.
+        buffer_steps: number of batches buffered for replay.
         encoding: events as maps or as arrays.
-        data_parallel_rank: told in every batch.
+        data_parallel_rank: included in every batch.
 
     Raises:
         zmq.ZMQError: an endpoint cannot be bound.
@@ -82,7 +82,7 @@ class ZmqEventPublisher:
         self._thread.start()
 
     def publish(self, events: Iterable[CacheEvent]) -> None:
-        """Send what happened in one step; nothing is sent for nothing.
+        """Send the events of one step as a batch; no batch is sent without events.
 
         Raises:
             ValueError: the publisher is closed.
@@ -97,7 +97,7 @@ class ZmqEventPublisher:
             self._outbox.send(batch)
 
     def close(self) -> None:
-        """Send what is left, and let go of the endpoints."""
+        """Send the remaining batches, and release the endpoints."""
         with self._lock:
             if self._closed:
                 return
@@ -121,7 +121,7 @@ class ZmqEventPublisher:
         number = 0
         while True:
             ready = dict(poller.poll())
-            # All that was published before a replay was asked for is part of it.
+            # A replay includes all batches that were published before its request.
             while self._inbox.poll(0):
                 batch = self._inbox.recv()
                 if not batch:
@@ -135,10 +135,10 @@ class ZmqEventPublisher:
 
     def _replay(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[2]) != 8:
-            return  # no request that could be answered
+            return  # malformed request
         client, start = frames[0], frames[2]
         for sequence, batch in self._kept:
-            # Big-endian numbers of one length compare as their bytes do.
+            # Big-endian numbers of equal length compare like their bytes.
             if sequence >= start:
                 self._router.send_multipart([client, b"", sequence, batch])
         self._router.send_multipart([client, b"", _END_OF_REPLAY, b""])
@@ -155,7 +155,7 @@ def _as_array(event: CacheEvent) -> list[Any] | None:
 
 
 def _fields(event: CacheEvent) -> tuple[str, dict[str, Any]] | None:
-    """An event's type and fields, in the order of the array encoding; None where it is about no whole block."""
+    """An event's type and fields, in the order of the array encoding; None where it has no full block."""
     if isinstance(event, AllCleared):
         return "AllBlocksCleared", {}
     if isinstance(event, BlocksRemoved):

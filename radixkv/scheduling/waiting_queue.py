@@ -20,8 +20,6 @@ Between priorities the order is strict: as long as more urgent requests keep arr
 from __future__ import annotations
 
 import itertools
-import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,7 +58,6 @@ class WaitingQueue:
         self._window = window
         self._max_overtaken = max_overtaken
         self._queue: SortedDict[_Key, _Entry] = SortedDict()
-        self._admission_times: deque[float] = deque(maxlen=32)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -78,8 +75,6 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a new or a preempted group."""
-        if not self._queue:
-            self._admission_times.clear()
         self._queue[_key(group)] = _Entry(group)
 
     def remove(self, group: SequenceGroup) -> None:
@@ -126,16 +121,8 @@ class WaitingQueue:
         del self._queue[admitted]
         if group.started:
             return
-        self._admission_times.append(time.monotonic())
         for key in self._queue.irange(maximum=admitted):
             self._queue[key].num_overtaken += 1
-
-    def seconds_to_drain(self) -> float:
-        """How long admitting all would take at the recent rate, from 1 to 60 seconds: when to try again."""
-        if len(self._admission_times) < 2:
-            return 1.0
-        interval = (time.monotonic() - self._admission_times[0]) / len(self._admission_times)
-        return min(60.0, max(1.0, interval * len(self)))
 
     def _look_up(self, entries: list[_Entry]) -> None:
         version = self._cache.version

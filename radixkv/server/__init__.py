@@ -2,7 +2,7 @@
 
 ::
 
-    run.py                  the process: socket, signals, exit status
+    run.py, config.py       the process: socket, signals, exit status; its options
       app.py                all routes
         chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
           service.py        state that all routes share

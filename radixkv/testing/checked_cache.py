@@ -41,6 +41,7 @@ class LiveSequence:
 
     @property
     def num_pending(self) -> int:
+        """Tokens that are still to be computed."""
         return len(self.tokens) - self.length
 
 

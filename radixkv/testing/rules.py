@@ -21,6 +21,7 @@ RULES = {
     10: "free and held blocks are all blocks, and all are free when everything is closed and cleared",
     11: "what was computed twice is kept once",
 }
+"""The rules by number, in words."""
 
 
 class RuleViolation(AssertionError):  # noqa: N818 - it names what happened

@@ -58,6 +58,7 @@ class Clear:
 
 
 Step = Open | Compute | Generate | Fork | Close | Abort | Clear
+"""One step of a workload for `replay`."""
 
 
 def replay(steps: Sequence[Step], cache: CheckedCache) -> int:

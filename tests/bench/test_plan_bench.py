@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from radixkv.attention.batch_tables import common_blocks
+from radixkv.bench import plan
 from radixkv.bench.plan import BATCH, BLOCK_SIZE, CHANGES, LEVELS, Change, Decoding, make_steps, run_plan
 
 
@@ -46,7 +47,8 @@ def test_who_joins_elsewhere_changes_the_tree() -> None:
     assert all({96, 160, 208} == set(tree) for tree in trees)
 
 
-def test_every_row_is_measured_and_written(tmp_path: Path) -> None:
+def test_every_row_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "ROUNDS", 1)
     run_plan(Console(quiet=True), 2, tmp_path / "plan.json")
     rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert [(row["shared"], row["change"]) for row in rows] == [(name, k) for name in LEVELS for k in CHANGES]

@@ -69,7 +69,7 @@ class FakeServer:
 
         self._server.startup = notifying_startup  # type: ignore[method-assign]
         self._thread.start()
-        assert started.wait(30)
+        assert started.wait(600)
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -12,9 +12,7 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
-from radixkv.engine.engine import Engine
-from radixkv.errors import NoBlocksLeftError, QueueFullError, RequestTooLargeError
-from radixkv.model.loader import load_model
+from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -397,29 +395,3 @@ def test_priorities_decide_who_is_answered_first() -> None:
     with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
         llm.generate(family(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
     assert_empty(llm)
-
-
-def test_a_full_queue_refuses_and_changes_nothing() -> None:
-    engine = Engine(load_model(build_supported("llama")), num_blocks=400, max_num_seqs=2, max_num_waiting=3)
-
-    def add(name: str) -> None:
-        engine.add(engine.make_request(name, [5, 6, 7], GREEDY))
-
-    # Two can run and three wait.
-    for number in range(5):
-        add(f"{number}")
-    for _ in range(2):
-        with pytest.raises(QueueFullError, match="5 requests wait already, max_num_waiting=3") as refusal:
-            add("6")
-        assert 1 <= refusal.value.retry_after <= 60
-    engine.step()
-    with pytest.raises(QueueFullError, match="3 requests wait already"):
-        add("6")
-    engine.abort("4")
-    add("6")
-    answered = []
-    while engine.has_unfinished_requests:
-        answered += [request.request_id for request in engine.step() if request.finished]
-    assert sorted(answered) == ["0", "1", "2", "3", "6"]
-    with pytest.raises(ValueError, match="max_num_waiting must be a whole number of at least 0, got -1"):
-        Engine(load_model(build_supported("llama")), num_blocks=400, max_num_waiting=-1)

@@ -34,7 +34,7 @@ def test_ctrl_c_in_the_middle_is_a_clean_stop() -> None:
     for _ in range(3):
         assert process.stdout.readline() == "step\n"
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=600)
     assert rest.endswith("clean\n")
     assert process.returncode == 0
 

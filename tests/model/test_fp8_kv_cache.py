@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from support.model_zoo import VOCAB_SIZE, build_supported
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.config import EngineConfig, KvCacheDtype
 from radixkv.engine.engine import Engine
 from radixkv.model import compiled_layers
-from radixkv.model.kv_quantisation import KV_CACHE_DTYPES
 from radixkv.model.loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -134,7 +134,7 @@ def test_float8_blocks_take_a_byte_per_element(dtype: torch.dtype, times: int) -
     # A block of the tiny model takes 6,144 bytes in float32.
     plain, small = (
         LLM(build_supported("llama").to(dtype), kv_cache_memory_bytes=6144 * 20, kv_cache_dtype=name).engine
-        for name in KV_CACHE_DTYPES
+        for name in get_args(KvCacheDtype)
     )
     assert small.cache.num_blocks == small.pool.num_blocks == times * plain.pool.num_blocks
     assert small.pool.nbytes == plain.pool.nbytes == 6144 * 20
@@ -170,7 +170,7 @@ def test_an_unknown_type_is_refused_before_anything_is_changed() -> None:
     loaded = load_model(build_supported("llama"))
     before = loaded.model.config._attn_implementation
     with pytest.raises(ValueError, match="kv_cache_dtype: expected one of auto, fp8, got 'int4'"):
-        Engine(loaded, num_blocks=10, kv_cache_dtype="int4")
+        Engine(loaded, EngineConfig(num_blocks=10, kv_cache_dtype="int4"))
     assert loaded.model.config._attn_implementation == before
 
 
@@ -179,7 +179,7 @@ def test_a_gpu_without_float8_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 3090")
     loaded = dataclasses.replace(load_model(build_supported("llama")), device=torch.device("cuda"))
     with pytest.raises(ValueError, match=r"'fp8' needs a GPU of compute capability 8\.9 .* got 8\.6 \(RTX 3090\)"):
-        Engine(loaded, num_blocks=10, kv_cache_dtype="fp8")
+        Engine(loaded, EngineConfig(num_blocks=10, kv_cache_dtype="fp8"))
 
 
 def test_keys_that_are_not_finite_are_refused() -> None:

@@ -12,6 +12,7 @@ from support.model_zoo import build_supported
 from torch import nn
 
 from radixkv import LLM, SamplingParams
+from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model import default_model
 from radixkv.model.default_model import converted_folder, ensure_converted, find_damage, find_default_model
@@ -73,12 +74,12 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 def test_invalid_options_are_refused() -> None:
     model = build_supported("llama")
     with pytest.raises(ValueError, match="dtype: expected"):
-        load_model(model, dtype="int3")
+        load_model(model, ModelConfig(dtype="int3"))
     for device in ("tpu", "meta", *([] if torch.cuda.is_available() else ["cuda"])):
         with pytest.raises(ValueError, match="device: expected"):
-            load_model(model, device=device)
+            load_model(model, ModelConfig(device=device))
     with pytest.raises(ValueError, match="max_model_len: expected 2 to 512"):
-        load_model(model, max_model_len=513)
+        load_model(model, ModelConfig(max_model_len=513))
     for options in ({"block_size": 0}, {"max_num_seqs": True}, {"num_blocks": 9, "kv_cache_memory_bytes": 9}):
         with pytest.raises(ValueError, match=r"block_size|max_num_seqs|num_blocks"):
             LLM(model, **options)

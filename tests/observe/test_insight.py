@@ -131,14 +131,14 @@ def test_a_recorded_trace_can_be_replayed_and_holds_no_text(tmp_path: Path) -> N
 
 def test_the_events_of_a_model_are_published(tmp_path: Path) -> None:
     import zmq
-    from test_kv_events import replay
+    from support.event_replay import replay_events
 
     replay_endpoint = f"ipc://{tmp_path}/replay"
     llm = tiny_llm(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay_endpoint)
     answer(llm, {"prompt_token_ids": list(range(10, 30))})
     llm.reset_prefix_cache()
     with zmq.Context() as context:
-        assert len(replay(context, replay_endpoint, 0)) >= 2
+        assert len(replay_events(context, replay_endpoint, 0)) >= 2
         context.destroy(linger=0)
 
 

@@ -1,4 +1,4 @@
-"""Events over ZeroMQ, read as a subscriber of vLLM's reads them."""
+"""Events over ZeroMQ, decoded like vLLM's subscribers do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import msgspec
 import pytest
 import zmq
 from support.cache_driver import leave
+from support.event_replay import replay_events
 
 from radixkv.cache import EventLog, PrefixCache
 from radixkv.observe.kv_events import ZmqEventPublisher
 
 
 class Event(msgspec.Struct, tag=True):
-    """The base of vLLM's events since they are maps."""
+    """The base of vLLM's events, encoded as maps."""
 
 
 class BlockStored(Event):
@@ -46,7 +47,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 class OldEvent(msgspec.Struct, array_like=True, tag=True):
-    """Their base before that."""
+    """The base of vLLM's events before 0.24, encoded as arrays."""
 
 
 class OldBlockStored(OldEvent, tag="BlockStored"):
@@ -75,37 +76,22 @@ def context() -> Iterator[zmq.Context[Any]]:
     context.destroy(linger=0)
 
 
-def replay(context: zmq.Context[Any], endpoint: str, start: int) -> list[tuple[int, bytes]]:
-    """Every batch from a number on. One request has many replies, so a DEALER asks as a REQ would."""
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.RCVTIMEO, 20_000)
-    dealer.connect(endpoint)
-    dealer.send_multipart([b"", start.to_bytes(8, "big")])
-    batches = []
-    while True:
-        _, number, batch = dealer.recv_multipart()
-        if not batch:
-            assert number == (-1).to_bytes(8, "big", signed=True)
-            return batches
-        batches.append((int.from_bytes(number, "big"), batch))
-
-
-def test_what_was_missed_can_be_asked_for(context: zmq.Context[Any], tmp_path: Path) -> None:
+def test_missed_batches_can_be_replayed(context: zmq.Context[Any], tmp_path: Path) -> None:
     log = EventLog(medium="GPU")
     cache = PrefixCache(8, 2, events=log)
-    asked_at = f"ipc://{tmp_path}/replay"
-    with ZmqEventPublisher(f"ipc://{tmp_path}/events", asked_at, data_parallel_rank=3) as publisher:
-        # The last is less than a block: routers do not hear of it.
+    replay_endpoint = f"ipc://{tmp_path}/replay"
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events", replay_endpoint, data_parallel_rank=3) as publisher:
+        # The last is less than a block, for which no event is published.
         for step in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9]):
             leave(cache, step)
             publisher.publish(log)
-        cache.clear("nobody")
+        cache.clear("unknown namespace")
         cache.clear("")
         cache.clear()
         publisher.publish(log)
-        batches = replay(context, asked_at, 0)
+        batches = replay_events(context, replay_endpoint, 0)
         assert [number for number, _ in batches] == [0, 1, 2]
-        assert replay(context, asked_at, 2) == batches[2:]
+        assert replay_events(context, replay_endpoint, 2) == batches[2:]
     decoded = [msgspec.msgpack.decode(batch, type=Batch) for _, batch in batches]
     first, second = decoded[0].events[0], decoded[1].events[0]
     assert isinstance(first, BlockStored)
@@ -114,26 +100,26 @@ def test_what_was_missed_can_be_asked_for(context: zmq.Context[Any], tmp_path: P
     assert (second.token_ids, second.parent_block_hash, second.medium) == ([6, 7], first.block_hashes[-1], "GPU")
     *removed, cleared = decoded[2].events
     assert isinstance(cleared, AllBlocksCleared)
-    gone = [name for event in removed if isinstance(event, BlockRemoved) for name in event.block_hashes]
-    assert set(gone) >= {*first.block_hashes, *second.block_hashes}
+    removed_hashes = [name for event in removed if isinstance(event, BlockRemoved) for name in event.block_hashes]
+    assert set(removed_hashes) >= {*first.block_hashes, *second.block_hashes}
     assert decoded[0].data_parallel_rank == 3
 
 
 @pytest.mark.parametrize("kind", [Batch, OldBatch])
-def test_a_subscriber_hears_of_it(context: zmq.Context[Any], tmp_path: Path, kind: Any) -> None:
+def test_a_subscriber_receives_events(context: zmq.Context[Any], tmp_path: Path, kind: Any) -> None:
     log = EventLog()
     cache = PrefixCache(8, 2, events=log)
-    heard = context.socket(zmq.SUB)
-    heard.connect(f"ipc://{tmp_path}/events")
-    heard.setsockopt_string(zmq.SUBSCRIBE, "kv-events")
+    subscriber = context.socket(zmq.SUB)
+    subscriber.connect(f"ipc://{tmp_path}/events")
+    subscriber.setsockopt_string(zmq.SUBSCRIBE, "kv-events")
     encoding: Any = "array" if kind is OldBatch else "map"
     with ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding=encoding) as publisher:
         token = 0
-        while not heard.poll(50):  # until the subscription has reached the publisher
+        while not subscriber.poll(50):  # until the subscription has reached the publisher
             token += 1
             leave(cache, [token, token])
             publisher.publish(log)
-        topic, number, batch = heard.recv_multipart()
+        topic, number, batch = subscriber.recv_multipart()
     assert (topic, len(number)) == (b"kv-events", 8)
     event = msgspec.msgpack.decode(batch, type=kind).events[0]
     assert event.token_ids[0] == int.from_bytes(number, "big") + 1
@@ -151,7 +137,7 @@ def test_a_closed_publisher_refuses(tmp_path: Path) -> None:
         ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding="json")  # type: ignore[arg-type]
 
 
-def test_events_that_nobody_takes_are_dropped_and_counted() -> None:
+def test_unread_events_are_dropped_and_counted() -> None:
     log = EventLog(max_events=2)
     cache = PrefixCache(8, 1, events=log)
     for token in range(5):

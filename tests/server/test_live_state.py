@@ -17,7 +17,7 @@ def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> Non
 
 def live(http: httpx.Client, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """A state for which ``until`` is true: for half a second, the server may repeat an earlier one."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         response = http.get("/live")
         assert response.status_code == 200, response.text

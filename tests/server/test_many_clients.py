@@ -74,7 +74,7 @@ def test_clients_that_disconnect_at_random_moments(server: ServerProcess) -> Non
 
     async def main() -> None:
         headers = {"Authorization": f"Bearer {TENANT_A}"}
-        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=600) as client:
             await asyncio.gather(
                 *(visit(client, body, rng.uniform(0, 3), rng.choice([0, 1, 2, 5, 1000])) for body in bodies)
             )

@@ -48,7 +48,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def wait(self, until: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.browser, 60).until(lambda browser: until())
+        return WebDriverWait(self.browser, 600).until(lambda browser: until())
 
     def log_in(self, key: str) -> None:
         self.wait(lambda: self.one("#key-form").is_displayed())

@@ -16,7 +16,8 @@ import httpx
 import pytest
 from support.server_process import ServerProcess
 
-from radixkv.server.run import ServeOptions, run_server
+from radixkv.server.config import ServerConfig
+from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True, "temperature": 0}
@@ -30,7 +31,7 @@ def small_server() -> Iterator[ServerProcess]:
 
 def test_full_queue_and_drain(small_server: ServerProcess) -> None:
     async def main() -> None:
-        async with httpx.AsyncClient(base_url=small_server.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=small_server.url, timeout=600) as client:
             assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
             async with (
                 client.stream("POST", "/v1/completions", json=SHORT) as running,
@@ -60,7 +61,7 @@ def test_full_queue_and_drain(small_server: ServerProcess) -> None:
                 assert '"finish_reason":"length"' in others[-2]
 
     asyncio.run(main())
-    assert small_server.process.wait(60) == 0
+    assert small_server.process.wait(600) == 0
 
 
 def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
@@ -75,7 +76,7 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert "shutting down" in rest[-2]
-        assert server.process.wait(60) == 0
+        assert server.process.wait(600) == 0
 
 
 def test_a_dead_engine_ends_the_process_with_status_1() -> None:
@@ -83,7 +84,7 @@ def test_a_dead_engine_ends_the_process_with_status_1() -> None:
     with ServerProcess(prelude=broken) as server:
         with server.client() as client:
             assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
-        assert server.process.wait(60) == 1
+        assert server.process.wait(600) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_a_dead_engine_ends_the_process_with_status_1() -> None:
 )
 def test_a_bad_option_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
-        run_server("/no/such/model", ServeOptions(**options), {})
+        run_server(ServerConfig(model="/no/such/model", **options), {})
 
 
 def test_what_is_not_installed_is_named() -> None:

@@ -38,10 +38,10 @@ class ServerProcess:
 
     def client(self, api_key: str | None = None) -> httpx.Client:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=120)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=600)
 
     def openai(self, api_key: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=600)
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The response to an administrator's POST request; asserts that it succeeds."""
@@ -61,7 +61,7 @@ class ServerProcess:
     def terminate(self) -> int:
         """Send SIGTERM and wait for the end; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(600)
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -71,6 +71,6 @@ class ServerProcess:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(60)
+        self.process.wait(600)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+import radixkv.testing
 from radixkv.cache import LRU, BlockTable, EvictableLeaf
 from radixkv.testing import (
     CacheAdapter,
@@ -34,22 +38,45 @@ TestTheExamplesCache = cache_machine(example.SimpleAdapter).TestCase
 TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use).TestCase
 
 
+@pytest.fixture(scope="module")
+def found_by_the_example() -> dict[str, RuleViolation | None]:
+    """What the example finds in each of its caches, run as a program is."""
+    found: dict[str, RuleViolation | None] = {}
+
+    def recording(make_adapter: Callable[[int, int], CacheAdapter]) -> RuleViolation | None:
+        name = type(make_adapter(1, 1).cache).__name__  # type: ignore[attr-defined]
+        found[name] = find_violation(make_adapter)
+        return found[name]
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(radixkv.testing, "find_violation", recording)
+        runpy.run_path(example.__file__, run_name="__main__")
+    for name, violation in found.items():
+        assert f"{name}: {violation or 'no rule is broken'}\n" in printed.getvalue()
+    return found
+
+
 @pytest.mark.parametrize(
-    ("kind", "rules", "most_steps"),
+    ("name", "rules", "most_steps"),
     [
-        (example.LeaksOnAbort, {10}, 3),
-        (example.WritesSharedBlock, {2}, 4),
-        (example.EvictsBlockInUse, {1, 2, 3, 6}, 5),
+        ("LeaksOnAbort", {10}, 3),
+        ("WritesSharedBlock", {2}, 4),
+        ("EvictsBlockInUse", {1, 2, 3, 6}, 5),
     ],
 )
 def test_the_examples_bugs_are_found_and_told_in_few_steps(
-    kind: type[example.SimpleCache], rules: set[int], most_steps: int
+    name: str, rules: set[int], most_steps: int, found_by_the_example: dict[str, RuleViolation | None]
 ) -> None:
-    violation = find_violation(lambda num_blocks, block_size: example.SimpleAdapter(num_blocks, block_size, kind))
+    violation = found_by_the_example[name]
     assert violation is not None
     assert violation.rule in rules
     assert len(violation.story) <= most_steps
     assert "1. A opens with" in str(violation)
+
+
+def test_nothing_is_found_in_the_examples_correct_cache(found_by_the_example: dict[str, RuleViolation | None]) -> None:
+    assert found_by_the_example["SimpleCache"] is None
 
 
 class BelievesItsHash(example.SimpleCache):

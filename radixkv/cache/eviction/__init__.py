@@ -25,7 +25,6 @@ __all__ = [
     "SegmentedLRU",
 ]
 
-# By the names that users choose them by.
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
     {
         "lru": LRU,
@@ -36,3 +35,4 @@ POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
         "adaptive": Adaptive,
     }
 )
+"""Makers of eviction policies, by the names that users choose them by."""

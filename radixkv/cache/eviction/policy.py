@@ -73,7 +73,8 @@ class LearningPolicy(EvictionPolicy, Protocol):
         Args:
             group: what the policy had noted in their node.
             num_blocks: how many.
-            idle_since, now: by the cache's clock, in seconds.
+            idle_since: by the cache's clock, in seconds.
+            now: likewise.
         """
 
 

@@ -1,1 +1,1 @@
-"""What is in the cache: as a tree in the terminal, as figures, as JSON, as a picture."""
+"""Inspection of a cache: snapshots as data and JSON, drawn in the terminal and as SVG."""

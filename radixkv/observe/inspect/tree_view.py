@@ -1,46 +1,62 @@
-"""The radix tree drawn in the terminal."""
+"""The radix tree of a snapshot drawn in the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 
 from rich.text import Text
 from rich.tree import Tree
 
-from radixkv.cache import NodeSnapshot
+from radixkv.observe.inspect.snapshot import CacheSnapshot, SnapshotNode
+
+
+def size_label(node: SnapshotNode, snippet: int = 48) -> Text:
+    """How many tokens in how many blocks, and the first ``snippet`` characters of their text."""
+    return _sizes(node).append(repr((node.text or "")[:snippet]), style="dim")
+
+
+def usage_label(node: SnapshotNode, snippet: int = 60) -> Text:
+    """The same with how often the node was used."""
+    style = "green" if node.uses > 1 else "dim"
+    return (
+        _sizes(node).append(f"used {node.uses} times  ", style=style).append(one_line(node.text, snippet), style="dim")
+    )
 
 
 def draw_tree(
-    snapshot: Mapping[str, NodeSnapshot], decode: Callable[[list[int]], str], snippet: int = 48, max_children: int = 8
+    snapshot: CacheSnapshot, max_children: int = 8, label: Callable[[SnapshotNode], Text] = size_label
 ) -> Tree:
-    """One branch a node: how many tokens in how many blocks, and the beginning of their text.
+    """One branch per node, the largest first.
 
     Args:
-        decode: token ids to text.
-        snippet: characters of text shown.
-        max_children: further children are only counted.
+        max_children: of each node; further ones are only counted.
+        label: what stands at a branch.
     """
+    children: defaultdict[tuple[str, int | None], list[int]] = defaultdict(list)
+    for index, node in enumerate(snapshot.nodes):
+        children[node.namespace, node.parent].append(index)
+    below = snapshot.blocks_below()
     tree = Tree("radix tree")
-    for namespace, root in snapshot.items():
-        branch = tree if namespace == "" else tree.add(Text(f"namespace {namespace!r}", style="magenta"))
-        _add_children(branch, root, decode, snippet, max_children)
+    pending: list[tuple[Tree, tuple[str, int | None]]] = []
+    for namespace in dict.fromkeys(node.namespace for node in snapshot.nodes):
+        branch = tree.add(Text(f"namespace {namespace[:8]}", style="magenta")) if namespace else tree
+        pending.append((branch, (namespace, None)))
+    while pending:
+        branch, key = pending.pop()
+        widest = sorted(children[key], key=lambda index: -below[index])
+        for index in widest[:max_children]:
+            pending.append((branch.add(label(snapshot.nodes[index])), (key[0], index)))
+        if len(widest) > max_children:
+            branch.add(Text(f"… and {len(widest) - max_children} more", style="dim"))
     return tree
 
 
-def _add_children(
-    branch: Tree, node: NodeSnapshot, decode: Callable[[list[int]], str], snippet: int, max_children: int
-) -> None:
-    widest = sorted(node.children, key=lambda child: -_num_tokens(child))
-    for child in widest[:max_children]:
-        label = Text.assemble(
-            (f"{len(child.tokens):>5} tokens ", "bold"),
-            (f"{len(child.block_ids):>3} blocks  ", "cyan"),
-            (repr(decode(child.tokens[: snippet // 2].tolist())[:snippet]), "dim"),
-        )
-        _add_children(branch.add(label), child, decode, snippet, max_children)
-    if len(widest) > max_children:
-        branch.add(Text(f"… and {len(widest) - max_children} more", style="dim"))
+def one_line(text: str | None, length: int = 60) -> str:
+    """The beginning of a text, without line ends."""
+    shown = (text or "").replace("\n", "\\n")
+    return shown if len(shown) <= length else shown[: length - 1] + "…"
 
 
-def _num_tokens(node: NodeSnapshot) -> int:
-    return len(node.tokens) + sum(_num_tokens(child) for child in node.children)
+def _sizes(node: SnapshotNode) -> Text:
+    return Text.assemble((f"{node.num_tokens:>5} tokens ", "bold"), (f"{node.num_blocks:>3} blocks  ", "cyan"))

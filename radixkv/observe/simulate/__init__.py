@@ -1,1 +1,1 @@
-"""What would it take? Replays of recorded requests through the cache, without a model."""
+"""Simulation: replays recorded or synthetic traces through the cache, without a model."""

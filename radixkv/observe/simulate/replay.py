@@ -1,4 +1,4 @@
-"""A trace through the real cache: every block is one token in a block of its own."""
+"""Replays a trace through the real cache: every block of the trace is one token in a cache of block size 1."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 
 
 def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[int]:
-    """Each request of a trace in turn, as one that begins and ends at once; yields how many of its blocks were hits.
+    """Replay the requests of a trace one after another, each complete at once; yields the number of its blocks that hit.
 
-    A request with more blocks than the cache has leaves nothing behind, as an engine would refuse it.
+    A request with more blocks than the cache has leaves nothing cached, as an engine would refuse it.
     """
     now = 0.0
 

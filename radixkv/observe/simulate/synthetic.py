@@ -1,4 +1,4 @@
-"""Made-up traces of quite different character, to try policies on more than one kind of work."""
+"""Synthetic traces of different workloads, to compare policies on more than one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from radixkv.observe.simulate.trace import Trace, TracedRequest
 
 _BLOCK_SIZE = 64
-_Pieces = tuple[float, list[int], int]  # when, the prompt's blocks, how many the answer fills
+_Pieces = tuple[float, list[int], int]  # arrival time, blocks of the prompt, number of blocks of the answer
 
 
 def chats(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Conversations under one system prompt: people come back after a minute or two, or not at all."""
+    """Conversations under one system prompt: users send the next message after a minute or two, or not at all."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 8)
@@ -51,7 +51,7 @@ def agents(num_requests: int = 6000, seed: int = 0) -> Trace:
 
 
 def documents(num_requests: int = 6000, seed: int = 0) -> Trace:
-    """Questions about documents, whose popularity follows Zipf's law; hardly anybody asks the same again."""
+    """Questions about documents, whose popularity follows Zipf's law; questions hardly repeat."""
     rng = np.random.default_rng(seed)
     ids = itertools.count()
     system = _new(ids, 4)
@@ -98,7 +98,7 @@ def _gather(
     mean_gap: float,
     ids: Iterator[int],
 ) -> Trace:
-    """Visits that begin at random, their requests in order of time. A -1 in a prompt is a block of the answer before."""
+    """Visits that start at random times, their requests in order of time. A -1 in a prompt is a block of an answer."""
     requests: list[TracedRequest] = []
     start = 0.0
     while len(requests) < num_requests:

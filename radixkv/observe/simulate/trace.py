@@ -1,10 +1,10 @@
-"""Traces: who asked for which blocks, and when.
+"""Traces: which blocks each request uses, and when it arrives.
 
 Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
-``hash_ids``: one number a block, equal only where the block and everything before it are equal.
+``hash_ids``: one number per block, equal only where the block and the whole prefix before it are equal.
 
 - Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled.
-- Our own (`TraceRecorder`): the first line names the format and the block size; only whole blocks; ``output_hash_ids`` are
+- Our own (`TraceRecorder`): the first line names the format and the block size; only full blocks; ``output_hash_ids`` are
   the blocks that were filled while the answer was generated.
 """
 
@@ -28,8 +28,8 @@ class TracedRequest:
     """One request.
 
     Attributes:
-        time: seconds since the trace began.
-        prompt: a number for each block of the prompt, int32; equal for equal prefixes.
+        time: of arrival, in seconds since the start of the trace.
+        prompt: one number per block of the prompt, int32; equal for equal prefixes.
         output: the same for the blocks that the answer filled.
     """
 
@@ -40,7 +40,7 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in order of time, and the tokens that a block stands for."""
+    """Requests in order of time, and the tokens per block."""
 
     requests: list[TracedRequest]
     block_size: int
@@ -51,7 +51,7 @@ class Trace:
 
     @property
     def num_distinct_blocks(self) -> int:
-        """Blocks that a cache would have to hold to keep everything."""
+        """Blocks of all prompts and answers: the size of a cache without evictions."""
         ids: set[int] = set()
         for request in self.requests:
             ids.update(request.prompt.tolist(), request.output.tolist())
@@ -62,13 +62,13 @@ def read_trace(path: Path) -> Trace:
     """Read a trace of either format.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: a line is not what it should be; the message names it.
+        OSError: the file cannot be read.
+        ValueError: a line has another format; the message names it.
     """
     block_size = MOONCAKE_BLOCK_SIZE
     rows: list[tuple[float, list[int], list[int]]] = []
     numbers: dict[int, int] = {}
-    # Bytes that are no text are found by their line, where it is parsed.
+    # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

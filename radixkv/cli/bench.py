@@ -1,0 +1,159 @@
+"""`radixkv bench`: every measurement is a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from radixkv.cli.options import JsonPath, Model
+from radixkv.cli.output_paths import writable_plot
+
+app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
+
+
+@app.command()
+def e2e(
+    json_path: JsonPath = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
+) -> None:
+    """End to end against transformers' generate."""
+    from radixkv.bench.e2e import run_e2e
+
+    run_e2e(Console(), rounds, only, json_path)
+
+
+@app.command()
+def cache(
+    json_path: JsonPath = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,
+    scaling: Annotated[bool, typer.Option("--scaling", help="instead, how costs grow with prompts and trees")] = False,
+    plot: Annotated[Path, typer.Option(help="where --scaling draws its plot")] = Path("cache-scaling.png"),
+) -> None:
+    """What the cache's bookkeeping costs, against a chain of block hashes."""
+    if scaling:
+        from radixkv.bench.scaling import run_scaling
+
+        writable_plot(plot)
+        run_scaling(Console(), json_path, plot)
+    else:
+        from radixkv.bench.cache import run_cache
+
+        run_cache(Console(), rounds, json_path)
+
+
+@app.command()
+def attention(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
+    """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
+    from radixkv.bench.attention import run_attention
+
+    if not run_attention(Console(), json_path, only):
+        raise typer.Exit(1)
+
+
+@app.command()
+def tiles(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
+    """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
+    from radixkv.bench.tiles import run_tiles
+
+    if not run_tiles(Console(), json_path, only):
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    json_path: JsonPath = None,
+    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
+) -> None:
+    """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
+    from radixkv.bench.plan import run_plan
+
+    run_plan(Console(), steps, json_path)
+
+
+@app.command()
+def decode(
+    json_path: JsonPath = None,
+    only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+) -> None:
+    """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
+    from radixkv.bench.decode import run_decode
+
+    if not run_decode(Console(), json_path, only):
+        raise typer.Exit(1)
+
+
+@app.command()
+def check() -> None:
+    """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
+    from radixkv.bench.check import run_check
+
+    if not run_check(Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
+    seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """Random work on the cache, every rule checked throughout."""
+    from radixkv.bench.soak import run_soak
+
+    if not run_soak(Console(), minutes, seed, json_path):
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the latencies into this file")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="begin so many conversations a second, at random moments")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="without --rate: conversations at a time")] = 16,
+    conversations: Annotated[int, typer.Option(min=1, help="conversations in all")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="questions in each, asked one after the other")] = 1,
+    prefixes: Annotated[int, typer.Option(min=1, help="different system prompts")] = 1,
+    prefix_tokens: Annotated[int, typer.Option(min=0, help="length of a system prompt; 0: none")] = 500,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="length of a question")] = 50,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 64,
+    ignore_eos: Annotated[bool, typer.Option(help="ask for answers of full length; not all servers know it")] = True,
+    model: Annotated[str | None, typer.Option(help="the model's name [default: the first that is served]")] = None,
+    api_key: Annotated[str | None, typer.Option()] = None,
+    seed: Annotated[int, typer.Option(help="another seed, other words: a server remembers those of earlier runs")] = 0,
+) -> None:
+    """Put load on a server: latencies as median and p99, throughput, what was cached."""
+    from radixkv.bench.serve import Arrivals, run_serve
+    from radixkv.bench.serve_client import HttpClient
+    from radixkv.bench.serve_workload import LoadShape
+
+    shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
+    client = HttpClient(url, model, api_key, ignore_eos)
+    if not run_serve(Console(), client, url, shape, Arrivals(rate, concurrency), json_path, plot):
+        raise typer.Exit(1)
+
+
+@app.command()
+def http_cost(
+    model: Model = None,
+    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="length of each")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """What HTTP costs, against the same load on the engine in the same run."""
+    from radixkv.bench.http_cost import run_http_cost
+
+    run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)

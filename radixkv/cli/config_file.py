@@ -1,0 +1,71 @@
+"""Options from a file, and variables of the environment that look like one but are none."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
+from radixkv.config import Config, nearest
+
+# Variables that are no options of a command: the cache of converted models (see `radixkv.model.default_model`).
+_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE"})
+
+
+def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str, Any]:
+    """Values of configurations' fields from a TOML or YAML file: one table, the fields by name.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file, holds an unknown name, or an impossible value; with the path and the name.
+    """
+    values = _read_table(path)
+    known = command_line_fields(configs)
+    for name in values:
+        if name not in known:
+            near = nearest(str(name).replace("-", "_"), known)
+            raise ValueError(f"{path}: {name}: unknown" + ("" if near is None else f"; did you mean {near}?"))
+    for config in configs:
+        try:
+            config(**{name: value for name, value in values.items() if name in config.model_fields})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return values
+
+
+def mistyped_variables(environment: Mapping[str, str], options: Collection[str]) -> dict[str, str]:
+    """Variables that no option has, but that are spelled much like one's; by name, the one that was probably meant.
+
+    Others are ignored, because an orchestrator adds its own: Kubernetes sets ``RADIXKV_SERVICE_HOST`` and more for a
+    service named radixkv.
+    """
+    known = {*map(variable_of, options), *_OTHER_VARIABLES}
+    found = {}
+    for variable in environment:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
+            near = nearest(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), options)
+            if near is not None:
+                found[variable] = variable_of(near)
+    return found
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: not TOML: {error}") from None
+    if path.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"{path}: expected a name that ends in .toml, .yaml or .yml")
+    import yaml
+
+    try:
+        table = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(table, dict | None):
+        raise ValueError(f"{path}: expected options by name, got a {type(table).__name__}")
+    return table or {}

@@ -1,0 +1,71 @@
+"""`radixkv chat` and `radixkv generate`: answers in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from radixkv.cli.options import Model, with_options_of
+from radixkv.config import EngineConfig
+
+
+@with_options_of(EngineConfig, only=("kv_cache_dtype", "record_trace"))
+def chat(
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="system prompt")] = None,
+    max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
+    **engine_options: Any,
+) -> None:
+    """Talk to a model; under each answer stands how much of the prompt was reused."""
+    from radixkv import LLM, Chat, SamplingParams
+    from radixkv.cli.terminal_chat import run_chat
+
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and turns are read from it")
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    console = Console()
+    with console.status("loading the model"):
+        llm = LLM(model, **engine_options)
+    run_chat(Chat(llm, system, params), console)
+
+
+@with_options_of(EngineConfig, only=("kv_cache_dtype", "record_trace"))
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
+    model: Model = None,
+    n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
+    max_tokens: Annotated[int, typer.Option()] = 64,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    seed: Annotated[int | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
+    beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
+    **engine_options: Any,
+) -> None:
+    """Complete prompts and print the completions."""
+    from radixkv import LLM, BeamSearchParams, SamplingParams
+
+    # Before loading, which takes seconds: a mistyped option should not wait for it.
+    beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
+    params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
+    with Console(stderr=True).status("loading the model"):
+        llm = LLM(model, **engine_options)
+    if beam_params is not None:
+        for search in llm.beam_search(prompts, beam_params):
+            for beam in search.sequences:
+                line = json.dumps({"text": beam.text, "cum_logprob": beam.cum_logprob})
+                print(line if as_json else f"[{beam.cum_logprob:.2f}] {beam.text}")
+        return
+    for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()):
+        for sample in output.outputs:
+            if as_json:
+                print(json.dumps({**asdict(sample), "prompt": output.prompt, "cached": output.num_cached_tokens}))
+            else:
+                print(f"{output.prompt}{sample.text}")

@@ -1,0 +1,71 @@
+"""`radixkv inspect`, `simulate` and `explain`: seeing into the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from radixkv.cli.options import JsonPath, Model, variable_of, with_options_of
+from radixkv.cli.output_paths import writable, writable_plot
+from radixkv.config import EngineConfig
+
+
+def inspect(
+    source: Annotated[str, typer.Argument(help="a snapshot's file, or its URL: a server's /admin/snapshot")],
+    admin_key: Annotated[str | None, typer.Option(help="for a server", envvar=variable_of("admin_key"))] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
+    svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
+) -> None:
+    """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
+    from radixkv.observe.inspect.picture import to_svg
+    from radixkv.observe.inspect.source import read_snapshot
+    from radixkv.observe.inspect.terminal import draw
+
+    snapshot = read_snapshot(source, admin_key)
+    if svg is not None:
+        svg.write_text(to_svg(snapshot))
+    if as_json:
+        print(snapshot.to_json())
+    else:
+        Console().print(draw(snapshot))
+
+
+def simulate(
+    trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
+    blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (
+        "2%,5%,10%,20%"
+    ),
+    policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
+    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
+    json_path: JsonPath = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable_plot, help="draw hit rates against sizes into this file")
+    ] = None,
+) -> None:
+    """Replay a trace through the cache, without a model: which policy, how much memory?"""
+    from radixkv.observe.simulate.report import run_simulation
+
+    run_simulation(Console(), trace, blocks, policy, bytes_per_token, json_path, plot)
+
+
+@with_options_of(EngineConfig, only=("block_size",))
+def explain(
+    prompt: Annotated[str, typer.Argument(help="the prompt that should have hit")],
+    after: Annotated[list[str], typer.Option(help="a prompt that was answered before it; may be repeated")],
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    **engine_options: Any,
+) -> None:
+    """Say how much of a prompt others before it would have left in the cache, and where it parts from them.
+
+    Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
+    """
+    from radixkv.model.loader import load_tokenizer
+    from radixkv.observe.explain import explain_after
+
+    explanation = explain_after(prompt, after, load_tokenizer(model), **engine_options)
+    print(json.dumps(explanation.as_dict()) if as_json else explanation)

@@ -1,0 +1,62 @@
+"""`radixkv serve`: the options of the server and its engine, from every source, and the start."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from radixkv.cli.config_file import mistyped_variables, read_config_file
+from radixkv.cli.options import with_options_of
+from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.server.config import ServerConfig
+
+_CONFIGS = (ServerConfig, ModelConfig, EngineConfig)
+
+
+def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Put a file's values where Typer looks after the command line and the environment."""
+    if path is not None:
+        context.default_map = read_config_file(path, _CONFIGS)
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="RADIXKV_CONFIG",
+        is_eager=True,
+        exists=True,
+        dir_okay=False,
+        callback=_use_as_defaults,
+        help="TOML or YAML file with options by name, such as block_size = 32 or api_keys = ['KEY']. The command line is "
+        "stronger than the environment, the environment than the file, the file than the defaults.",
+    ),
+]
+
+
+@with_options_of(*_CONFIGS)
+def serve(config: ConfigFile = None, **options: Any) -> None:
+    """Serve a model over OpenAI's HTTP API.
+
+    Every option can also be set by its environment variable (RADIXKV_ and its name in capitals) or in the file that
+    --config names. Precedence: command line > environment > file > default.
+    """
+    names = inspect.signature(serve).parameters
+    for variable, meant in mistyped_variables(os.environ, names).items():
+        print(f"radixkv: {variable} is no option and is ignored; did you mean {meant}?", file=sys.stderr)
+    from radixkv.model.onednn_cache import limit_primitive_cache
+
+    # Before torch is imported; this process is a server and nothing else.
+    limit_primitive_cache(os.environ)
+    try:
+        from radixkv.server.run import run_server
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[server]'") from error
+
+    server = ServerConfig(**{name: options.pop(name) for name in ServerConfig.model_fields})
+    raise typer.Exit(run_server(server, cast(LLMOptions, options)))

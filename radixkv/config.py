@@ -1,0 +1,273 @@
+"""Every option once: its type, its default, its range and what it does.
+
+All ways to set an option end in the same frozen objects, which check themselves::
+
+    LLM(model, **options) ------------.
+    radixkv serve --block-size 32 ... |     ModelConfig  -> load_model
+    RADIXKV_BLOCK_SIZE=32             +-->  EngineConfig -> for_device -> Engine
+    radixkv serve --config FILE ------'     ServerConfig -> the server (in `radixkv.server.config`)
+
+The docstring below a field is its documentation, and the help text of its option on the command line. Nothing here imports
+torch: `radixkv --help` is made of these fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic.fields import FieldInfo
+
+    Dtype = str | torch.dtype
+    Device = str | torch.device
+else:  # pydantic resolves annotations when it makes a class, and importing torch takes seconds; the loader checks both
+    Dtype = Device = Any
+
+EvictionPolicyName = Literal["lru", "lfu", "segmented-lru", "priority", "cost-aware", "adaptive"]
+AttentionBackendName = Literal["auto", "torch", "triton"]
+KvCacheDtype = Literal["auto", "fp8"]
+
+
+class Config(BaseModel):
+    """Base of all configurations: frozen, strict about types, and refusing what it does not know.
+
+    Raises:
+        TypeError: an unknown option; the message names the nearest known one.
+        ValueError: a value is impossible; one line with the option, what was expected and the value.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
+
+    def __init__(self, **options: Any) -> None:
+        refuse_unknown(type(self).__name__, options, type(self).model_fields)
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise ValueError(_in_one_line(error, type(self).model_fields)) from None
+
+
+class ModelConfig(Config):
+    """How a model is loaded."""
+
+    tokenizer: Any = Field(default=None, repr=False)
+    """Only for a loaded model: its tokenizer."""
+    dtype: Dtype = "auto"
+    """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: Device = "auto"
+    """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Prompt and generated tokens together at most; by default what the model was made for."""
+
+
+class EngineConfig(Config):
+    """How an engine caches, schedules and computes."""
+
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per block."""
+    num_blocks: int | None = Field(default=None, ge=1)
+    """Blocks for keys and values. Excludes kv_cache_memory_bytes."""
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    """Bytes for keys and values. By default at most 1 GiB on a CPU, and what gpu_memory_utilization leaves on a GPU."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Without a number of blocks or bytes, the share of a GPU's memory to be used in all."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """What keys and values are stored in. auto: the model's type; fp8: one byte each (float8_e4m3fn, with a scale per layer
+    and head), so that two to four times as many tokens fit, for slightly different answers."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Tokens per step at most; a longer prompt is computed in chunks of this."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Sequences that run side by side at most."""
+    enable_prefix_caching: bool = True
+    """Whether requests reuse what others computed. (Samples and beams of one request share their prompt in any case.)"""
+    attention_backend: AttentionBackendName = "auto"
+    """What carries out attention; auto: Triton on a GPU, torch on a CPU."""
+    enforce_eager: bool = False
+    """On a GPU, decode without CUDA graphs."""
+    enable_torch_compile: bool = False
+    """Compile the model's decoder layers with torch.compile, once, at the start."""
+    async_scheduling: bool | None = None
+    """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
+    seed: int = 0
+    """Seed of the random numbers of requests without a seed of their own."""
+    eviction_policy: EvictionPolicyName = "lru"
+    """What is evicted first when blocks run out."""
+    kv_events_endpoint: str | None = None
+    """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
+    kv_events_replay_endpoint: str | None = None
+    """Where subscribers ask for KV events that they missed."""
+    record_trace: str | Path | None = None
+    """Write one line per finished request to this file, without any text, for radixkv simulate."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> EngineConfig:
+        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("num_blocks and kv_cache_memory_bytes exclude each other: give one of them")
+        return self
+
+    def for_device(self, device_type: str) -> ResolvedEngineConfig:
+        """The same with the defaults of a kind of device, "cpu" or "cuda", wherever None was given."""
+        given = {name: value for name, value in self if value is not None}
+        return ResolvedEngineConfig(**{**DEVICE_DEFAULTS[device_type], **given})
+
+
+class ResolvedEngineConfig(EngineConfig):
+    """An `EngineConfig` for one kind of device: what depends on the device is no longer None."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    async_scheduling: bool
+
+
+DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
+    {
+        # 512: the activations of a longer step leave the processor's cache; 1,024 took 10 to 20 % longer per token.
+        "cpu": types.MappingProxyType({"max_num_batched_tokens": 512, "max_num_seqs": 64, "async_scheduling": False}),
+        "cuda": types.MappingProxyType({"max_num_batched_tokens": 8192, "max_num_seqs": 256, "async_scheduling": True}),
+    }
+)
+
+
+class ModelOptions(TypedDict, total=False):
+    """The fields of `ModelConfig` for type checkers and editors."""
+
+    tokenizer: Any
+    dtype: Dtype
+    device: Device
+    max_model_len: int | None
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of `EngineConfig` for type checkers and editors."""
+
+    block_size: int
+    num_blocks: int | None
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float
+    kv_cache_dtype: KvCacheDtype
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    enable_prefix_caching: bool
+    attention_backend: AttentionBackendName
+    enforce_eager: bool
+    enable_torch_compile: bool
+    async_scheduling: bool | None
+    seed: int
+    eviction_policy: EvictionPolicyName
+    kv_events_endpoint: str | None
+    kv_events_replay_endpoint: str | None
+    record_trace: str | Path | None
+
+
+class LLMOptions(ModelOptions, EngineOptions, total=False):
+    """What `LLM` and `AsyncLLM` take by keyword."""
+
+
+LLM_OPTIONS = frozenset({*ModelConfig.model_fields, *EngineConfig.model_fields})
+
+
+def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
+    """Both configurations that an `LLM` needs.
+
+    Raises:
+        ValueError: a value is impossible.
+    """
+    return ModelConfig(**_fields_of(ModelConfig, options)), EngineConfig(**_fields_of(EngineConfig, options))
+
+
+def _fields_of(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in kind.model_fields}
+
+
+# -- options in words ------------------------------------------------------------------------------------------------
+
+
+def refuse_unknown(caller: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Refuse an unknown keyword in the words of Python's own error.
+
+    Args:
+        caller: what was called, without parentheses.
+
+    Raises:
+        TypeError: naming the first unknown keyword, and the nearest known one if there is one.
+    """
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            hint = "" if near is None else f". Did you mean {near!r}?"
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelled most like ``name``; None: none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+
+
+class Accepted(NamedTuple):
+    """What a field accepts.
+
+    Attributes:
+        kinds: types, or one Literal; None is not among them.
+        optional: whether None is accepted, too.
+        low, high: the range of a number; None: no bound.
+        above_low: whether ``low`` itself is out of the range.
+    """
+
+    kinds: tuple[Any, ...]
+    optional: bool
+    low: Any
+    high: Any
+    above_low: bool
+
+    @classmethod
+    def of(cls, field: FieldInfo) -> Accepted:
+        """What ``field`` accepts."""
+        annotation = field.annotation
+        kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        at_least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+        above = next((bound.gt for bound in field.metadata if isinstance(bound, Gt)), None)
+        return cls(
+            kinds=tuple(kind for kind in kinds if kind is not types.NoneType),
+            optional=types.NoneType in kinds,
+            low=at_least if above is None else above,
+            high=next((bound.le for bound in field.metadata if isinstance(bound, Le)), None),
+            above_low=above is not None,
+        )
+
+    def in_words(self) -> str:
+        """Such as "a whole number of at least 1 or None"."""
+        return self._kind_in_words() + self._range_in_words() + (" or None" if self.optional else "")
+
+    def _kind_in_words(self) -> str:
+        kind = self.kinds[0]
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(map(str, get_args(kind)))}"
+        if Path in self.kinds:
+            return "a path"
+        words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+        return words.get(kind, "a list of texts")
+
+    def _range_in_words(self) -> str:
+        if self.low is None:
+            return ""
+        if self.above_low:
+            return f" above {self.low}" + ("" if self.high is None else f" and up to {self.high}")
+        return f" of at least {self.low}" if self.high is None else f" from {self.low} to {self.high}"
+
+
+def _in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
+    """The first error, as the rest of the house words it."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:  # of a validator of ours, which looks at several fields
+        return str(first["ctx"]["error"])
+    name = str(first["loc"][0])
+    # What is not shown in a configuration's text, such as a key, is not shown in errors either.
+    got = f"{first['input']!r:.80}" if fields[name].repr else f"something else ({type(first['input']).__name__})"
+    return f"{name}: expected {Accepted.of(fields[name]).in_words()}, got {got}"

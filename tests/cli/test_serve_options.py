@@ -1,0 +1,174 @@
+"""Where the options of `radixkv serve` come from: command line > environment > file > defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from radixkv.cli.config_file import mistyped_variables
+from radixkv.cli.main import app
+from radixkv.config import EngineConfig, ModelConfig
+from radixkv.server import run
+from radixkv.server.config import ServerConfig
+
+Serve = Callable[..., tuple[ServerConfig, dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("RADIXKV_") and name != "RADIXKV_CACHE":
+            monkeypatch.delenv(name)
+
+
+def command(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200", "TERM": "dumb", **environment})
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Run the command without serving; what the server and its engine would get."""
+    received: list[Any] = []
+
+    def run_server(config: ServerConfig, options: dict[str, Any]) -> int:
+        received[:] = [config, options]
+        return 0
+
+    monkeypatch.setattr(run, "run_server", run_server)
+
+    def call(*arguments: str, **environment: str) -> tuple[ServerConfig, dict[str, Any]]:
+        result = command(*arguments, **environment)
+        assert result.exit_code == 0, result.output
+        config, options = received
+        return config, options
+
+    return call
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_are_those_of_the_configurations(serve: Serve) -> None:
+    config, options = serve()
+    assert config == ServerConfig()
+    defaults = {**dict(ModelConfig()), **dict(EngineConfig())}
+    assert options == {name: value for name, value in defaults.items() if name != "tokenizer"}
+
+
+def test_the_command_line_is_stronger_than_the_environment_than_the_file(serve: Serve, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "serve.toml",
+        "block_size = 32\nmax_num_seqs = 5\nmax_queue = 7\nenforce_eager = true\nenable_prefix_caching = false\n"
+        'model = "from/file"\nhost = "0.0.0.0"\nseed = 9\n',
+    )
+    environment = {"RADIXKV_BLOCK_SIZE": "64", "RADIXKV_MAX_NUM_SEQS": "6", "RADIXKV_MODEL": "from/environment"}
+    config, options = serve("--config", file, "--block-size", "128", "--no-enforce-eager", "--seed", "0", **environment)
+    assert [options[name] for name in ("block_size", "max_num_seqs", "enforce_eager", "seed")] == [128, 6, False, 0]
+    assert (config.model, config.host, config.max_queue, config.port) == ("from/environment", "0.0.0.0", 7, 8000)
+    assert not options["enable_prefix_caching"]
+    assert serve("from/line", "--config", file, **environment)[0].model == "from/line"
+    assert serve(RADIXKV_CONFIG=file)[1]["block_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "serve.toml",
+            'api_keys = ["a", "b"]\nadmin_key = "c"\ngrace_seconds = 5\ndtype = "bfloat16"\nnum_blocks = 9\n',
+        ),
+        ("serve.yaml", "api_keys: [a, b]\nadmin_key: c\ngrace_seconds: 5\ndtype: bfloat16\nnum_blocks: 9\n"),
+        ("serve.yml", "api_keys: [a, b]\nadmin_key: c\ngrace_seconds: 5\ndtype: bfloat16\nnum_blocks: 9\n"),
+    ],
+)
+def test_files_in_toml_and_yaml(serve: Serve, tmp_path: Path, name: str, text: str) -> None:
+    config, options = serve("--config", write(tmp_path / name, text))
+    assert (config.api_keys, config.admin_key, config.grace_seconds) == (("a", "b"), "c", 5.0)
+    assert (options["dtype"], options["num_blocks"], options["block_size"]) == ("bfloat16", 9, 16)
+
+
+def test_an_empty_file_changes_nothing(serve: Serve, tmp_path: Path) -> None:
+    assert serve("--config", write(tmp_path / "empty.yaml", ""))[0] == ServerConfig()
+
+
+def test_keys_from_the_environment_are_separated_by_spaces_and_shown_nowhere(serve: Serve) -> None:
+    environment = {"RADIXKV_API_KEYS": "key-of-ann key-of-bob", "RADIXKV_ADMIN_KEY": "key-of-admin"}
+    config, _ = serve(**environment)
+    assert (config.api_keys, config.admin_key) == (("key-of-ann", "key-of-bob"), "key-of-admin")
+    assert serve("--api-key", "x", "--api-key", "y", **environment)[0].api_keys == ("x", "y")
+    assert "key-of" not in command("--help", **environment).output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("serve.toml", "block_sise = 3", "block_sise: unknown; did you mean block_size?"),
+        ("serve.toml", "block-size = 3", "block-size: unknown; did you mean block_size?"),
+        ("serve.yaml", "7: 3", "7: unknown"),
+        ("serve.toml", "tokenizer = 'x'", "tokenizer: unknown"),
+        ("serve.toml", "[server]\nport = 1", "server: unknown"),
+        ("serve.toml", "block_size = 0", "block_size: expected a whole number of at least 1, got 0"),
+        ("serve.yaml", "port: 70000", "port: expected a whole number from 0 to 65535, got 70000"),
+        ("serve.yaml", "num_blocks: [1]", "num_blocks: expected a whole number of at least 1 or None, got [1]"),
+        ("serve.toml", "num_blocks = 1\nkv_cache_memory_bytes = 1", "num_blocks and kv_cache_memory_bytes exclude"),
+        ("serve.toml", "block_size =", "not TOML: "),
+        ("serve.yaml", "a: b: c", "not YAML: "),
+        ("serve.yaml", "- block_size", "expected options by name, got a list"),
+        ("serve.json", "{}", "expected a name that ends in .toml, .yaml or .yml"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_its_name(serve: Serve, tmp_path: Path, name: str, text: str, message: str) -> None:
+    file = write(tmp_path / name, text)
+    result = command("--config", file)
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith(f"{file}: {message}")
+    assert "\n" not in str(result.exception)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = command("--config", str(tmp_path / "none.toml"))
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("RADIXKV_PORT", "tcp://10.0.0.1:8000"),
+        ("RADIXKV_BLOCK_SIZE", "0"),
+        ("RADIXKV_EVICTION_POLICY", "best"),
+        ("RADIXKV_ENFORCE_EAGER", "perhaps"),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, value: str) -> None:
+    result = command(**{variable: value})
+    assert result.exit_code == 2
+    assert variable in result.output
+
+
+def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
+    result = command(RADIXKV_BLOCKSIZE="32", RADIXKV_SERVICE_HOST="10.0.0.1")
+    assert result.exit_code == 0
+    assert result.stderr == "radixkv: RADIXKV_BLOCKSIZE is no option and is ignored; did you mean RADIXKV_BLOCK_SIZE?\n"
+    of_a_kubernetes_service = {
+        f"RADIXKV_{name}": ""
+        for name in ("SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "PORT_8000_TCP_PROTO")
+    }
+    assert mistyped_variables({**of_a_kubernetes_service, "RADIXKV_CACHE": "/x"}, ["port", "host", "config"]) == {}
+
+
+def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
+    text = " ".join(command("--help", COLUMNS="300").output.split())
+    assert "command line > environment > file > default" in text
+    for config in (ServerConfig, ModelConfig, EngineConfig):
+        for name in set(config.model_fields) - {"tokenizer", "model"}:
+            assert f"--{'api-key' if name == 'api_keys' else name.replace('_', '-')} " in text
+            assert f"RADIXKV_{name.upper()}]" in text
+    assert "8192 on a GPU, 512 on a CPU" in text

@@ -1,0 +1,157 @@
+"""Figures in README and documentation are those of the benches' JSON files, to the last digit."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "radixkv" / "bench" / "results"
+BENCHMARKS = ROOT / "docs" / "benchmarks" / "index.md"
+README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "index.md"
+GPU = ROOT / "docs" / "gpu.md"
+
+
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; what follows the first column is aligned to the right."""
+    header = list(header)
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], f"|---|{'---:|' * (len(header) - 1)}", *lines[1:]])
+
+
+def end_to_end() -> str:
+    rows = [
+        (
+            row["name"],
+            f"{statistics.median(row['generate_s']):.2f}",
+            f"{statistics.median(row['radixkv_s']):.2f}",
+            f"{row['ratio']:.1f}",
+            row["equal_answers"],
+        )
+        for row in results("e2e-cpu")["rows"]
+    ]
+    return table(("workload", "generate", "RadixKV", "times faster", "equal answers"), rows)
+
+
+def microseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+# What each row says, and the benches of its figures.
+_BOOKKEEPING = {
+    "look up a known prompt of 4k / 32k / 128k tokens": ("match_hit_4k", "match_hit_32k", "match_hit_128k"),
+    "look up 32k tokens down a path of 64 nodes": ("match_chain64_32k",),
+    "admit a known prompt of 32k tokens from a Python list": ("admit_hit_32k_list",),
+    "publish a new prompt of 4k / 32k / 128k tokens": ("insert_cold_4k", "insert_cold_32k", "insert_cold_128k"),
+    "evict a leaf of 10 thousand / 100 thousand / 1 million": ("evict_1_of_10k", "evict_1_of_100k", "evict_1_of_1m"),
+    "allocate for a step of 256 decoding sequences": ("decode_step_256",),
+    "record a step of 256 decoding sequences": ("decode_record_256",),
+    "fork 16 ways from a prompt of 4k tokens": ("fork_16_of_4k",),
+    "one step of 4 beams over a prompt of 32k tokens": ("beam_step_4_of_32k",),
+    "close a sequence of 32k tokens": ("release_32k",),
+}
+
+
+def bookkeeping() -> str:
+    by_name = {row["name"]: row for row in results("cache")["rows"]}
+
+    def cell(names: Iterable[str], key: str) -> str:
+        return " / ".join(microseconds(by_name[name][key]) for name in names if key in by_name[name])
+
+    rows = [(work, cell(n, "median_us"), cell(n, "hash_chain_median_us")) for work, n in _BOOKKEEPING.items()]
+    return table(("work", "RadixKV", "chain of hashes"), rows)
+
+
+def eviction() -> str:
+    trace = results("policies")[0]
+    names = {
+        **{name: name for name in ("lru", "lfu", "segmented-lru", "priority", "cost-aware", "adaptive")},
+        "LRU by blocks": "LRU over single blocks",
+        "Belady's bound": "Belady's bound (knows the future)",
+    }
+    rows = [(shown, *(f"{rate:.3f}" for rate in trace["rates"][name])) for name, shown in names.items()]
+    unlimited = [f"{trace['unlimited']:.3f}"] * len(trace["num_blocks"])
+    sizes = [f"{blocks / trace['num_distinct_blocks']:.0%}".replace("%", " %") for blocks in trace["num_blocks"]]
+    return table(("policy", *sizes), [*rows, ("unlimited", *unlimited)])
+
+
+def planning() -> str:
+    rows = results("plan")["rows"]
+    changes = list(dict.fromkeys(row["change"] for row in rows))
+    medians = {(row["shared"], row["change"]): f"{row['median_us']:,.0f}" for row in rows}
+    shared = dict.fromkeys(row["shared"] for row in rows)
+    return table(("256 sequences share", *changes), [(s, *(medians[s, change] for change in changes)) for s in shared])
+
+
+def reserved_memory() -> str:
+    rows = []
+    for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
+        used, slots = sum(lengths), reserved * len(lengths)
+        held = sum(-(-length // 16) * 16 for length in lengths)
+        *others, last = (f"{length:,}" for length in lengths)
+        rows.append(
+            (
+                f"{', '.join(others)} and {last} tokens, {reserved:,} reserved each",
+                f"{slots:,} → {held:,}",
+                f"{100 * (1 - used / slots):.1f} % → {100 * (1 - used / held):.1f} %",
+            )
+        )
+    return table(("requests of", "slots reserved → held", "wasted"), rows)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (README, end_to_end),
+        (BENCHMARKS, end_to_end),
+        (BENCHMARKS, bookkeeping),
+        (BENCHMARKS, eviction),
+        (BENCHMARKS, planning),
+        (BENCHMARKS, reserved_memory),
+    ],
+    ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
+)
+def test_a_table_is_what_was_measured(path: Path, expected: Callable[[], str]) -> None:
+    assert expected() in path.read_text(), f"{path.relative_to(ROOT)} should have\n\n{expected()}"
+
+
+def _sentences() -> list[tuple[Path, str]]:
+    """Figures within sentences."""
+    e2e = {row["name"]: row["ratio"] for row in results("e2e-cpu")["rows"]}
+    chats = e2e["16 chats, one 1,000-token system prompt, 64 new"]
+    first, alone = e2e["first token, system prompt cached"], e2e["16 unrelated prompts of 240, 64 new"]
+    http, soak = results("http-cost"), results("soak")
+    trace = results("policies")[0]
+    machine = results("e2e-cpu")["machine"]
+    return [
+        *((path, f"{chats:.1f} times") for path in (README, INDEX)),
+        (INDEX, f"{first:.1f} times as fast"),
+        (INDEX, f"{alone:.1f} times as fast"),
+        (BENCHMARKS, f"{http['ms_a_token']:.2f} ms per token"),
+        (BENCHMARKS, f"{http['throughput_lost']:.1%}".replace("%", " %")),
+        (BENCHMARKS, f"{soak['steps'] / 1e6:.2f} million steps in {soak['minutes']:.0f} minutes"),
+        (BENCHMARKS, f"{soak['verifications']:,} verifications"),
+        (BENCHMARKS, f"{max(soak['peak_bytes']) / 2**20:.0f} MiB"),
+        (BENCHMARKS, f"{trace['num_requests']:,} requests, {trace['num_distinct_blocks']:,} distinct blocks"),
+        (BENCHMARKS, f"torch {machine['torch'].partition('+')[0]}, transformers {machine['transformers']}"),
+        (README, f"transformers {machine['transformers']}"),
+    ]
+
+
+@pytest.mark.parametrize(("path", "figure"), _sentences(), ids=lambda value: getattr(value, "name", value))
+def test_a_sentence_says_what_was_measured(path: Path, figure: str) -> None:
+    assert figure in " ".join(path.read_text().split())
+
+
+def test_what_was_soaked_did_not_fail() -> None:
+    assert results("soak")["failures"] == []

@@ -1,0 +1,100 @@
+"""Every name, path, command and link in README and documentation exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from radixkv.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PARAMETRIZED = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+# Written by a bench where it runs, or named as an example.
+_FOLDERS = ("radixkv/", "kernels/", "tests/", "examples/", "docs/")
+
+
+def inline_code(path: Path) -> Iterator[str]:
+    """What stands between single backticks, outside of code blocks."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose))
+
+
+def resolve(name: str) -> Any:
+    """The module, class or function of a dotted name."""
+    first, *rest = name.split(".")
+    found = importlib.import_module(first)
+    for i, part in enumerate(rest, start=1):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(".".join([first, *rest[:i]]))
+    return found
+
+
+@PARAMETRIZED
+def test_every_dotted_name_exists(path: Path) -> None:
+    for code in inline_code(path):
+        if re.fullmatch(r"radixkv(_kernels)?(\.\w+)+", code):
+            resolve(code)
+
+
+@PARAMETRIZED
+def test_every_path_exists(path: Path) -> None:
+    for code in inline_code(path):
+        if code.startswith(_FOLDERS) and " " not in code:
+            assert (ROOT / code).exists(), code
+
+
+@PARAMETRIZED
+def test_every_command_and_its_options_exist(path: Path) -> None:
+    for code in inline_code(path):
+        if not re.match(r"radixkv [a-z]", code) or "|" in code:
+            continue
+        command: Any = get_command(app)
+        options = set()
+        for word in shlex.split(code)[1:]:
+            if word.startswith("-"):
+                options.add(word.partition("=")[0])
+            elif not options and hasattr(command, "commands"):
+                assert word in command.commands, code
+                command = command.commands[word]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert options <= known, code
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_picture_of_the_packages_shows_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    expected = [sorted(layer.split(" : ")) for layer in layers if layer != "__main__"]
+    picture = (ROOT / "docs" / "assets" / "packages.svg").read_text()
+    rows: dict[float, list[str]] = {}
+    for y, names in re.findall(r'<text class="mono" x="[\d.]+" y="([\d.]+)">([^<]+)</text>', picture):
+        rows.setdefault(float(y), []).extend(names.split(", "))
+    assert [sorted(rows[y]) for y in sorted(rows)] == expected
+
+
+def test_pages_fetch_nothing_from_elsewhere() -> None:
+    """A style sheet, script or font of the site comes with the site."""
+    for path in [*PAGES, ROOT / "mkdocs.yml", *(ROOT / "docs" / "assets").glob("*.*g")]:
+        if path.suffix != ".png":
+            assert not re.search(r"(src|href)=.https?://|@import|url\(.?http", path.read_text()), path

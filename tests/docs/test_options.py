@@ -1,0 +1,60 @@
+"""The table of options in the documentation is made of the configurations' fields."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from sybil import Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+from radixkv.cli.config_file import read_config_file
+from radixkv.config import DEVICE_DEFAULTS, Accepted, Config, EngineConfig, ModelConfig
+from radixkv.server.config import ServerConfig
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "serve.md"
+_TITLES = {ServerConfig: "server", ModelConfig: "model", EngineConfig: "engine"}
+
+
+def options_table(config: type[Config]) -> str:
+    """The fields that text can set: name, default, meaning."""
+    rows = [
+        f"| `{name}` | {_default(name, field.default)} | {_meaning(field)} |"
+        for name, field in config.model_fields.items()
+        if name != "tokenizer"  # an object
+    ]
+    return "\n".join([f"| {_TITLES[config]} | default | |", "|---|---|---|", *rows])
+
+
+def _meaning(field: FieldInfo) -> str:
+    choices = [choice for kind in Accepted.of(field).kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    listed = f" One of {', '.join(map(_shown, choices))}." if choices else ""
+    return " ".join(str(field.description).split()) + listed
+
+
+def _default(name: str, default: Any) -> str:
+    by_device = {device: values[name] for device, values in DEVICE_DEFAULTS.items() if name in values}
+    if by_device:
+        return f"{_shown(by_device['cuda'])} on a GPU, {_shown(by_device['cpu'])} on a CPU"
+    return "" if default is None or default == () else _shown(default)
+
+
+def _shown(value: Any) -> str:
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def test_the_tables_are_those_of_the_configurations() -> None:
+    page = PAGE.read_text()
+    for config in _TITLES:
+        assert options_table(config) in page, f"docs/serve.md should have\n\n{options_table(config)}"
+
+
+def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
+    examples = list(Sybil(parsers=[CodeBlockParser("toml", lambda _: None)]).parse(PAGE).examples())
+    assert examples
+    for example in examples:
+        path = tmp_path / "radixkv.toml"
+        path.write_text(example.parsed)
+        assert read_config_file(path, list(_TITLES)) == tomllib.loads(example.parsed)

@@ -1,0 +1,151 @@
+"""Options stand once: what `LLM`, the engine and the command line take is what the configurations say, and is checked."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from support.model_zoo import build_supported
+
+from radixkv import LLM, AsyncLLM
+from radixkv.attention.choice import BACKENDS
+from radixkv.cache import POLICIES
+from radixkv.config import (
+    DEVICE_DEFAULTS,
+    AttentionBackendName,
+    Config,
+    EngineConfig,
+    EngineOptions,
+    EvictionPolicyName,
+    LLMOptions,
+    ModelConfig,
+    ModelOptions,
+    ResolvedEngineConfig,
+)
+from radixkv.engine.engine import Engine
+from radixkv.model.loader import load_model
+from radixkv.server.config import ServerConfig
+
+
+@pytest.mark.parametrize(("options", "config"), [(ModelOptions, ModelConfig), (EngineOptions, EngineConfig)])
+def test_what_type_checkers_see_is_what_is_configured(options: Any, config: type[Config]) -> None:
+    types = get_type_hints(config)
+    assert get_type_hints(options) == {name: types[name] for name in config.model_fields}
+    assert not options.__required_keys__
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_models_take_every_option_by_keyword(kind: type) -> None:
+    parameters = inspect.signature(kind, eval_str=True).parameters
+    assert get_args(parameters["options"].annotation) == (LLMOptions,)
+    assert set(get_type_hints(LLMOptions)) == {*ModelConfig.model_fields, *EngineConfig.model_fields}
+
+
+@pytest.mark.parametrize("config", [ModelConfig, EngineConfig, ServerConfig])
+def test_every_option_is_documented_and_has_a_possible_default(config: type[Config]) -> None:
+    assert all(field.description for field in config.model_fields.values())
+    defaults = dict(config())
+    assert dict(config(**defaults)) == defaults
+
+
+def test_names_to_choose_from_are_those_that_exist() -> None:
+    assert set(get_args(EvictionPolicyName)) == set(POLICIES)
+    assert set(get_args(AttentionBackendName)) == set(BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "block_size: expected a whole number of at least 1, got 0"),
+        ({"block_size": "16"}, "block_size: expected a whole number of at least 1, got '16'"),
+        ({"max_num_seqs": True}, "max_num_seqs: expected a whole number of at least 1 or None, got True"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization: expected a number above 0 and up to 1, got 0"),
+        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization: expected a number above 0 and up to 1, got 1.1"),
+        ({"enforce_eager": 1}, "enforce_eager: expected True or False, got 1"),
+        (
+            {"eviction_policy": "best"},
+            "eviction_policy: expected one of lru, lfu, segmented-lru, priority, cost-aware, adaptive, got 'best'",
+        ),
+        ({"record_trace": 5}, "record_trace: expected a path or None, got 5"),
+        ({"kv_events_endpoint": 5}, "kv_events_endpoint: expected text or None, got 5"),
+        ({"max_model_len": 1}, "max_model_len: expected a whole number of at least 2 or None, got 1"),
+        (
+            {"num_blocks": 9, "kv_cache_memory_bytes": 9},
+            "num_blocks and kv_cache_memory_bytes exclude each other: give one of them",
+        ),
+    ],
+    ids=str,
+)
+def test_an_impossible_value_is_one_line_before_anything_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        LLM("/no/such/model", **options)
+    assert str(refusal.value) == message
+
+
+def test_long_values_and_secrets_are_not_repeated() -> None:
+    with pytest.raises(ValueError, match="block_size: expected") as refusal:
+        EngineConfig(block_size="x" * 1000)  # type: ignore[arg-type]
+    assert len(str(refusal.value)) < 200
+    config = ServerConfig(api_keys=("key-of-ann",), admin_key="key-of-admin")
+    assert "key-of" not in f"{config} {config!r}"
+    for options in ({"api_keys": "key-of-ann"}, {"api_keys": ["a", 5]}, {"admin_key": b"key-of-admin"}):
+        with pytest.raises(ValueError, match=r"^(api_keys|admin_key): expected") as refusal:
+            ServerConfig(**options)
+        assert "key-of" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "caller"), [(LLM, "LLM.__init__"), (EngineConfig, "EngineConfig"), (ServerConfig, "ServerConfig")]
+)
+def test_an_unknown_option_is_refused_in_pythons_words(make: Any, caller: str) -> None:
+    with pytest.raises(TypeError) as refusal:
+        make(blocksizes=16)
+    hint = "" if make is ServerConfig else ". Did you mean 'block_size'?"
+    assert str(refusal.value) == f"{caller}() got an unexpected keyword argument 'blocksizes'{hint}"
+
+
+def test_configurations_are_frozen() -> None:
+    config = EngineConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.block_size = 32
+    assert config == EngineConfig()
+
+
+def test_defaults_of_a_device_fill_only_what_was_left_open() -> None:
+    for device, defaults in DEVICE_DEFAULTS.items():
+        resolved = EngineConfig(max_num_seqs=3).for_device(device)
+        assert resolved.max_num_seqs == 3
+        assert resolved.max_num_batched_tokens == defaults["max_num_batched_tokens"]
+        assert resolved.async_scheduling is (device == "cuda")
+        assert resolved.num_blocks is None
+        assert not EngineConfig(async_scheduling=False).for_device(device).async_scheduling
+    narrowed = {name for name in ResolvedEngineConfig.__annotations__ if name in EngineConfig.model_fields}
+    assert all(narrowed == set(defaults) for defaults in DEVICE_DEFAULTS.values())
+
+
+def test_an_engine_is_made_of_a_loaded_model_and_a_config(tmp_path: Path) -> None:
+    """Also from what cannot be hashed or is no plain value: a loaded model, a torch dtype, a device, a path."""
+    loaded = load_model(build_supported("llama"), ModelConfig(dtype=torch.float32, device=torch.device("cpu")))
+    engine = Engine(loaded, EngineConfig(block_size=4, num_blocks=30, record_trace=tmp_path / "trace.jsonl"))
+    assert (engine.cache.block_size, engine.cache.num_blocks, engine.max_num_seqs) == (4, 30, 64)
+    assert not engine.async_scheduling
+    tokenizer: Any = ["an object that cannot be hashed"]
+    llm = LLM(build_supported("llama"), tokenizer=tokenizer, dtype=torch.float32, block_size=4, num_blocks=30)
+    assert llm.get_tokenizer() is tokenizer
+
+
+def test_neither_the_cache_nor_a_configuration_needs_the_others_packages() -> None:
+    program = """
+import sys
+import radixkv.cache
+assert not {"pydantic", "torch", "yaml"} & set(sys.modules)
+import radixkv.config, radixkv.server.config
+assert not {"torch", "transformers", "fastapi", "uvicorn", "yaml"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
