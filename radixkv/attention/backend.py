@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.query_batch import QueryBatch
@@ -16,13 +18,13 @@ class AttentionBatch(Protocol):
     """Attention over one batch.
 
     Attributes:
-        order: the query batch's sequences in the order in which their rows stand in the packed batch.
-        row_starts: ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
+        order: int64 ``[sequences]``: the query batch's sequences in the order in which their rows stand in the packed batch.
+        row_starts: int64 ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
         positions: int64 ``[rows]``, each row's position in its sequence, on the model's device.
     """
 
-    order: list[int]
-    row_starts: list[int]
+    order: NDArray[np.int64]
+    row_starts: NDArray[np.int64]
 
     @property
     def positions(self) -> torch.Tensor: ...

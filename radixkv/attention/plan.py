@@ -61,8 +61,8 @@ class AttentionPlan:
     """One batch's work, the same for every layer.
 
     Attributes:
-        order: the query batch's sequences in the order in which their rows stand in the packed batch.
-        row_starts: ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
+        order: int64 ``[sequences]``: the query batch's sequences in the order in which their rows stand in the packed batch.
+        row_starts: int64 ``[sequences + 1]``: the rows of ``order[i]`` are ``row_starts[i] .. row_starts[i + 1]``.
         positions: int64 ``[rows]``: of each row's token in its sequence.
         slots: int64 ``[rows]``: where each row's new key and value go: block id * block size + position in the block.
         row_tables: int64 ``[rows]``: which row of ``block_ids`` each query row reads through.
@@ -74,8 +74,8 @@ class AttentionPlan:
         saved_tokens: keys that sharing saves reading, per layer.
     """
 
-    order: list[int]
-    row_starts: list[int]
+    order: Ints
+    row_starts: Ints
     positions: Ints
     slots: Ints
     row_tables: Ints
@@ -88,7 +88,7 @@ class AttentionPlan:
 
     @property
     def num_rows(self) -> int:
-        return self.row_starts[-1]
+        return int(self.row_starts[-1])
 
 
 class Planner:
@@ -166,8 +166,8 @@ class Planner:
         tails = np.array((sequences, sequences + 1, private_from, context + num_new))
         first, last, key_start, key_stop = np.concatenate((shared, tails), axis=1)
         return AttentionPlan(
-            order=order.tolist(),
-            row_starts=row_starts.tolist(),
+            order=order,
+            row_starts=row_starts,
             positions=positions,
             slots=slots,
             row_tables=row_tables,

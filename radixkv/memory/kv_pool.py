@@ -122,12 +122,6 @@ class KVPool:
                 for tensor in tensors:
                     tensor[copy.target, : copy.num_tokens] = tensor[copy.source, : copy.num_tokens]
 
-    def poison(self, blocks: Sequence[int]) -> None:
-        """Fill blocks with NaN, so that a test sees any read of what was never written."""
-        for tensors in (self.keys, self.values):
-            for tensor in tensors:
-                tensor[list(blocks)] = float("nan")
-
 
 def block_nbytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one physical block takes over all layers, keys and values both."""

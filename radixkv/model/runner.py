@@ -153,8 +153,7 @@ class ModelRunner:
         assert self._backend is not None, "use_pool comes first"
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
         batch = self._backend.prepare(model_input.queries)
-        order = np.array(batch.order)
-        row_starts = np.array(batch.row_starts)
+        order, row_starts = batch.order, batch.row_starts
         token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
         if self._graphs is not None and bool((num_new == 1).all() and (num_logits == 1).all()):
             decoded = self._graphs.run(token_ids, batch)

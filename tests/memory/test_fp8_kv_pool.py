@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from support.poisoned_pool import poison
 
 from radixkv.cache import BlockCopy
 from radixkv.memory import Fp8KVPool, KVPool, KVScales, LayerShape
@@ -35,7 +36,7 @@ def random_tokens(layer: int, count: int, spread: float = 3.0) -> tuple[torch.Te
 def test_what_is_read_is_torchs_rounding_whatever_way_it_is_read(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     pool = make_pool(dtype)
-    pool.poison(range(6))
+    poison(pool, range(6))
     for layer in range(2):
         slots = torch.tensor([9, 3, 10, 11, 20])
         given = [tensor.to(dtype) for tensor in random_tokens(layer, 5)]
@@ -98,7 +99,7 @@ def test_scales_of_other_layers_are_refused() -> None:
 def test_a_block_is_copied_as_it_is() -> None:
     torch.manual_seed(2)
     pool = make_pool()
-    pool.poison(range(6))
+    poison(pool, range(6))
     written = [pool.write(layer, torch.arange(4, 8), *random_tokens(layer, 4)) for layer in range(2)]
     pool.copy_blocks([BlockCopy(1, 3, 3), BlockCopy(3, 0, 2)])
     for layer in range(2):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from support.poisoned_pool import poison
 
 from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.memory import Fp8KVPool, KVPool, KVScales, LayerShape
@@ -73,7 +74,7 @@ def make_batch(
     """Sequences that branch off one another at block borders; blocks scattered, unwritten memory poisoned with NaN."""
     num_blocks = num_sequences * (2 * max_tokens // block_size + 4)
     pool = make_pool(shape, num_blocks, block_size, fp8)
-    pool.poison(range(num_blocks))
+    poison(pool, range(num_blocks))
     free = list(range(num_blocks))
     if rng.random() < 0.5:
         rng.shuffle(free)

@@ -20,6 +20,7 @@ from support.attention_batches import (
     query_batch,
     random_tokens,
 )
+from support.poisoned_pool import poison
 
 from radixkv.attention import AttentionOptions
 from radixkv.attention.triton import TritonBackend, cost_model
@@ -143,7 +144,7 @@ def test_a_plan_is_made_anew_when_a_sequence_leaves_joins_or_changes_a_block() -
         rows[fresh] = rows[first]
     others = [chunk.table for chunk in batch.chunks if chunk.table is not moved]
     if not any(first in table.block_ids for table in others):
-        batch.pool.poison([first])
+        poison(batch.pool, [first])
     moved.block_ids = np.append(np.int32(fresh), moved.block_ids[1:])
     moved.version += 1
     check(batch, backend, 2)
