@@ -33,9 +33,11 @@ class AttentionBatch(Protocol):
         """Write the batch's new keys and values into the pool, then attend.
 
         Args:
-            layer: of the pool.
+            layer: index of the pool's layer.
             query: ``[1, query heads, rows, key dim]``.
-            key, value: ``[1, kv heads, rows, dim]``, the new tokens only.
+            key: ``[1, kv heads, rows, key dim]``, the new tokens only.
+            value: ``[1, kv heads, rows, value dim]``, likewise.
+            options: the layer's.
 
         Returns:
             ``[1, rows, query heads, value dim]``.

@@ -40,9 +40,11 @@ class KeyRanges:
     which matters in the tails of sequences with several new tokens: their last keys are those tokens.
 
     Attributes:
-        row_start, row_stop: the query rows, neighbours.
+        row_start: the first of neighbouring query rows.
+        row_stop: one past the last.
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
-        key_start, key_stop: positions.
+        key_start: the first key's position.
+        key_stop: one past the last.
         num_shared: how many of the ranges are shared prefixes.
     """
 

@@ -65,7 +65,8 @@ class Problem:
     """A batch's tensors, as kernels take them.
 
     Attributes:
-        query, output: ``[rows, heads, dim]``.
+        query: ``[rows, heads, dim]``.
+        output: ``[rows, heads, dim]``.
         tables: int32 ``[sequences, blocks]``.
         positions: int32 ``[rows]``.
     """

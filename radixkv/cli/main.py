@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from radixkv import __version__
 from radixkv.cli import bench
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
@@ -40,7 +41,24 @@ def doctor(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (chat, generate, serve, demo, doctor, inspect, simulate, explain)
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Prefix caching for language models.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def radixkv(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Prefix caching for language models."""
+
+
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(bench.app, name="bench")

@@ -29,7 +29,8 @@ class KVScales:
     """What stored numbers are multiplied by when they are read.
 
     Attributes:
-        keys, values: for each layer float32 ``[kv heads]``, powers of two.
+        keys: float32 ``[kv heads]`` per layer, powers of two.
+        values: likewise.
     """
 
     keys: list[torch.Tensor]

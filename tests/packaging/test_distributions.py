@@ -137,6 +137,7 @@ def test_what_it_requires_is_what_the_tests_run_with(run: Run) -> None:
 
 def test_the_installed_command_runs(run: Run) -> None:
     assert "Prefix caching for language models" in run("radixkv", "--help")
+    assert run("radixkv", "--version").strip() == radixkv.__version__
 
 
 def test_the_installed_packages_are_those_of_the_wheel(run: Run) -> None:

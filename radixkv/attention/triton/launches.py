@@ -51,7 +51,10 @@ def attend_shared(
     """One layer over work items; shapes as in `AttentionBatch.attend`.
 
     Args:
-        rows, tables: where the query rows stand, and the block tables, see `BatchBuffers`.
+        rows: positions, slots and tables of the query rows.
+        tables: the block tables, see `BatchBuffers`.
+        items: for layers of this shape.
+        partial_results: memory for them.
     """
     query_rows, output = _write(pool, layer, query, key, value, rows.slots)
     key_scales, value_scales = pool.scales(layer)

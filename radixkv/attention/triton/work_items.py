@@ -42,7 +42,8 @@ class DeviceItems:
 
     Attributes:
         by_tile: int32 ``[items, ITEM_FIELDS]`` by tile rows, longest first.
-        starts, partials: which partial results each row merges, see `radixkv_kernels.merge_partials`.
+        starts: where each row's part of ``partials`` begins, see `radixkv_kernels.merge_partials`.
+        partials: which partial results each row merges.
         num_partials: rows of partial results that the items write.
     """
 
@@ -154,7 +155,9 @@ def _partials_of_rows(
     """Which partial results each row merges, as `DeviceItems` says it.
 
     Args:
-        row, first_partial, written: of each item the first row, its partial result, and for how many rows it writes one.
+        row: of each item, the first row.
+        first_partial: of each item, the first row's partial result.
+        written: of each item, for how many rows it writes one.
     """
     row_of_partial = (row - first_partial).repeat(written)
     row_of_partial += np.arange(len(row_of_partial))
