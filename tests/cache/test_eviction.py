@@ -18,6 +18,10 @@ TestPriorityTTL = policy_machine(PriorityTTL).TestCase
 TestCostAware = policy_machine(CostAware).TestCase
 TestAdaptive = policy_machine(Adaptive).TestCase
 
+# The simplest policy and the one with most state find most; `make quick` runs these two only.
+for _machine in (TestLFU, TestSegmentedLRU, TestPriority, TestPriorityTTL, TestCostAware):
+    pytest.mark.slow(_machine)
+
 
 @pytest.mark.parametrize("policy", [LFU, SegmentedLRU, PriorityTTL, CostAware, Adaptive])
 def test_the_cache_keeps_its_rules_under_every_policy(policy: type[EvictionPolicy]) -> None:

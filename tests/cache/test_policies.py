@@ -174,7 +174,9 @@ def num_hits(policy: EvictionPolicy, seconds_between: float) -> int:
     return hits
 
 
-@pytest.mark.parametrize("seconds_between", [0.01, 1, 600])
+@pytest.mark.parametrize(
+    "seconds_between", [pytest.param(0.01, marks=pytest.mark.slow), 1, pytest.param(600, marks=pytest.mark.slow)]
+)
 def test_adaptive_learns_what_returns_at_any_pace(seconds_between: float) -> None:
     assert num_hits(LRU(), seconds_between) == 0
     assert num_hits(Adaptive(), seconds_between) > 450
