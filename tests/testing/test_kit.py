@@ -45,7 +45,7 @@ def found_by_the_example() -> dict[str, RuleViolation | None]:
 
     def recording(make_adapter: Callable[[int, int], CacheAdapter]) -> RuleViolation | None:
         name = type(make_adapter(1, 1).cache).__name__  # type: ignore[attr-defined]
-        found[name] = find_violation(make_adapter)
+        found[name] = find_violation(make_adapter, max_examples=400)
         return found[name]
 
     printed = io.StringIO()
@@ -85,7 +85,7 @@ class BelievesItsHash(example.SimpleCache):
 
 
 def test_a_cache_that_believes_its_hash_is_found() -> None:
-    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
+    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash), max_examples=400)
     assert violation is not None
     assert violation.rule in (3, 4)
 
