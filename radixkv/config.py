@@ -32,7 +32,7 @@ else:  # pydantic resolves annotations when it makes a class, and importing torc
     Dtype = Device = Any
 
 EvictionPolicyName = Literal["lru", "lfu", "segmented-lru", "priority", "cost-aware", "adaptive"]
-AttentionBackendName = Literal["auto", "torch", "triton"]
+AttentionBackendName = Literal["auto", "native", "torch", "triton"]
 KvCacheDtype = Literal["auto", "fp8"]
 
 
@@ -88,7 +88,7 @@ class EngineConfig(Config):
     enable_prefix_caching: bool = True
     """Whether requests reuse what others computed. (Samples and beams of one request share their prompt in any case.)"""
     attention_backend: AttentionBackendName = "auto"
-    """What carries out attention; auto: Triton on a GPU, torch on a CPU."""
+    """What carries out attention; auto: Triton on a GPU; on a CPU compiled code, or torch where there is none."""
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
     enable_torch_compile: bool = False

@@ -50,7 +50,8 @@ class LLM:
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
         refuse_unknown("LLM.__init__", options, LLM_OPTIONS)
         model_config, engine_config = llm_configs(options)
-        self.engine = Engine(load_model(model, model_config), engine_config)
+        loaded = load_model(model, model_config, native=not engine_config.enable_torch_compile)
+        self.engine = Engine(loaded, engine_config)
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
         self._engine_lock = threading.RLock()

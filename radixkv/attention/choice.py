@@ -8,15 +8,16 @@ import torch
 
 from radixkv.attention.backend import AttentionBackend
 from radixkv.attention.cpu import CpuBackend
+from radixkv.attention.native import NativeBackend, is_available
 from radixkv.memory import KVPool
 
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "native", "torch", "triton")
 
 
 def make_backend(
     name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, max_num_seqs: int, max_model_len: int
 ) -> AttentionBackend:
-    """The backend of that name over ``pool``; "auto" is Triton on a GPU and torch on a CPU.
+    """The backend of that name over ``pool``; "auto" is Triton on a GPU; on a CPU compiled code where it can be, or torch.
 
     Args:
         dtype: of queries.
@@ -30,6 +31,13 @@ def make_backend(
     if name not in BACKENDS:
         raise ValueError(f"attention_backend: expected one of {BACKENDS}, got {name!r}")
     on_gpu = pool.keys[0].device.type == "cuda"
+    if name == "native" or (name == "auto" and is_available(pool, dtype)):
+        if not is_available(pool, dtype):
+            raise ValueError(
+                "attention_backend: 'native' needs a CPU that one of its compiled variants runs on, and keys and values "
+                f"stored in the model's type, float32 or bfloat16; got {pool.dtype} on {pool.keys[0].device.type}"
+            )
+        return NativeBackend(pool, max_num_seqs, max_model_len)
     if name == "torch" or (name == "auto" and not on_gpu):
         if on_gpu:
             raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")

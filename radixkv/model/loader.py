@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
-from radixkv.model.packed_linear import pack_linears
+from radixkv.model.native import prepare_for_cpu
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
@@ -60,6 +60,7 @@ def load_model(
     model: str | Path | transformers.PreTrainedModel | None = None,
     config: ModelConfig | None = None,
     *,
+    native: bool = True,
     progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Load a model for inference.
@@ -67,6 +68,7 @@ def load_model(
     Args:
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         config: how to load it; None: `ModelConfig`'s defaults.
+        native: on a CPU, let compiled code stand in for the model's modules; torch's compiler cannot trace it.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
@@ -93,7 +95,7 @@ def load_model(
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     if model.device.type == "cpu":
-        pack_linears(model, lambda: model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False))
+        prepare_for_cpu(model, native)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -109,6 +109,8 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
         for module in model.modules()
         if type(module) is nn.Linear and module.weight.dtype in dtypes and module.weight.device.type == "cpu"
     ]
+    if not linears:
+        return 0
     with torch.inference_mode():
         packed: dict[nn.Module, PackedLinear] = {}
         for group in _groups_by_input(linears, run_once):

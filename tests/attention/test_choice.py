@@ -10,7 +10,9 @@ import torch
 
 from radixkv.attention.choice import make_backend
 from radixkv.attention.cpu import CpuBackend
+from radixkv.attention.native import NativeBackend, backend
 from radixkv.memory import KVPool, LayerShape
+from radixkv_cpu import library
 
 
 @pytest.fixture
@@ -18,8 +20,17 @@ def pool() -> KVPool:
     return KVPool([LayerShape(1, 8, 8)], 2, 16, torch.float32)
 
 
-def test_on_a_cpu_torch_attends(pool: KVPool) -> None:
+@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+def test_on_a_cpu_compiled_code_attends(pool: KVPool) -> None:
+    assert isinstance(make_backend("auto", pool, torch.float32, 1, 2, 32), NativeBackend)
+
+
+def test_torch_attends_where_compiled_code_cannot(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_backend("auto", pool, torch.float16, 1, 2, 32), CpuBackend)
+    monkeypatch.setattr(backend, "library", lambda: None)
     assert isinstance(make_backend("auto", pool, torch.float32, 1, 2, 32), CpuBackend)
+    with pytest.raises(ValueError, match=r"attention_backend: 'native' needs .* got torch.float32 on cpu"):
+        make_backend("native", pool, torch.float32, 1, 2, 32)
 
 
 def test_an_unknown_backend_is_named(pool: KVPool) -> None:

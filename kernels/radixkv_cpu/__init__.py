@@ -1,0 +1,34 @@
+"""Compiled C++ for the CPU: attention over paged keys and values in place, linear layers over packed weights, and what stands
+between them.
+
+Only torch and numpy are needed; nothing here knows of radix trees or requests. One idea per file::
+
+    library       which compiled variant this processor runs
+    linear        products with packed weights: float32, bfloat16, int8 and int4
+    attention     partial results over ranges of keys, merged
+    elementwise   norms, rotary positions, writing into the cache
+    src/          the C++, one file of the same name for each, and
+      simd.h        sixteen lanes of float32
+      panel.h       rows times a panel of 32 columns, the product that the others are made of
+
+The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share
+torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first.
+"""
+
+from radixkv_cpu.attention import PagedAttention
+from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
+from radixkv_cpu.library import VARIANTS, library, supported_variants
+from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, is_packable
+
+__all__ = [
+    "ACTIVATIONS",
+    "VARIANTS",
+    "PackedWeight",
+    "PagedAttention",
+    "is_packable",
+    "library",
+    "rms_norm",
+    "rope_",
+    "supported_variants",
+    "write_cache",
+]

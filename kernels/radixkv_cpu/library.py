@@ -1,0 +1,114 @@
+"""The compiled library: which of its variants this processor runs, loaded once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+
+FOLDER = Path(__file__).parent
+# The best first, with what /proc/cpuinfo must list for each.
+VARIANTS: dict[str, frozenset[str]] = {
+    "amx": frozenset({"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"}),
+    "avx512_bf16": frozenset({"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+    "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
+    "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+}
+
+
+class Library:
+    """One variant.
+
+    Attributes:
+        variant: a key of `VARIANTS`.
+    """
+
+    def __init__(self, variant: str, path: Path) -> None:
+        self.variant = variant
+        self._dll = ctypes.CDLL(str(path))
+        # Each takes the address of its arguments, and whether the numbers are bfloat16.
+        self.linear = self._function("linear")
+        self.attention = self._function("attention")
+        self.rms_norm = self._function("rms_norm")
+        self.rope = self._function("rope")
+        self.write = self._dll.radixkv_write
+        self.write.argtypes, self.write.restype = [ctypes.c_void_p], None
+
+    def _function(self, name: str) -> Callable[[int, bool], None]:
+        function = getattr(self._dll, f"radixkv_{name}")
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int32], None
+        return cast(Callable[[int, bool], None], function)
+
+    def is_permitted(self) -> bool:
+        """Whether the operating system lets this process use the variant's instructions."""
+        return bool(self._dll.radixkv_prepare())
+
+
+def supported_variants() -> list[str]:
+    """The variants that this processor can run and that were compiled, the best first."""
+    flags = _cpu_flags()
+    return [name for name, needed in VARIANTS.items() if needed <= flags and _path(name).exists()]
+
+
+@functools.cache
+def library() -> Library | None:
+    """The best variant for this processor, or the one that ``RADIXKV_CPU_VARIANT`` names; None: none, or ``none`` is named.
+
+    Raises:
+        ValueError: the environment names a variant that cannot run here.
+    """
+    supported = supported_variants()
+    named = os.environ.get("RADIXKV_CPU_VARIANT")
+    if named == "none":
+        return None
+    if named is not None and named not in supported:
+        raise ValueError(f"RADIXKV_CPU_VARIANT: expected 'none' or one of {supported}, got {named!r}")
+    _share_openmp()
+    for variant in [named] if named else supported:
+        candidate = Library(variant, _path(variant))
+        if candidate.is_permitted():
+            return candidate
+    return None
+
+
+def require_library() -> Library:
+    """`library`, where there must be one.
+
+    Raises:
+        RuntimeError: none of the variants was compiled, or this processor runs none of them.
+    """
+    found = library()
+    if found is None:
+        raise RuntimeError(f"radixkv_cpu: this processor runs none of the compiled variants ({', '.join(VARIANTS)})")
+    return found
+
+
+def _path(variant: str) -> Path:
+    return FOLDER / f"libradixkv_cpu_{variant}.so"
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
+
+
+def _share_openmp() -> None:
+    """Make torch's OpenMP runtime the one that the library's calls resolve to.
+
+    The library is linked to none: a second runtime would keep threads of its own, which spin while torch's want to run.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        name = line.rpartition("/")[2]
+        if name.startswith(("libgomp", "libomp", "libiomp")):
+            ctypes.CDLL(line[line.index("/") :], mode=ctypes.RTLD_GLOBAL)
+            return
+    warnings.warn(f"torch {torch.__version__} has no OpenMP runtime that can be shared", stacklevel=2)

@@ -1,0 +1,126 @@
+"""Linear layers whose weights are packed into panels of 32 output features; see ``src/linear.cpp`` for the layout."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from radixkv_cpu.library import require_library
+
+PANEL = 32
+# What is applied to the gate of a gated layer, by the numbers that the library knows them by.
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
+# AMX reads so many inputs at a time, and the pairs of bfloat16 are not padded.
+_BF16_INPUTS = 32
+
+
+class _Linear(ctypes.Structure):
+    """`Linear` of ``src/linear.cpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "minimum", "bias", "residual", "out")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("rows", "inputs", "outputs", "x_stride", "out_stride", "residual_stride")
+        ),
+        *((name, ctypes.c_int32) for name in ("format", "activation", "out_is_float")),
+    )
+
+
+class PackedWeight:
+    """One or more weights ``[features, inputs]``, one below the other, in the order in which products read them.
+
+    Args:
+        weights: all of the same type, float32 or bfloat16, and the same number of inputs.
+        biases: one per weight, or None.
+        activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates; products are
+            ``activation(x @ gate.T) * (x @ up.T)``.
+
+    Raises:
+        ValueError: the weights cannot be packed; `is_packable` says so before.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None] = (),
+        activation: str | None = None,
+    ) -> None:
+        if not all(is_packable(weight) for weight in weights):
+            shapes = [(list(weight.shape), weight.dtype) for weight in weights]
+            raise ValueError(
+                f"weights: expected float32, or bfloat16 with a multiple of {_BF16_INPUTS} inputs, got {shapes}"
+            )
+        self.in_features = weights[0].shape[1]
+        self.dtype = weights[0].dtype
+        self.out_features = weights[0].shape[0] if activation else sum(len(weight) for weight in weights)
+        self._panels = _pack(torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0))
+        self._bias: torch.Tensor | None = None
+        if any(bias is not None for bias in biases):
+            if activation:
+                raise ValueError("biases: a gated product has none")
+            parts = [
+                weight.new_zeros(len(weight)) if bias is None else bias
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+            self._bias = torch.cat(parts).contiguous()
+        self._call = _Linear(
+            weight=self._panels.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            inputs=self.in_features,
+            outputs=self.out_features,
+            activation=ACTIVATIONS[activation] if activation else 0,
+        )
+        self._address = ctypes.addressof(self._call)
+        self._run = require_library().linear
+
+    @property
+    def nbytes(self) -> int:
+        return self._panels.nbytes
+
+    def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """``x @ weight.T + bias + residual``.
+
+        Args:
+            x: ``[..., inputs]``, of the weights' type.
+            residual: ``[..., features]``, added before the result is rounded.
+
+        Returns:
+            ``[..., features]``.
+        """
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
+            raise ValueError(f"x: expected [..., {self.in_features}] {self.dtype}, got {list(x.shape)} {x.dtype}")
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], self.out_features)
+        call = self._call
+        call.x, call.out = x.data_ptr(), out.data_ptr()
+        call.rows = x.numel() // self.in_features
+        call.x_stride = self.in_features
+        call.out_stride = self.out_features
+        if residual is not None:
+            residual = residual.contiguous()
+            call.residual, call.residual_stride = residual.data_ptr(), self.out_features
+        else:
+            call.residual = None
+        self._run(self._address, self.dtype == torch.bfloat16)
+        return out
+
+
+def is_packable(weight: torch.Tensor) -> bool:
+    """Whether products with this weight, ``[features, inputs]``, can be computed here."""
+    if weight.dim() != 2 or weight.device.type != "cpu":
+        return False
+    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % _BF16_INPUTS == 0)
+
+
+def _pack(weights: torch.Tensor) -> torch.Tensor:
+    """``[weights, features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
+    count, features, inputs = weights.shape
+    panels = -(-features // PANEL)
+    weights = functional.pad(weights.detach(), (0, 0, 0, panels * PANEL - features))
+    if weights.dtype == torch.float32:
+        return weights.view(count, panels, PANEL, inputs).permute(1, 0, 3, 2).contiguous()
+    return weights.view(count, panels, PANEL, inputs // 2, 2).permute(1, 0, 3, 2, 4).contiguous()

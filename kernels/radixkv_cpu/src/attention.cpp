@@ -1,0 +1,322 @@
+// Attention over paged keys and values, read where they lie.
+//
+// A task is some query rows, the heads of one group folded into them, over a stretch of one range of keys for one key-value
+// head. It packs 64 keys at a time into panels, so that scores and outputs are the same product that linear layers use, and
+// keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which
+// are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
+//
+//     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
+//     range 1, tail     row 0                               | chunk 0 |
+//
+// Where chunks begin depends on the range alone, never on the number of threads: so results do not, either.
+
+#include <vector>
+
+#include "panel.h"
+
+namespace radixkv {
+namespace {
+
+constexpr int kKeys = 64;         // keys that are packed at a time
+constexpr int kTileRows = 96;     // query rows, heads folded in, that pass them
+constexpr int64_t kChunk = 256;   // keys of a task
+constexpr int64_t kLongChunk = 2048;  // where the query rows of a range are tasks enough
+
+struct Attention {
+    const void* query;  // [rows, query heads, key dim], by strides
+    const void* keys;   // [blocks, block size, kv heads, key dim]
+    const void* values;
+    void* out;  // [rows, query heads, value dim]
+    const float* sinks;  // [query heads], or null
+    const int32_t* block_ids;  // [tables, blocks]
+    const int64_t* positions;  // [rows]
+    const int64_t *row_start, *row_stop, *table, *key_start, *key_stop;  // [ranges]
+    int64_t num_ranges, num_rows, blocks_per_table, block_size;
+    int64_t num_query_heads, num_kv_heads, key_dim, value_dim;
+    int64_t query_row_stride, query_head_stride, out_row_stride;
+    int64_t window;  // how many keys up to its own a row sees; 0: all
+    float scale, softcap;  // softcap 0: none
+};
+
+struct Task {
+    int64_t range, head, row_start, row_stop, key_start, key_stop;
+    int64_t partial;  // of its first row; those of its rows and heads follow
+};
+
+// One range's partial result of one row.
+struct Part {
+    int64_t partial, num_chunks, chunk_stride;
+};
+
+int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
+
+// A square of 16 x 16 words, mirrored.
+void transpose(const U32* from, U32* to) {
+    U32 a[16], b[16];
+    typedef I32 Pick;
+    const Pick low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const Pick high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = __builtin_shuffle(from[i], from[i + 8], low);
+        a[2 * i + 1] = __builtin_shuffle(from[i], from[i + 8], high);
+    }
+    for (int i = 0; i < 8; i++) {
+        b[2 * i] = __builtin_shuffle(a[i], a[i + 8], low);
+        b[2 * i + 1] = __builtin_shuffle(a[i], a[i + 8], high);
+    }
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = __builtin_shuffle(b[i], b[i + 8], low);
+        a[2 * i + 1] = __builtin_shuffle(b[i], b[i + 8], high);
+    }
+    for (int i = 0; i < 8; i++) {
+        to[2 * i] = __builtin_shuffle(a[i], a[i + 8], low);
+        to[2 * i + 1] = __builtin_shuffle(a[i], a[i + 8], high);
+    }
+}
+
+// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros.
+template <typename T>
+void pack_keys(const T* const* keys, int count, int64_t dim, T* to) {
+    constexpr int64_t kWord = 4 / sizeof(T);
+    const int64_t words = padded(dim) / kWord;
+    for (int first = 0; first < kKeys; first += kLanes) {
+        auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
+        for (int64_t word = 0; word < words; word += kLanes) {
+            U32 rows[kLanes], columns[kLanes];
+            const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
+            for (int i = 0; i < kLanes; i++) {
+                rows[i] = U32{};
+                if (first + i < count && left > 0) {
+                    if (left == kLanes * kWord)
+                        std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
+                    else
+                        std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
+                }
+            }
+            transpose(rows, columns);
+            for (int i = 0; i < kLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
+        }
+    }
+}
+
+// Values into panels of 32 dimensions: [panels][keys][32], by pairs of keys in bfloat16. Missing keys become zeros.
+template <typename T>
+void pack_values(const T* const* values, int count, int64_t dim, T* to) {
+    for (int64_t column = 0; column < padded(dim); column += kLanes) {
+        T* panel = to + column / kPanel * kKeys * kPanel;
+        const int64_t half = column % kPanel;
+        for (int key = 0; key < kKeys; key += 2) {
+            const F32 even = key < count ? load_part(values[key] + column, dim - column) : F32{};
+            const F32 odd = key + 1 < count ? load_part(values[key + 1] + column, dim - column) : F32{};
+            if constexpr (kPairs<T>) {
+                const U32 both = (reinterpret_cast<U32>(even) >> 16) | reinterpret_cast<U32>(odd);
+                std::memcpy(panel + key * kPanel + half * 2, &both, sizeof both);
+            } else {
+                store(panel + key * kPanel + half, even);
+                store(panel + (key + 1) * kPanel + half, odd);
+            }
+        }
+    }
+}
+
+template <typename T>
+class Worker {
+   public:
+    explicit Worker(const Attention& call)
+        : call_(call),
+          group_(call.num_query_heads / call.num_kv_heads),
+          tile_(std::max<int64_t>(kTileRows, group_)),
+          key_dim_(padded(call.key_dim)),
+          value_dim_(padded(call.value_dim)),
+          query_(tile_ * key_dim_),
+          keys_(kKeys * key_dim_),
+          values_(kKeys * value_dim_),
+          scores_(tile_ * kKeys),
+          weights_(tile_ * kKeys),
+          sums_(tile_ * kPanel),
+          rows_(tile_) {}
+
+    // Writes output, maximum and sum of each row and head of the task.
+    void run(const Task& task, float* outputs, float* maxima, float* totals) {
+        const int64_t num_rows = (task.row_stop - task.row_start) * group_;
+        load_query(task);
+        std::fill_n(outputs, num_rows * value_dim_, 0.0f);
+        std::fill_n(maxima, num_rows, -INFINITY);
+        std::fill_n(totals, num_rows, 0.0f);
+        for (int64_t row = task.row_start; row < task.row_stop; row++) {
+            Row& seen = rows_[row - task.row_start];
+            seen.stop = call_.positions[row] + 1;
+            seen.start = call_.window ? std::max<int64_t>(seen.stop - call_.window, 0) : 0;
+        }
+        for (int64_t first = task.key_start; first < task.key_stop; first += kKeys) {
+            const int count = int(std::min<int64_t>(kKeys, task.key_stop - first));
+            attend(task, first, count, num_rows, outputs, maxima, totals);
+        }
+    }
+
+   private:
+    struct Row {
+        int64_t start = 0, stop = 0;  // the keys that it sees
+    };
+
+    void load_query(const Task& task) {
+        T* to = query_.get();
+        for (int64_t row = task.row_start; row < task.row_stop; row++) {
+            const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + task.head * group_ * call_.query_head_stride;
+            for (int64_t head = 0; head < group_; head++, to += key_dim_) {
+                std::memcpy(to, from + head * call_.query_head_stride, call_.key_dim * sizeof(T));
+                std::memset(static_cast<void*>(to + call_.key_dim), 0, (key_dim_ - call_.key_dim) * sizeof(T));
+            }
+        }
+    }
+
+    void attend(const Task& task, int64_t first, int count, int64_t num_rows, float* outputs, float* maxima, float* totals) {
+        const T *keys[kKeys], *values[kKeys];
+        const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
+        for (int i = 0; i < count; i++) {
+            const int64_t position = first + i;
+            const int64_t slot = int64_t(blocks[position / call_.block_size]) * call_.block_size + position % call_.block_size;
+            const int64_t at = slot * call_.num_kv_heads + task.head;
+            keys[i] = static_cast<const T*>(call_.keys) + at * call_.key_dim;
+            values[i] = static_cast<const T*>(call_.values) + at * call_.value_dim;
+        }
+        pack_keys(keys, count, call_.key_dim, keys_.get());
+        for (int panel = 0; panel * kPanel < count; panel++) {
+            product_.multiply(num_rows, query_.get(), key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, sums_.get());
+            for (int64_t row = 0; row < num_rows; row++)
+                std::memcpy(scores_.get() + row * kKeys + panel * kPanel, sums_.get() + row * kPanel, kPanel * sizeof(float));
+        }
+        for (int64_t row = 0; row < num_rows; row++) {
+            const float shrink = weigh(rows_[row / group_], first, count, scores_.get() + row * kKeys, weights_.get() + row * kKeys, maxima[row], totals[row]);
+            shrink_[row] = shrink;
+        }
+        pack_values(values, count, call_.value_dim, values_.get());
+        const int64_t used = count > kPanel ? kKeys : kPanel;
+        for (int64_t column = 0; column < value_dim_; column += kPanel) {
+            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, sums_.get());
+            for (int64_t row = 0; row < num_rows; row++) {
+                float* output = outputs + row * value_dim_ + column;
+                const float* sums = sums_.get() + row * kPanel;
+                for (int half = 0; half < kPanel; half += kLanes)
+                    store(output + half, load(output + half) * shrink_[row] + load(sums + half));
+            }
+        }
+    }
+
+    // From one row's scores to the weights of its keys; returns by how much what it has so far shrinks.
+    float weigh(const Row& row, int64_t first, int count, float* scores, T* weights, float& maximum, float& total) {
+        const int64_t low = std::max<int64_t>(row.start - first, 0), high = std::min<int64_t>(row.stop - first, count);
+        F32 score[kKeys / kLanes], peak = broadcast(-INFINITY);
+        for (int i = 0; i < kKeys / kLanes; i++) {
+            F32 s = load(scores + i * kLanes) * call_.scale;
+            if (call_.softcap > 0) s = call_.softcap * tanh(s / call_.softcap);
+            if (low > i * kLanes || high < (i + 1) * kLanes) {
+                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + i * kLanes;
+                s = (key >= int32_t(low)) & (key < int32_t(high)) ? s : broadcast(-INFINITY);
+            }
+            score[i] = s;
+            peak = max(peak, s);
+        }
+        const float before = maximum;
+        maximum = std::max(before, largest(peak));
+        if (maximum == -INFINITY) {
+            std::memset(static_cast<void*>(weights), 0, kKeys * sizeof(T));
+            return 1.0f;
+        }
+        F32 sums{};
+        for (int i = 0; i < kKeys / kLanes; i++) {
+            const F32 weight = exp(score[i] - maximum);
+            sums += weight;
+            store(weights + i * kLanes, weight);
+        }
+        const float shrink = before == maximum ? 1.0f : std::exp(before - maximum);
+        total = total * shrink + sum(sums);
+        return shrink;
+    }
+
+    const Attention& call_;
+    const int64_t group_, tile_, key_dim_, value_dim_;
+    PanelProduct<T> product_;
+    Scratch<T> query_, keys_, values_;
+    Scratch<float> scores_;
+    Scratch<T> weights_;
+    Scratch<float> sums_;
+    std::vector<Row> rows_;
+    std::vector<float> shrink_ = std::vector<float>(tile_);
+};
+
+// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator.
+template <typename T>
+void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, int64_t value_dim, const float* outputs,
+           const float* maxima, const float* totals, T* out) {
+    const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
+    float maximum = call.sinks ? call.sinks[head] : -INFINITY;
+    const auto each = [&](auto&& use) {
+        for (const Part& part : parts)
+            for (int64_t chunk = 0; chunk < part.num_chunks; chunk++)
+                use(part.partial + (kv_head * part.num_chunks + chunk) * part.chunk_stride + member);
+    };
+    each([&](int64_t at) { maximum = std::max(maximum, maxima[at]); });
+    float total = call.sinks ? std::exp(call.sinks[head] - maximum) : 0.0f;
+    each([&](int64_t at) { total += totals[at] * std::exp(maxima[at] - maximum); });
+    for (int64_t column = 0; column < call.value_dim; column += kLanes) {
+        F32 sums{};
+        each([&](int64_t at) { sums += load(outputs + at * value_dim + column) * std::exp(maxima[at] - maximum); });
+        sums /= total;
+        store_part(out + column, sums, call.value_dim - column);
+    }
+}
+
+template <typename T>
+void run(const Attention& call) {
+    const int64_t group = call.num_query_heads / call.num_kv_heads, value_dim = padded(call.value_dim);
+    const int64_t tile = std::max<int64_t>(kTileRows / group, 1);
+    std::vector<Task> tasks;
+    std::vector<std::vector<Part>> parts(call.num_rows);
+    int64_t num_partials = 0;
+    for (int64_t range = 0; range < call.num_ranges; range++) {
+        for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row += tile) {
+            const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
+            const int64_t chunk = call.row_stop[range] - call.row_start[range] > 4 * tile ? kLongChunk : kChunk;
+            const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
+            const int64_t stop = std::min(call.key_stop[range], *highest + 1);
+            int64_t start = call.key_start[range];
+            if (call.window) start = std::max(start, *lowest + 1 - call.window);
+            if (start >= stop) continue;
+            const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
+            const int64_t stride = (row_stop - row) * group;
+            for (int64_t r = row; r < row_stop; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});
+            for (int64_t head = 0; head < call.num_kv_heads; head++)
+                for (int64_t c = first_chunk; c < first_chunk + num_chunks; c++) {
+                    tasks.push_back({range, head, row, row_stop, std::max(start, c * chunk), std::min(stop, (c + 1) * chunk), num_partials});
+                    num_partials += stride;
+                }
+        }
+    }
+    Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
+#pragma omp parallel
+    {
+        {
+            Worker<T> worker(call);
+#pragma omp for schedule(dynamic)
+            for (size_t i = 0; i < tasks.size(); i++) {
+                const Task& task = tasks[i];
+                worker.run(task, outputs.get() + task.partial * value_dim, maxima.get() + task.partial, totals.get() + task.partial);
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < call.num_rows * call.num_query_heads; i++) {
+            const int64_t row = i / call.num_query_heads, head = i % call.num_query_heads;
+            T* out = static_cast<T*>(call.out) + row * call.out_row_stride + head * call.value_dim;
+            merge(call, parts[row], head, value_dim, outputs.get(), maxima.get(), totals.get(), out);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace radixkv
+
+RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16) {
+    is_bf16 ? radixkv::run<radixkv::BF16>(*call) : radixkv::run<float>(*call);
+}

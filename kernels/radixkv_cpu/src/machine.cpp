@@ -1,0 +1,19 @@
+// What this variant needs of the process before it runs.
+
+#include "simd.h"
+
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// Whether the operating system lets this process use what the variant was compiled for.
+RADIXKV_API int radixkv_prepare() {
+#if defined(__AMX_BF16__)
+    // Linux saves a thread's AMX tiles only for processes that ask (Documentation/arch/x86/xstate.rst).
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return 1;
+#endif
+}

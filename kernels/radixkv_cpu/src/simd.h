@@ -1,0 +1,117 @@
+// Sixteen lanes of float32, written with the compiler's vector extensions: one AVX-512 register, two of AVX2, four of NEON.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define RADIXKV_API extern "C" __attribute__((visibility("default")))
+
+namespace radixkv {
+
+constexpr int kLanes = 16;
+
+typedef float F32 __attribute__((vector_size(64)));
+typedef int32_t I32 __attribute__((vector_size(64)));
+typedef uint32_t U32 __attribute__((vector_size(64)));
+typedef uint16_t U16 __attribute__((vector_size(32)));
+
+// bfloat16 is the upper half of a float32.
+struct BF16 {
+    uint16_t bits;
+};
+
+inline F32 broadcast(float x) { return x - F32{}; }
+
+inline F32 load(const float* from) {
+    F32 v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+inline F32 load(const BF16* from) {
+    U16 half;
+    std::memcpy(&half, from, sizeof half);
+    return reinterpret_cast<F32>(__builtin_convertvector(half, U32) << 16);
+}
+
+inline void store(float* to, F32 v) { std::memcpy(to, &v, sizeof v); }
+
+// Rounds to nearest, ties to even, as torch does; a NaN stays one.
+inline void store(BF16* to, F32 v) {
+    const U32 bits = reinterpret_cast<U32>(v);
+    const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const U32 kept = v == v ? rounded : (bits >> 16) | 0x40;
+    const U16 half = __builtin_convertvector(kept, U16);
+    std::memcpy(to, &half, sizeof half);
+}
+
+// The first `count` lanes only; the others are 0, or left alone.
+template <typename T>
+F32 load_part(const T* from, int64_t count) {
+    if (count >= kLanes) return load(from);
+    T part[kLanes] = {};
+    if (count > 0) std::memcpy(static_cast<void*>(part), from, count * sizeof(T));
+    return load(part);
+}
+
+template <typename T>
+void store_part(T* to, F32 v, int64_t count) {
+    if (count >= kLanes) return store(to, v);
+    T part[kLanes];
+    store(part, v);
+    if (count > 0) std::memcpy(static_cast<void*>(to), part, count * sizeof(T));
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(BF16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
+
+inline float sum(F32 v) {
+    float total = 0;
+    for (int i = 0; i < kLanes; i++) total += v[i];
+    return total;
+}
+
+inline float largest(F32 v) {
+    float result = v[0];
+    for (int i = 1; i < kLanes; i++) result = v[i] > result ? v[i] : result;
+    return result;
+}
+
+// e^x to about 2 units in the last place; 0 below -87, infinity above 88.
+inline F32 exp(F32 x) {
+    const F32 log2e = broadcast(1.44269504088896341f);
+    const F32 clamped = x < -104.0f ? broadcast(-104.0f) : (x > 89.0f ? broadcast(89.0f) : x);
+    const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    const F32 shifted = clamped * log2e + magic;
+    const F32 n = shifted - magic;
+    // ln 2 in two parts, so that the remainder is exact.
+    const F32 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    F32 p = broadcast(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    // In two factors: 2^n alone would overflow or vanish at the ends of the range.
+    const I32 exponent = __builtin_convertvector(n, I32);
+    const I32 half = exponent >> 1;
+    const F32 low = reinterpret_cast<F32>((half + 127) << 23);
+    const F32 high = reinterpret_cast<F32>((exponent - half + 127) << 23);
+    const F32 result = p * low * high;
+    return x != x ? x : (x < -87.33654f ? F32{} : result);
+}
+
+inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline F32 tanh(F32 x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+}  // namespace radixkv

@@ -1,0 +1,85 @@
+"""The plan carried out by compiled code on a CPU: keys and values are read where they lie, a shared prefix once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from radixkv.attention.native.cost_model import sharing_rule
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.plan import AttentionPlan, Planner
+from radixkv.attention.query_batch import QueryBatch
+from radixkv.cache import BlockCopy
+from radixkv.memory import KVPool
+from radixkv_cpu import PagedAttention, library, write_cache
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
+    """Whether the compiled code runs here and takes this pool and queries of ``dtype``."""
+    return library() is not None and dtype in DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
+
+
+class NativeBackend:
+    """Plans batches over one pool; `is_available` must hold for it.
+
+    Args:
+        pool: where keys and values lie.
+        max_sequences: in a batch.
+        max_model_len: tokens of a sequence at most.
+    """
+
+    def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
+        self._pool = pool
+        max_blocks = -(-max_model_len // pool.block_size)
+        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing_rule(max_sequences))
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        self._pool.copy_blocks(copies)
+
+    def prepare(self, batch: QueryBatch) -> NativeAttention:
+        """Attention over one batch, for all layers; see `AttentionBackend.prepare`."""
+        return NativeAttention(self._planner.plan(batch), self._pool)
+
+
+class NativeAttention:
+    """Attention over one batch for all layers; an `AttentionBatch`."""
+
+    def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
+        self.order = plan.order
+        self.row_starts = plan.row_starts
+        self.positions = torch.from_numpy(plan.positions)
+        self._pool = pool
+        self._slots = torch.from_numpy(plan.slots)
+        ranges = plan.ranges
+        self._paged = PagedAttention(
+            np.stack((ranges.row_start, ranges.row_stop)),
+            ranges.table,
+            np.stack((ranges.key_start, ranges.key_stop)),
+            plan.block_ids,
+            plan.positions,
+            plan.block_size,
+        )
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self._slots)
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
+        output = self._paged.attend(
+            _contiguous_heads(query), keys, values,
+            scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
+        )  # fmt: skip
+        return output.unsqueeze(0)
+
+
+def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:
+    """``[1, heads, rows, dim]`` as ``[rows, heads, dim]``, without a copy where each head's numbers are neighbours."""
+    rows = x[0].transpose(0, 1)
+    return rows if rows.stride(2) == 1 else rows.contiguous()

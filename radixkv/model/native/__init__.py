@@ -1,0 +1,15 @@
+"""A model's own modules replaced, where they are of a known pattern, by ones that run compiled code on a CPU.
+
+No model is rewritten: a module is replaced only after its replacement gave the same result for random input, so a pattern
+need not know every model that it fits, and what it does not fit stays as transformers made it. One pattern per file::
+
+    linear      nn.Linear: weights packed into panels
+    norm        RMS norms, whatever class they are of
+    mlp         down(activation(gate(x)) * up(x))
+    attention   query, key and value projected at once, normed and turned in place, attended, projected
+    replace     finds the modules, compares, replaces
+"""
+
+from radixkv.model.native.replace import prepare_for_cpu
+
+__all__ = ["prepare_for_cpu"]

@@ -1,0 +1,79 @@
+"""Attention layers that project, norm and turn queries and keys, attend, and project back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from radixkv.model.native.linear import is_replaceable
+from radixkv.model.native.norm import NativeRMSNorm
+from radixkv_cpu import PackedWeight, rms_norm, rope_
+
+# What an attention function is told of a layer, besides what changes with every batch.
+OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
+
+
+class NativeSelfAttention(nn.Module):
+    """Query, key and value as one product, normed and turned where they lie, and handed to the attention function.
+
+    Args:
+        attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
+        options: those of `OPTIONS` that the module gives its attention function.
+    """
+
+    def __init__(self, attention: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        parts: dict[str, Any] = dict(attention.named_children())
+        query, key, value, output = (parts[f"{name}_proj"] for name in "qkvo")
+        self.layer_idx: int = attention.layer_idx  # type: ignore[assignment]
+        self.config: Any = attention.config
+        self.head_dim: int = attention.head_dim  # type: ignore[assignment]
+        self.num_query_heads = query.out_features // self.head_dim
+        self.num_kv_heads = key.out_features // self.head_dim
+        # What transformers' own attention functions read of a module.
+        self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
+        self.is_causal = True
+        self._project = PackedWeight([p.weight for p in (query, key, value)], [p.bias for p in (query, key, value)])
+        self._project_back = PackedWeight([output.weight], [output.bias])
+        self._norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
+        if "q_norm" in parts:
+            self._norms = parts["q_norm"], parts["k_norm"]
+        self._options = options
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, None]:
+        num_query, num_kv, dim = self.num_query_heads, self.num_kv_heads, self.head_dim
+        projected = self._project.multiply(hidden_states)[0].unflatten(-1, (num_query + 2 * num_kv, dim))
+        query, key, value = projected.split((num_query, num_kv, num_kv), dim=1)
+        if self._norms is not None:
+            for part, norm in zip((query, key), self._norms, strict=True):
+                rms_norm(part, norm.scale, norm.epsilon, out=part)
+        cos, sin = position_embeddings
+        rope_(query, key, cos[0], sin[0])
+        heads_first = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        output, _ = attend(self, *heads_first, None, **self._options)
+        return self._project_back.multiply(output.flatten(-2)), None
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parts that `NativeSelfAttention` is made of, and no others with parameters."""
+    children = dict(module.named_children())
+    projections = [children.pop(f"{name}_proj", None) for name in "qkvo"]
+    if not all(part is not None and is_replaceable(part) for part in projections):
+        return False
+    norms = [children.pop(name) for name in ("q_norm", "k_norm") if name in children]
+    head_dim = getattr(module, "head_dim", None)
+    if len(norms) == 1 or not all(isinstance(n, NativeRMSNorm) and len(n.scale) == head_dim for n in norms):
+        return False
+    if any(True for child in children.values() for _ in child.parameters()):
+        return False
+    return isinstance(head_dim, int) and isinstance(getattr(module, "layer_idx", None), int)

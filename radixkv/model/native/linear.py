@@ -1,0 +1,28 @@
+"""`nn.Linear` over packed weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radixkv_cpu import PackedWeight, is_packable
+
+
+class NativeLinear(nn.Module):
+    """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._packed = PackedWeight([linear.weight], [linear.bias])
+        # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
+        self.weight = torch.empty(0, dtype=linear.weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._packed.multiply(x)
+
+
+def is_replaceable(module: nn.Module) -> bool:
+    """Subclasses may compute something else; only `nn.Linear` itself is replaced."""
+    return type(module) is nn.Linear and is_packable(module.weight)

@@ -1,0 +1,59 @@
+"""Gated multi-layer perceptrons (Shazeer 2020): ``down(activation(gate(x)) * up(x))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from radixkv.model.native.linear import is_replaceable
+from radixkv_cpu import PackedWeight
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+}
+
+
+class NativeGatedMLP(nn.Module):
+    """Both projections up in one product, whose results meet before they are written."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str) -> None:
+        super().__init__()
+        self._gate_up = PackedWeight([gate.weight, up.weight], activation=activation)
+        self._down = PackedWeight([down.weight], [down.bias])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down.multiply(self._gate_up.multiply(x))
+
+
+def native_mlp(module: nn.Module) -> NativeGatedMLP | None:
+    """What would compute the same if the module is a gated MLP; None if it has other parts."""
+    children: dict[str, Any] = dict(module.named_children())
+    gate, up, down = (children.pop(f"{name}_proj", None) for name in ("gate", "up", "down"))
+    if any(part is None or not is_replaceable(part) for part in (gate, up, down)):
+        return None
+    if gate.bias is not None or up.bias is not None or gate.weight.shape != up.weight.shape:
+        return None
+    activation = _name_of(getattr(module, "act_fn", None))
+    if activation is None or any(True for child in children.values() for _ in child.parameters()):
+        return None
+    return NativeGatedMLP(gate, up, down, activation)
+
+
+def _name_of(activation: Any) -> str | None:
+    """The activation by what it does: it has many names and classes."""
+    if not callable(activation):
+        return None
+    x = torch.linspace(-6, 6, 97)
+    given = activation(x)
+    for name, function in _ACTIVATIONS.items():
+        if torch.allclose(given, function(x), rtol=0, atol=1e-6):
+            return name
+    return None

@@ -1,0 +1,152 @@
+"""Finds the modules of a model that compiled code can stand in for, and replaces those that it gives the same results as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface
+
+from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
+from radixkv.model.native.linear import NativeLinear, is_replaceable
+from radixkv.model.native.mlp import native_mlp
+from radixkv.model.native.norm import native_norms
+from radixkv.model.packed_linear import pack_linears
+from radixkv_cpu import library
+
+_PROBE_NAME = "radixkv_probe"
+# The largest difference to what the original gave, relative to the largest number that it gave.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_NUM_PROBE_TOKENS = 5
+
+
+@dataclass(slots=True)
+class _Call:
+    """What a module was called with and gave."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True) -> None:
+    """Replace what can be replaced; the linear layers that are left are packed for torch's own matrix kernels.
+
+    Args:
+        model: on the CPU. Its attention must be set afterwards.
+        native: whether compiled code may stand in for modules.
+    """
+    options: dict[int, dict[str, Any]] = {}
+    with torch.inference_mode(), _probe_attention(model, options):
+        if native and library() is not None and model.dtype in _TOLERANCES:
+            _replace_norms(model, _record(model, lambda module: any(True for _ in native_norms(module))))
+            _replace_mlps(model, _record(model, lambda module: hasattr(module, "gate_proj")))
+            _replace_attention(model, _record(model, is_candidate), options)
+            for parent, name, child in _children(model):
+                if isinstance(child, nn.Linear) and is_replaceable(child):
+                    setattr(parent, name, NativeLinear(child))
+        pack_linears(model, lambda: _compute_a_few_tokens(model))
+
+
+def _replace_norms(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
+    for parent, name, child in _children(model):
+        if child in calls:
+            for norm in native_norms(child):
+                if _agrees(norm, calls[child]):
+                    setattr(parent, name, norm)
+                    break
+
+
+def _replace_mlps(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
+    for parent, name, child in _children(model):
+        if child in calls:
+            mlp = native_mlp(child)
+            if mlp is not None and _agrees(mlp, calls[child]):
+                setattr(parent, name, mlp)
+
+
+def _replace_attention(model: nn.Module, calls: dict[nn.Module, _Call], options: dict[int, dict[str, Any]]) -> None:
+    for parent, name, child in _children(model):
+        if child in calls and child.layer_idx in options:
+            attention = NativeSelfAttention(child, options[int(child.layer_idx)])
+            if _agrees(attention, calls[child]):
+                setattr(parent, name, attention)
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Every module with its parent and its name there, as the model is when this begins."""
+    yield from [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+
+
+def _record(model: nn.Module, is_wanted: Any) -> dict[nn.Module, _Call]:
+    """The last call of each wanted module when the model computes a few tokens."""
+    calls: dict[nn.Module, _Call] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls[module] = _Call(args, kwargs, output)
+
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in model.modules() if is_wanted(module)]
+    if not hooks:
+        return calls
+    try:
+        _compute_a_few_tokens(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _compute_a_few_tokens(model: nn.Module) -> None:
+    tokens = torch.arange(1, _NUM_PROBE_TOKENS + 1).unsqueeze(0)
+    # Far apart, so that turning by positions makes a difference.
+    model(input_ids=tokens, position_ids=tokens * 7, use_cache=False)
+
+
+def _agrees(replacement: nn.Module, call: _Call) -> bool:
+    """Whether the replacement gives what the original gave when the model called it."""
+    try:
+        given, expected = replacement(*call.args, **call.kwargs), call.output
+    except (TypeError, ValueError, AttributeError):  # the original is called in a way that the pattern does not know
+        return False
+    if isinstance(given, tuple):
+        if not isinstance(expected, tuple) or len(expected) != len(given):
+            return False
+        given, expected = given[0], expected[0]
+    if given.shape != expected.shape or given.dtype != expected.dtype:
+        return False
+    difference = (given.float() - expected.float()).abs().max()
+    return bool(difference <= _TOLERANCES[given.dtype] * expected.float().abs().max())
+
+
+@contextmanager
+def _probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]) -> Iterator[None]:
+    """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was turned.
+
+    Args:
+        options: gets what each layer, by its index, tells its attention function.
+    """
+
+    def probe(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any, **given: Any
+    ) -> tuple[torch.Tensor, None]:
+        layer_idx: Any = module.layer_idx
+        options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        group = query.shape[1] // key.shape[1]
+        # Not the product of query and key: at equal positions it is the same, however both were turned.
+        ramp = torch.linspace(-1, 1, query.shape[-1])
+        scores = (query.float() * ramp + key.float().repeat_interleave(group, dim=1) * ramp**2).mean(-1, keepdim=True)
+        output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)
+        return output.transpose(1, 2).contiguous(), None
+
+    attention = model.config._attn_implementation
+    AttentionInterface.register(_PROBE_NAME, probe)
+    model.set_attn_implementation(_PROBE_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)

@@ -1,0 +1,54 @@
+"""Builds the compiled code of `radixkv_cpu`, once for every generation of processors; all else stands in pyproject.toml."""
+
+import platform
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.cpp"))
+COMMON = [
+    "-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0",
+]  # fmt: skip
+# `radixkv_cpu.library` chooses among these when it is imported.
+VARIANTS = {
+    "amx": ["-march=sapphirerapids"],
+    "avx512_bf16": ["-march=x86-64-v4", "-mavx512bf16"],
+    "avx512": ["-march=x86-64-v4"],
+    "avx2": ["-march=x86-64-v3"],
+}
+
+
+class BuildVariants(build_ext):
+    """Shared libraries without a Python interface: `ctypes` loads them, so a build serves every Python and torch."""
+
+    def build_extensions(self) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.build_extension, self.extensions))
+
+    def build_extension(self, ext: Extension) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                objects = self.compiler.compile(ext.sources, folder, extra_postargs=ext.extra_compile_args)
+                # Without -fopenmp: OpenMP's functions are those of the runtime that torch has loaded.
+                self.compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), target_lang="c++")
+            except Exception as error:  # no compiler, or one that does not know the processor
+                self.announce(f"radixkv_cpu: {ext.name} was not built, torch stands in for it: {error}", level=3)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+    def get_outputs(self) -> list[str]:
+        return [path for path in super().get_outputs() if Path(path).exists()]
+
+
+setup(
+    ext_modules=[
+        Extension(f"radixkv_cpu.libradixkv_cpu_{name}", SOURCES, extra_compile_args=[*COMMON, *flags], optional=True)
+        for name, flags in VARIANTS.items()
+        if platform.machine() in ("x86_64", "AMD64")
+    ],
+    cmdclass={"build_ext": BuildVariants},
+)
