@@ -36,7 +36,7 @@ class PagedAttention:
     """Attention over one batch, for all layers. Every row's keys must be covered by ranges exactly once.
 
     Args:
-        row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range of keys, and one past the last.
+        row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range, and one past the last.
         tables: int64 ``[ranges]``: the row of ``block_ids`` through which the keys are found.
         key_ranges: int64 ``[2, ranges]``: the first key's position, and one past the last.
         block_ids: int32 ``[tables, blocks]``.
