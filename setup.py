@@ -10,7 +10,7 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.cpp"))
 COMMON = [
-    "-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-g0",
+    "-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-maybe-uninitialized", "-g0",
 ]  # fmt: skip
 # `radixkv_cpu.library` chooses among these when it is imported.
 VARIANTS = {

@@ -1,9 +1,10 @@
 // Attention over paged keys and values, read where they lie.
 //
-// A task is some query rows, the heads of one group folded into them, over a stretch of one range of keys for one key-value
-// head. It packs 64 keys at a time into panels, so that scores and outputs are the same product that linear layers use, and
-// keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which
-// are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
+// A task is some query rows over a stretch of one range of keys: for one key-value head, with the heads of its group folded
+// into the rows, or where the rows are few for all heads, in the order in which their keys lie in memory. It packs 64 keys at
+// a time into panels, so that scores and outputs are the same product that linear layers use, and keeps a running softmax
+// (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which are merged by their
+// log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
@@ -19,8 +20,9 @@ namespace {
 
 constexpr int kKeys = 64;         // keys that are packed at a time
 constexpr int kTileRows = 96;     // query rows, heads folded in, that pass them
-constexpr int64_t kChunk = 256;   // keys of a task
-constexpr int64_t kLongChunk = 2048;  // where the query rows of a range are tasks enough
+constexpr int kFewRows = 32;      // up to so many, a task is for all heads: it takes as long as its keys take to be read
+constexpr int64_t kChunk = 128;   // keys of such a task
+constexpr int64_t kLongChunk = 2048;  // and of others
 
 struct Attention {
     const void* query;  // [rows, query heads, key dim], by strides
@@ -39,8 +41,9 @@ struct Attention {
 };
 
 struct Task {
-    int64_t range, head, row_start, row_stop, key_start, key_stop;
-    int64_t partial;  // of its first row; those of its rows and heads follow
+    int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
+    int64_t partial;      // of its first row and head; those of the other rows and of the head's group follow
+    int64_t head_stride;  // from there to those of the next key-value head
 };
 
 // One range's partial result of one row.
@@ -51,7 +54,10 @@ struct Part {
 int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
 
 // A square of 16 x 16 words, mirrored.
-void transpose(const U32* from, U32* to) {
+#if defined(__AVX512F__)
+__attribute__((always_inline))  // all of it fits into registers
+#endif
+inline void transpose(const U32* from, U32* to) {
     U32 a[16], b[16];
     typedef I32 Pick;
     const Pick low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
@@ -75,9 +81,10 @@ void transpose(const U32* from, U32* to) {
     }
 }
 
-// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros.
+// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
+// `next` ones are fetched: they lie scattered, where no processor foresees them.
 template <typename T>
-void pack_keys(const T* const* keys, int count, int64_t dim, T* to) {
+void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
     constexpr int64_t kWord = 4 / sizeof(T);
     const int64_t words = padded(dim) / kWord;
     for (int first = 0; first < kKeys; first += kLanes) {
@@ -86,6 +93,7 @@ void pack_keys(const T* const* keys, int count, int64_t dim, T* to) {
             U32 rows[kLanes], columns[kLanes];
             const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
             for (int i = 0; i < kLanes; i++) {
+                __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
                 rows[i] = U32{};
                 if (first + i < count && left > 0) {
                     if (left == kLanes * kWord)
@@ -101,23 +109,39 @@ void pack_keys(const T* const* keys, int count, int64_t dim, T* to) {
 }
 
 // Values into panels of 32 dimensions: [panels][keys][32], by pairs of keys in bfloat16. Missing keys become zeros.
-template <typename T>
-void pack_values(const T* const* values, int count, int64_t dim, T* to) {
-    for (int64_t column = 0; column < padded(dim); column += kLanes) {
-        T* panel = to + column / kPanel * kKeys * kPanel;
-        const int64_t half = column % kPanel;
-        for (int key = 0; key < kKeys; key += 2) {
-            const F32 even = key < count ? load_part(values[key] + column, dim - column) : F32{};
-            const F32 odd = key + 1 < count ? load_part(values[key + 1] + column, dim - column) : F32{};
-            if constexpr (kPairs<T>) {
-                const U32 both = (reinterpret_cast<U32>(even) >> 16) | reinterpret_cast<U32>(odd);
-                std::memcpy(panel + key * kPanel + half * 2, &both, sizeof both);
-            } else {
-                store(panel + key * kPanel + half, even);
-                store(panel + (key + 1) * kPanel + half, odd);
-            }
+void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, float* to) {
+    for (int64_t column = 0; column < padded(dim); column += kPanel)
+        for (int key = 0; key < kKeys; key++) {
+            __builtin_prefetch(next[key] + column, 0, 2);
+            __builtin_prefetch(next[key] + column + kLanes, 0, 2);
+            for (int half = 0; half < kPanel; half += kLanes, to += kLanes)
+                store(to, key < count ? load_part(values[key] + column + half, dim - column - half) : F32{});
         }
-    }
+}
+
+void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, BF16* to) {
+    typedef uint16_t Line __attribute__((vector_size(64)));
+    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const Line high = low + 16;
+    const auto part = [&](int key, int64_t column) {
+        Line line{};
+        if (key < count) std::memcpy(&line, values[key] + column, std::min<int64_t>(dim - column, kPanel) * sizeof(BF16));
+        return line;
+    };
+    for (int64_t column = 0; column < padded(dim); column += kPanel)
+        for (int key = 0; key < kKeys; key += 2, to += 2 * kPanel) {
+            __builtin_prefetch(next[key] + column, 0, 2);
+            __builtin_prefetch(next[key + 1] + column, 0, 2);
+            Line even, odd;
+            if (key + 1 < count && column + kPanel <= dim) {
+                std::memcpy(&even, values[key] + column, sizeof even);
+                std::memcpy(&odd, values[key + 1] + column, sizeof odd);
+            } else {
+                even = part(key, column), odd = part(key + 1, column);
+            }
+            const Line lines[2] = {__builtin_shuffle(even, odd, low), __builtin_shuffle(even, odd, high)};
+            std::memcpy(static_cast<void*>(to), lines, sizeof lines);
+        }
 }
 
 template <typename T>
@@ -126,75 +150,96 @@ class Worker {
     explicit Worker(const Attention& call)
         : call_(call),
           group_(call.num_query_heads / call.num_kv_heads),
-          tile_(std::max<int64_t>(kTileRows, group_)),
+          // Of one key-value head, or of all.
+          rows_of_all_(std::max({int64_t(kTileRows), group_, kFewRows * call.num_kv_heads})),
           key_dim_(padded(call.key_dim)),
           value_dim_(padded(call.value_dim)),
-          query_(tile_ * key_dim_),
+          query_(rows_of_all_ * key_dim_),
           keys_(kKeys * key_dim_),
           values_(kKeys * value_dim_),
-          scores_(tile_ * kKeys),
-          weights_(tile_ * kKeys),
-          sums_(tile_ * kPanel),
-          rows_(tile_) {}
+          scores_(rows_of_all_ * kKeys),
+          weights_(rows_of_all_ * kKeys),
+          sums_(rows_of_all_ * kPanel),
+          seen_(rows_of_all_),
+          shrink_(rows_of_all_) {}
 
     // Writes output, maximum and sum of each row and head of the task.
     void run(const Task& task, float* outputs, float* maxima, float* totals) {
         const int64_t num_rows = (task.row_stop - task.row_start) * group_;
-        load_query(task);
-        std::fill_n(outputs, num_rows * value_dim_, 0.0f);
-        std::fill_n(maxima, num_rows, -INFINITY);
-        std::fill_n(totals, num_rows, 0.0f);
+        for (int64_t head = task.head_start; head < task.head_stop; head++) {
+            const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
+            load_query(task, head, query_.get() + (head - task.head_start) * num_rows * key_dim_);
+            std::fill_n(outputs + at * value_dim_, num_rows * value_dim_, 0.0f);
+            std::fill_n(maxima + at, num_rows, -INFINITY);
+            std::fill_n(totals + at, num_rows, 0.0f);
+        }
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
-            Row& seen = rows_[row - task.row_start];
+            Seen& seen = seen_[row - task.row_start];
             seen.stop = call_.positions[row] + 1;
             seen.start = call_.window ? std::max<int64_t>(seen.stop - call_.window, 0) : 0;
         }
+        const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
+        int64_t slots[kKeys], next[kKeys];
+        find_slots(blocks, task, task.key_start, next);
         for (int64_t first = task.key_start; first < task.key_stop; first += kKeys) {
             const int count = int(std::min<int64_t>(kKeys, task.key_stop - first));
-            attend(task, first, count, num_rows, outputs, maxima, totals);
+            std::memcpy(slots, next, sizeof slots);
+            find_slots(blocks, task, first + kKeys, next);
+            for (int64_t head = task.head_start; head < task.head_stop; head++) {
+                const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
+                const T* query = query_.get() + (head - task.head_start) * num_rows * key_dim_;
+                attend(slots, next, head, first, count, num_rows, query, outputs + at * value_dim_, maxima + at, totals + at);
+            }
         }
     }
 
    private:
-    struct Row {
-        int64_t start = 0, stop = 0;  // the keys that it sees
+    // The keys that a row sees.
+    struct Seen {
+        int64_t start = 0, stop = 0;
     };
 
-    void load_query(const Task& task) {
-        T* to = query_.get();
+    void load_query(const Task& task, int64_t kv_head, T* to) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
-            const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + task.head * group_ * call_.query_head_stride;
+            const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + kv_head * group_ * call_.query_head_stride;
             for (int64_t head = 0; head < group_; head++, to += key_dim_) {
-                std::memcpy(to, from + head * call_.query_head_stride, call_.key_dim * sizeof(T));
+                std::memcpy(static_cast<void*>(to), from + head * call_.query_head_stride, call_.key_dim * sizeof(T));
                 std::memset(static_cast<void*>(to + call_.key_dim), 0, (key_dim_ - call_.key_dim) * sizeof(T));
             }
         }
     }
 
-    void attend(const Task& task, int64_t first, int count, int64_t num_rows, float* outputs, float* maxima, float* totals) {
-        const T *keys[kKeys], *values[kKeys];
-        const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
-        for (int i = 0; i < count; i++) {
-            const int64_t position = first + i;
-            const int64_t slot = int64_t(blocks[position / call_.block_size]) * call_.block_size + position % call_.block_size;
-            const int64_t at = slot * call_.num_kv_heads + task.head;
-            keys[i] = static_cast<const T*>(call_.keys) + at * call_.key_dim;
-            values[i] = static_cast<const T*>(call_.values) + at * call_.value_dim;
+    // Where the task's keys from `first` on lie. Beyond its end, the last one's is repeated.
+    void find_slots(const int32_t* blocks, const Task& task, int64_t first, int64_t* slots) const {
+        const int64_t start = std::min(first, task.key_stop - 1);
+        int64_t block = start / call_.block_size, offset = start % call_.block_size;
+        for (int i = 0; i < kKeys; i++) {
+            slots[i] = blocks[block] * call_.block_size + offset;
+            if (first + i + 1 < task.key_stop && ++offset == call_.block_size) offset = 0, block++;
         }
-        pack_keys(keys, count, call_.key_dim, keys_.get());
-        for (int panel = 0; panel * kPanel < count; panel++) {
-            product_.multiply(num_rows, query_.get(), key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, sums_.get());
-            for (int64_t row = 0; row < num_rows; row++)
-                std::memcpy(scores_.get() + row * kKeys + panel * kPanel, sums_.get() + row * kPanel, kPanel * sizeof(float));
-        }
-        for (int64_t row = 0; row < num_rows; row++) {
-            const float shrink = weigh(rows_[row / group_], first, count, scores_.get() + row * kKeys, weights_.get() + row * kKeys, maxima[row], totals[row]);
-            shrink_[row] = shrink;
-        }
-        pack_values(values, count, call_.value_dim, values_.get());
+    }
+
+    void find(const void* cache, int64_t dim, int64_t head, const int64_t* slots, const T** to) const {
+        for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
+    }
+
+    // All rows over up to 64 keys of one head.
+    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, const T* query, float* outputs,
+                float* maxima, float* totals) {
+        const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
+        find(call_.keys, call_.key_dim, head, slots, keys);
+        find(call_.keys, call_.key_dim, head, next, next_keys);
+        pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
+        for (int panel = 0; panel * kPanel < count; panel++)
+            product_.multiply(num_rows, query, key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, scores_.get() + panel * kPanel, kKeys);
+        for (int64_t row = 0; row < num_rows; row++)
+            shrink_[row] = weigh(seen_[row / group_], first, count, scores_.get() + row * kKeys, weights_.get() + row * kKeys, maxima[row], totals[row]);
+        find(call_.values, call_.value_dim, head, slots, values);
+        find(call_.values, call_.value_dim, head, next, next_values);
+        pack_values(values, next_values, count, call_.value_dim, values_.get());
         const int64_t used = count > kPanel ? kKeys : kPanel;
         for (int64_t column = 0; column < value_dim_; column += kPanel) {
-            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, sums_.get());
+            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, sums_.get(), kPanel);
             for (int64_t row = 0; row < num_rows; row++) {
                 float* output = outputs + row * value_dim_ + column;
                 const float* sums = sums_.get() + row * kPanel;
@@ -205,7 +250,7 @@ class Worker {
     }
 
     // From one row's scores to the weights of its keys; returns by how much what it has so far shrinks.
-    float weigh(const Row& row, int64_t first, int count, float* scores, T* weights, float& maximum, float& total) {
+    float weigh(const Seen& row, int64_t first, int count, float* scores, T* weights, float& maximum, float& total) {
         const int64_t low = std::max<int64_t>(row.start - first, 0), high = std::min<int64_t>(row.stop - first, count);
         F32 score[kKeys / kLanes], peak = broadcast(-INFINITY);
         for (int i = 0; i < kKeys / kLanes; i++) {
@@ -236,14 +281,14 @@ class Worker {
     }
 
     const Attention& call_;
-    const int64_t group_, tile_, key_dim_, value_dim_;
+    const int64_t group_, rows_of_all_, key_dim_, value_dim_;
     PanelProduct<T> product_;
     Scratch<T> query_, keys_, values_;
     Scratch<float> scores_;
     Scratch<T> weights_;
     Scratch<float> sums_;
-    std::vector<Row> rows_;
-    std::vector<float> shrink_ = std::vector<float>(tile_);
+    std::vector<Seen> seen_;
+    std::vector<float> shrink_;
 };
 
 // One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator.
@@ -278,20 +323,24 @@ void run(const Attention& call) {
     for (int64_t range = 0; range < call.num_ranges; range++) {
         for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row += tile) {
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
-            const int64_t chunk = call.row_stop[range] - call.row_start[range] > 4 * tile ? kLongChunk : kChunk;
+            const int64_t stride = (row_stop - row) * group;
+            const bool few = stride <= kFewRows;
+            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= tile ? kChunk : kLongChunk;
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
             int64_t start = call.key_start[range];
             if (call.window) start = std::max(start, *lowest + 1 - call.window);
             if (start >= stop) continue;
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
-            const int64_t stride = (row_stop - row) * group;
             for (int64_t r = row; r < row_stop; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});
-            for (int64_t head = 0; head < call.num_kv_heads; head++)
-                for (int64_t c = first_chunk; c < first_chunk + num_chunks; c++) {
-                    tasks.push_back({range, head, row, row_stop, std::max(start, c * chunk), std::min(stop, (c + 1) * chunk), num_partials});
-                    num_partials += stride;
+            const int64_t heads_per_task = few ? call.num_kv_heads : 1;
+            for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
+                for (int64_t c = 0; c < num_chunks; c++) {
+                    const int64_t key_start = std::max(start, (first_chunk + c) * chunk), key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
+                    const int64_t partial = num_partials + (head * num_chunks + c) * stride;
+                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride});
                 }
+            num_partials += call.num_kv_heads * num_chunks * stride;
         }
     }
     Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
@@ -301,8 +350,7 @@ void run(const Attention& call) {
             Worker<T> worker(call);
 #pragma omp for schedule(dynamic)
             for (size_t i = 0; i < tasks.size(); i++) {
-                const Task& task = tasks[i];
-                worker.run(task, outputs.get() + task.partial * value_dim, maxima.get() + task.partial, totals.get() + task.partial);
+                worker.run(tasks[i], outputs.get(), maxima.get(), totals.get());
             }
         }
 #pragma omp for schedule(static)

@@ -149,7 +149,7 @@ void run(const Linear& linear) {
                 const int64_t panel = unit * panels_per_unit + i;
                 const T* weights = packed ? unpacked.get() + i * panel_size : static_cast<const T*>(linear.weight) + panel * panel_size;
                 float* to = sums.get() + i * chunk_rows * kPanel;
-                product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to);
+                product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel);
                 if (scaled) {
                     const F32 low = load(linear.scale + panel * kPanel), high = load(linear.scale + panel * kPanel + kLanes);
                     for (int64_t row = 0; row < rows; row++) {

@@ -12,10 +12,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
-
 namespace radixkv {
 
 constexpr int kPanel = 32;
@@ -27,7 +23,7 @@ constexpr bool kPairs = std::is_same_v<T, BF16>;
 
 // sums[row][0..31] += x[row] . panel, for ROWS rows.
 template <int ROWS>
-void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums) {
+void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride) {
     F32 total[ROWS][2] = {};
     for (int64_t k = 0; k < inputs; k++) {
         const F32 low = load(panel + k * kPanel), high = load(panel + k * kPanel + kLanes);
@@ -39,13 +35,13 @@ void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs
         }
     }
     for (int row = 0; row < ROWS; row++) {
-        store(sums + row * kPanel, total[row][0]);
-        store(sums + row * kPanel + kLanes, total[row][1]);
+        store(sums + row * sum_stride, total[row][0]);
+        store(sums + row * sum_stride + kLanes, total[row][1]);
     }
 }
 
 template <int ROWS>
-void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums) {
+void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride) {
 #if defined(__AVX512BF16__)
     // With one or two rows, several sums a column hide the latency of the additions.
     constexpr int kChains = ROWS <= 2 ? 4 : 1;
@@ -71,7 +67,7 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
         for (int half = 0; half < 2; half++) {
             __m512 all = total[0][row][half];
             for (int chain = 1; chain < kChains; chain++) all = _mm512_add_ps(all, total[chain][row][half]);
-            _mm512_storeu_ps(sums + row * kPanel + half * kLanes, all);
+            _mm512_storeu_ps(sums + row * sum_stride + half * kLanes, all);
         }
 #else
     F32 total[ROWS][2] = {};
@@ -88,18 +84,18 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
         }
     }
     for (int row = 0; row < ROWS; row++) {
-        store(sums + row * kPanel, total[row][0]);
-        store(sums + row * kPanel + kLanes, total[row][1]);
+        store(sums + row * sum_stride, total[row][0]);
+        store(sums + row * sum_stride + kLanes, total[row][1]);
     }
 #endif
 }
 
 template <typename T, int ROWS = kMaxRows>
-void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums) {
+void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return multiply_rows<T, ROWS - 1>(rows, x, stride, panel, inputs, sums);
+        if (rows < ROWS) return multiply_rows<T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride);
     }
-    multiply<ROWS>(x, stride, panel, inputs, sums);
+    multiply<ROWS>(x, stride, panel, inputs, sums, sum_stride);
 }
 
 // A thread's configuration of AMX tiles, kept while the number of rows stays the same.
@@ -108,14 +104,14 @@ class Tiles {
 #if defined(__AMX_BF16__)
     static constexpr int kBlock = 32;
     // From here on a tile instruction, which computes 16 rows in the time of one, gains.
-    static constexpr int kMinRows = 4;
+    static constexpr int kMinRows = 2;
 
     ~Tiles() {
         if (rows_) _tile_release();
     }
 
     // sums[row][0..31] = x[row] . panel for up to 32 rows; inputs are a multiple of 32.
-    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums) {
+    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride) {
         constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
         configure(rows);
         _tile_zero(0);
@@ -134,11 +130,11 @@ class Tiles {
                 _tile_dpbf16ps(3, 5, 7);
             }
         }
-        _tile_stored(0, sums, kPanel * sizeof(float));
-        _tile_stored(1, sums + kLanes, kPanel * sizeof(float));
+        _tile_stored(0, sums, sum_stride * sizeof(float));
+        _tile_stored(1, sums + kLanes, sum_stride * sizeof(float));
         if (rows > 16) {
-            _tile_stored(2, sums + 16 * kPanel, kPanel * sizeof(float));
-            _tile_stored(3, sums + 16 * kPanel + kLanes, kPanel * sizeof(float));
+            _tile_stored(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
+            _tile_stored(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
         }
     }
 
@@ -170,22 +166,22 @@ class Tiles {
 template <typename T>
 class PanelProduct {
    public:
-    // sums[row][0..31] = x[row] . panel. Rows of x are stride apart, rows of sums 32.
-    void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums) {
+    // sums[row][0..31] = x[row] . panel. Rows are stride and sum_stride apart.
+    void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
         const int64_t block = rows_at_once(rows);
         for (int64_t row = 0; row < rows; row += block) {
             const int count = int(std::min(block, rows - row));
             const T* from = x + row * stride;
-            float* to = sums + row * kPanel;
+            float* to = sums + row * sum_stride;
 #if defined(__AMX_BF16__)
             if constexpr (kPairs<T>) {
                 if (rows >= Tiles::kMinRows) {
-                    tiles_.multiply(count, from, stride, panel, inputs, to);
+                    tiles_.multiply(count, from, stride, panel, inputs, to, sum_stride);
                     continue;
                 }
             }
 #endif
-            multiply_rows<T>(count, from, stride, panel, inputs, to);
+            multiply_rows<T>(count, from, stride, panel, inputs, to, sum_stride);
         }
     }
 

@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #define RADIXKV_API extern "C" __attribute__((visibility("default")))
 
 namespace radixkv {
@@ -32,17 +36,26 @@ inline F32 load(const float* from) {
 inline F32 load(const BF16* from) {
     U16 half;
     std::memcpy(&half, from, sizeof half);
+#if defined(__AVX512F__)
+    // The compiler would widen half a register at a time.
+    return reinterpret_cast<F32>(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half))) << 16);
+#else
     return reinterpret_cast<F32>(__builtin_convertvector(half, U32) << 16);
+#endif
 }
 
 inline void store(float* to, F32 v) { std::memcpy(to, &v, sizeof v); }
 
 // Rounds to nearest, ties to even, as torch does; a NaN stays one.
 inline void store(BF16* to, F32 v) {
+#if defined(__AVX512BF16__)
+    const __m256bh half = _mm512_cvtneps_pbh(v);
+#else
     const U32 bits = reinterpret_cast<U32>(v);
     const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const U32 kept = v == v ? rounded : (bits >> 16) | 0x40;
     const U16 half = __builtin_convertvector(kept, U16);
+#endif
     std::memcpy(to, &half, sizeof half);
 }
 
@@ -73,24 +86,29 @@ inline float to_float(BF16 x) {
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
+// Halves meet until one lane is left.
+template <typename Combine>
+float reduce(F32 v, Combine combine) {
+    v = combine(v, __builtin_shuffle(v, I32{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
+    v = combine(v, __builtin_shuffle(v, I32{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
+    v = combine(v, __builtin_shuffle(v, I32{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
+    v = combine(v, __builtin_shuffle(v, I32{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+    return v[0];
+}
+
 inline float sum(F32 v) {
-    float total = 0;
-    for (int i = 0; i < kLanes; i++) total += v[i];
-    return total;
+    return reduce(v, [](F32 a, F32 b) { return a + b; });
 }
 
 inline float largest(F32 v) {
-    float result = v[0];
-    for (int i = 1; i < kLanes; i++) result = v[i] > result ? v[i] : result;
-    return result;
+    return reduce(v, [](F32 a, F32 b) { return max(a, b); });
 }
 
-// e^x to about 2 units in the last place; 0 below -87, infinity above 88.
+// e^x to about 2 units in the last place; 0 below -87, and what e^88 is above 88.
 inline F32 exp(F32 x) {
-    const F32 log2e = broadcast(1.44269504088896341f);
-    const F32 clamped = x < -104.0f ? broadcast(-104.0f) : (x > 89.0f ? broadcast(89.0f) : x);
+    const F32 clamped = x > 88.0f ? broadcast(88.0f) : x;
     const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    const F32 shifted = clamped * log2e + magic;
+    const F32 shifted = clamped * 1.44269504088896341f + magic;
     const F32 n = shifted - magic;
     // ln 2 in two parts, so that the remainder is exact.
     const F32 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -101,13 +119,9 @@ inline F32 exp(F32 x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    // In two factors: 2^n alone would overflow or vanish at the ends of the range.
-    const I32 exponent = __builtin_convertvector(n, I32);
-    const I32 half = exponent >> 1;
-    const F32 low = reinterpret_cast<F32>((half + 127) << 23);
-    const F32 high = reinterpret_cast<F32>((exponent - half + 127) << 23);
-    const F32 result = p * low * high;
-    return x != x ? x : (x < -87.33654f ? F32{} : result);
+    // 2^n is added to the exponent.
+    const F32 result = reinterpret_cast<F32>(reinterpret_cast<I32>(p) + (reinterpret_cast<I32>(shifted) << 23));
+    return x < -87.0f ? F32{} : result;
 }
 
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }
