@@ -19,8 +19,8 @@ namespace radixkv {
 namespace {
 
 constexpr int kGroup = 32;  // inputs that share a scale
-// Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache.
-constexpr int64_t kRowChunk = 256;
+// Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache. Whole blocks of rows.
+constexpr int64_t kRowChunk = 288;
 
 enum class Format : int32_t { kPlain = 0, kInt8 = 1, kInt4 = 2 };
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
@@ -129,8 +129,16 @@ void run(const Linear& linear) {
     const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
     const int64_t panel_size = linear.inputs * kPanel;
     const bool packed = linear.format != Format::kPlain, scaled = linear.format == Format::kInt8;
+    const bool packs = PanelProduct<T>::packs(chunk_rows);
+    Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
 #pragma omp parallel
     {
+        if (packs) {
+#pragma omp for schedule(static)
+            for (int64_t row = 0; row < linear.rows; row += kMaxRows)
+                PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, linear.rows - row), static_cast<const T*>(linear.x) + row * linear.x_stride,
+                                      linear.x_stride, linear.inputs, x_packed.get() + row * linear.inputs);
+        }
         PanelProduct<T> product;
         Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
         Scratch<T> unpacked(packed ? panels_per_unit * panel_size : 1);
@@ -149,7 +157,10 @@ void run(const Linear& linear) {
                 const int64_t panel = unit * panels_per_unit + i;
                 const T* weights = packed ? unpacked.get() + i * panel_size : static_cast<const T*>(linear.weight) + panel * panel_size;
                 float* to = sums.get() + i * chunk_rows * kPanel;
-                product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel);
+                if (packs)
+                    product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to, kPanel);
+                else
+                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel);
                 if (scaled) {
                     const F32 low = load(linear.scale + panel * kPanel), high = load(linear.scale + panel * kPanel + kLanes);
                     for (int64_t row = 0; row < rows; row++) {

@@ -17,37 +17,58 @@ namespace radixkv {
 constexpr int kPanel = 32;
 // Accumulators of so many rows by 32 columns fill 24 of 32 registers.
 constexpr int kMaxRows = 12;
+// So many inputs of a panel fill a quarter of a first-level cache, float32 or bfloat16.
+template <typename T>
+constexpr int64_t kPanelDepth = 768 / sizeof(T);
+constexpr int64_t kAhead = 12;
 
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
 
-// sums[row][0..31] += x[row] . panel, for ROWS rows.
 template <int ROWS>
-void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+void store_sums(const F32 (&total)[ROWS][2], float* sums, int64_t stride, bool add) {
+    for (int row = 0; row < ROWS; row++)
+        for (int half = 0; half < 2; half++) {
+            float* to = sums + row * stride + half * kLanes;
+            store(to, add ? load(to) + total[row][half] : total[row][half]);
+        }
+}
+
+// Where row r's word k is, of rows that are packed word by word or lie apart.
+template <int ROWS>
+struct PackedRows {
+    static int64_t at(int64_t row, int64_t word, int64_t) { return word * ROWS + row; }
+};
+template <int ROWS>
+struct StridedRows {
+    static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
+};
+
+// sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
+template <int ROWS, template <int> typename Rows>
+void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
     F32 total[ROWS][2] = {};
     for (int64_t k = 0; k < inputs; k++) {
+        // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
+        __builtin_prefetch(panel + (k + kAhead) * kPanel);
+        __builtin_prefetch(panel + (k + kAhead) * kPanel + kLanes);
         const F32 low = load(panel + k * kPanel), high = load(panel + k * kPanel + kLanes);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
-            const F32 input = broadcast(x[row * stride + k]);
+            const F32 input = broadcast(x[Rows<ROWS>::at(row, k, stride)]);
             total[row][0] += input * low;
             total[row][1] += input * high;
         }
     }
-    for (int row = 0; row < ROWS; row++) {
-        store(sums + row * sum_stride, total[row][0]);
-        store(sums + row * sum_stride + kLanes, total[row][1]);
-    }
+    store_sums<ROWS>(total, sums, sum_stride, add);
 }
 
-template <int ROWS>
-void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+template <int ROWS, template <int> typename Rows>
+void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
 #if defined(__AVX512BF16__)
     // With one or two rows, several sums a column hide the latency of the additions.
     constexpr int kChains = ROWS <= 2 ? 4 : 1;
-    __m512 total[kChains][ROWS][2];
-    for (auto& chain : total)
-        for (auto& row : chain) row[0] = row[1] = _mm512_setzero_ps();
+    F32 total[kChains][ROWS][2] = {};
     for (int64_t pair = 0; pair < inputs / 2; pair += kChains) {
 #pragma GCC unroll 4
         for (int chain = 0; chain < kChains; chain++) {
@@ -56,19 +77,17 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
                 int32_t two;
-                std::memcpy(&two, x + row * stride + (pair + chain) * 2, sizeof two);
+                std::memcpy(&two, x + Rows<ROWS>::at(row, pair + chain, stride / 2) * 2, sizeof two);
                 const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
                 total[chain][row][0] = _mm512_dpbf16_ps(total[chain][row][0], input, low);
                 total[chain][row][1] = _mm512_dpbf16_ps(total[chain][row][1], input, high);
             }
         }
     }
-    for (int row = 0; row < ROWS; row++)
-        for (int half = 0; half < 2; half++) {
-            __m512 all = total[0][row][half];
-            for (int chain = 1; chain < kChains; chain++) all = _mm512_add_ps(all, total[chain][row][half]);
-            _mm512_storeu_ps(sums + row * sum_stride + half * kLanes, all);
-        }
+    for (int chain = 1; chain < kChains; chain++)
+        for (int row = 0; row < ROWS; row++)
+            for (int half = 0; half < 2; half++) total[0][row][half] += total[chain][row][half];
+    store_sums<ROWS>(total[0], sums, sum_stride, add);
 #else
     F32 total[ROWS][2] = {};
     for (int64_t k = 0; k < inputs; k += 2) {
@@ -78,24 +97,21 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
             const F32 even = reinterpret_cast<F32>(lines[half] << 16), odd = reinterpret_cast<F32>(lines[half] & 0xffff0000);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                const BF16* input = x + row * stride + k;
+                const BF16* input = x + Rows<ROWS>::at(row, k / 2, stride / 2) * 2;
                 total[row][half] += to_float(input[0]) * even + to_float(input[1]) * odd;
             }
         }
     }
-    for (int row = 0; row < ROWS; row++) {
-        store(sums + row * sum_stride, total[row][0]);
-        store(sums + row * sum_stride + kLanes, total[row][1]);
-    }
+    store_sums<ROWS>(total, sums, sum_stride, add);
 #endif
 }
 
-template <typename T, int ROWS = kMaxRows>
-void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+template <template <int> typename Rows, typename T, int ROWS = kMaxRows>
+void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return multiply_rows<T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride);
+        if (rows < ROWS) return multiply_rows<Rows, T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride, add);
     }
-    multiply<ROWS>(x, stride, panel, inputs, sums, sum_stride);
+    multiply<ROWS, Rows>(x, stride, panel, inputs, sums, sum_stride, add);
 }
 
 // A thread's configuration of AMX tiles, kept while the number of rows stays the same.
@@ -110,14 +126,23 @@ class Tiles {
         if (rows_) _tile_release();
     }
 
-    // sums[row][0..31] = x[row] . panel for up to 32 rows; inputs are a multiple of 32.
-    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+    // sums[row][0..31] (+)= x[row] . panel for up to 32 rows; inputs are a multiple of 32.
+    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
         constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
         configure(rows);
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        if (add) {
+            _tile_loadd(0, sums, sum_stride * sizeof(float));
+            _tile_loadd(1, sums + kLanes, sum_stride * sizeof(float));
+            if (rows > 16) {
+                _tile_loadd(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
+                _tile_loadd(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
+            }
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
         for (int64_t k = 0; k < inputs; k += 32) {
             _tile_loadd(6, panel + k * kPanel, kLineBytes);
             _tile_loadd(7, panel + k * kPanel + kPanel, kLineBytes);
@@ -169,23 +194,48 @@ class PanelProduct {
     // sums[row][0..31] = x[row] . panel. Rows are stride and sum_stride apart.
     void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
         const int64_t block = rows_at_once(rows);
-        for (int64_t row = 0; row < rows; row += block) {
-            const int count = int(std::min(block, rows - row));
-            const T* from = x + row * stride;
-            float* to = sums + row * sum_stride;
-#if defined(__AMX_BF16__)
-            if constexpr (kPairs<T>) {
-                if (rows >= Tiles::kMinRows) {
-                    tiles_.multiply(count, from, stride, panel, inputs, to, sum_stride);
-                    continue;
-                }
+        // What many rows pass again and again should stay in the first-level cache.
+        const int64_t depth = rows > block ? kPanelDepth<T> : inputs;
+        for (int64_t start = 0; start < inputs; start += depth) {
+            const int64_t count = std::min(depth, inputs - start);
+            for (int64_t row = 0; row < rows; row += block)
+                multiply_block(int(std::min(block, rows - row)), x + row * stride + start, stride, panel + start * kPanel, count,
+                               sums + row * sum_stride, sum_stride, start > 0);
+        }
+    }
+
+    // Whether that many rows should be packed first, so that they are read in one stream. AMX gains nothing.
+    static bool packs(int64_t rows) { return rows > kMaxRows && rows_at_once(rows) <= kMaxRows; }
+
+    // Up to `kMaxRows` rows, word by word; a word is two inputs in bfloat16.
+    static void pack(int64_t rows, const T* x, int64_t stride, int64_t inputs, T* to) {
+        constexpr int64_t kWord = 4 / sizeof(T);
+        for (int64_t k = 0; k < inputs; k += kWord)
+            for (int64_t row = 0; row < rows; row++, to += kWord) std::memcpy(static_cast<void*>(to), x + row * stride + k, 4);
+    }
+
+    // As `multiply`, with rows packed `kMaxRows` at a time.
+    void multiply_packed(int64_t rows, const T* packed, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
+            const int64_t count = std::min(kPanelDepth<T>, inputs - start);
+            for (int64_t row = 0; row < rows; row += kMaxRows) {
+                const int64_t num_rows = std::min<int64_t>(kMaxRows, rows - row);
+                multiply_rows<PackedRows, T>(int(num_rows), packed + row * inputs + start * num_rows, 0, panel + start * kPanel, count,
+                                             sums + row * sum_stride, sum_stride, start > 0);
             }
-#endif
-            multiply_rows<T>(count, from, stride, panel, inputs, to, sum_stride);
         }
     }
 
    private:
+    void multiply_block(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
+#if defined(__AMX_BF16__)
+        if constexpr (kPairs<T>) {
+            if (rows >= Tiles::kMinRows) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add);
+        }
+#endif
+        multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
+    }
+
     // As equal parts of all rows as the registers allow.
     static int64_t rows_at_once(int64_t rows) {
 #if defined(__AMX_BF16__)
