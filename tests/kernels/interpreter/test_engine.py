@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import SUPPORTED, VOCAB_SIZE, build, build_supported
+from support.model_zoo import VOCAB_SIZE, build_shallow, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.attention.triton import launches
@@ -22,12 +22,8 @@ def prompts() -> list[list[int]]:
 
 
 def make_llm(name: str, backend: str, **options: Any) -> LLM:
-    """Of two layers, which are of all the kinds that the model has; only gemma4 has more kinds."""
-    model = SUPPORTED[name]
-    if name != "gemma4_text":
-        model = {**model, "num_hidden_layers": 2, "layer_types": model.get("layer_types", [])[:2] or None}
     options = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 24, **options}
-    return LLM(build(name, model), attention_backend=backend, **options)
+    return LLM(build_shallow(name), attention_backend=backend, **options)
 
 
 # Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
