@@ -23,11 +23,11 @@ def chat(
     **engine_options: Any,
 ) -> None:
     """Talk to a model; under each answer stands how much of the prompt was reused."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed, and turns are read from it")
     from radixkv import LLM, Chat, SamplingParams
     from radixkv.cli.terminal_chat import run_chat
 
-    if sys.stdin is None:
-        raise ValueError("standard input is closed, and turns are read from it")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = Console()
     with console.status("loading the model"):
@@ -50,12 +50,14 @@ def generate(
     **engine_options: Any,
 ) -> None:
     """Complete prompts and print the completions."""
-    from radixkv import LLM, BeamSearchParams, SamplingParams
+    from radixkv import BeamSearchParams, SamplingParams
 
-    # Before loading, which takes seconds: a mistyped option should not wait for it.
+    # Before importing and loading, which takes seconds: a mistyped option should not wait for it.
     beam_params = BeamSearchParams(beam_width, max_tokens, stop=stop) if beam_width else None
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
     with Console(stderr=True).status("loading the model"):
+        from radixkv import LLM
+
         llm = LLM(model, **engine_options)
     if beam_params is not None:
         for search in llm.beam_search(prompts, beam_params):

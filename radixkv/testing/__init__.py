@@ -10,11 +10,11 @@ every step (`RULES`). A run that breaks one is shrunk to a few steps, described 
 
 - `strategies`: prompts that share prefixes, pool shapes, and whole workloads to `replay`
 - `find_violation`: the shortest story in which a cache breaks a rule, outside of a test
-- `CheckedCache`: the rules without Hypothesis, for tests and long runs of your own
+- `CheckedCache`: the rules alone, for tests and long runs of your own
 - `policy_machine`: the contract of an eviction policy
 - `PrefixCacheAdapter`: RadixKV's own cache, with any eviction policy
 
-Needs hypothesis: ``pip install 'radixkv[testing]'``.
+The strategies and the two machines need Hypothesis: ``pip install 'radixkv[testing]'``.
 """
 
 from __future__ import annotations

@@ -1,19 +1,37 @@
-"""The shortest run in which a cache breaks a rule."""
+"""The shortest run in which a cache breaks a rule.
+
+Random steps until one breaks a rule; then whatever the violation does not need is left out of them, and what remains is
+made smaller. Without Hypothesis: making and shrinking a run there takes many times what replaying it does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from random import Random
-
-from hypothesis import find, settings
-from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
 
 from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.checked_cache import CheckedCache
 from radixkv.testing.rules import RuleViolation
-from radixkv.testing.strategies import PoolShape, pool_shapes, step_lists
-from radixkv.testing.workload import Clear, Step, replay
+from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generate, Open, Step, replay
+
+_KEYS = ("sequence 1", "sequence 2", "sequence 3")
+_NAMESPACES = ("", "tenant")
+_BLOCK_SIZES = (1, 2, 4)
+_MOST_BLOCKS = 8
+_MOST_STEPS = 30
+_MOST_TOKENS = 12  # of a prompt
+_NUM_OTHERS = 10  # runs to try after the first that breaks a rule: another one may shrink further
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Steps, and the pool of the cache that takes them."""
+
+    num_blocks: int
+    block_size: int
+    steps: tuple[Step, ...]
 
 
 def find_violation(
@@ -29,37 +47,159 @@ def find_violation(
         The violation after the fewest steps that was found; None if no rule was broken.
     """
 
-    def violation(case: tuple[PoolShape, Sequence[Step]]) -> RuleViolation | None:
-        shape, steps = case
+    def violation(run: _Run) -> RuleViolation | None:
         try:
-            replay(steps, CheckedCache(make_adapter(shape.num_blocks, shape.block_size)))
+            replay(run.steps, CheckedCache(make_adapter(run.num_blocks, run.block_size)))
         except RuleViolation as found:
             return found
         return None
 
-    cases = st.tuples(pool_shapes(8, (1, 2, 4)), step_lists())
-    options = settings(max_examples=max_examples, database=None, deadline=None)
-    try:
-        shortest = find(cases, lambda case: violation(case) is not None, settings=options, random=Random(0))
-    except NoSuchExample:
+    random = Random(0)
+    runs = (_random_run(random) for _ in range(max_examples))
+    first = next((run for run in runs if violation(run)), None)
+    if first is None:
         return None
-    shape, steps = shortest
-    return violation((shape, _shorten(steps, lambda fewer: violation((shape, fewer)) is not None)))
+    others = (run for run in itertools.islice(runs, _NUM_OTHERS) if violation(run))
+    shrunk = [violation(_shortest(run, lambda simpler: violation(simpler) is not None)) for run in (first, *others)]
+    return min(filter(None, shrunk), key=lambda found: len(found.story))
 
 
-def _shorten(steps: Sequence[Step], is_broken: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
-    """Leave out whole sequences, then single steps, that the violation does not need.
+def _random_run(random: Random) -> _Run:
+    """Steps of a few sequences in a pool so small that every call fails sometimes."""
+    prompts: list[tuple[int, ...]] = [()]
+    live: list[str] = []
+    steps: list[Step] = []
 
-    Hypothesis has shrunk the steps one by one, but keeps a minimum number, and the steps that need each other.
-    """
-    for key in {step.key for step in steps if not isinstance(step, Clear)}:
-        fewer = [
-            step for step in steps if isinstance(step, Clear) or key not in (step.key, getattr(step, "child", None))
-        ]
-        if is_broken(fewer):
-            steps = fewer
-    for index in reversed(range(len(steps))):
-        fewer = [*steps[:index], *steps[index + 1 :]]
-        if is_broken(fewer):
-            steps = fewer
-    return steps
+    def some_tokens(most: int) -> tuple[int, ...]:
+        # Two different ones, so that prompts drawn apart have prefixes in common too.
+        return tuple(random.choices((0, 1), k=random.randint(1, most)))
+
+    def begin(key: str) -> None:
+        if live and random.random() < 0.4:
+            steps.append(Fork(random.choice(live), key))
+        else:
+            stem = random.choice(prompts)
+            prompt = (*stem[: random.randint(0, len(stem))], *some_tokens(_MOST_TOKENS))[:_MOST_TOKENS]
+            prompts.append(prompt)
+            steps.append(Open(key, prompt, random.choice(_NAMESPACES)))
+        live.append(key)
+
+    def go_on(key: str) -> None:
+        kind = random.choices(("all", "part", "generate", "close", "abort"), (4, 4, 4, 3, 2))[0]
+        if kind == "all":
+            steps.append(Compute(key, _MOST_TOKENS))
+        elif kind == "part":
+            steps.append(Compute(key, random.randint(1, _MOST_TOKENS), random.randint(0, 4)))
+        elif kind == "generate":
+            steps.append(Generate(key, some_tokens(6)))
+        else:
+            steps.append(Close(key) if kind == "close" else Abort(key))
+            live.remove(key)
+
+    for _ in range(random.randint(_MOST_STEPS // 3, _MOST_STEPS)):
+        key = random.choice(_KEYS)
+        if random.random() < 0.05:
+            steps.append(Clear(random.choice(_NAMESPACES)))
+        elif key in live:
+            go_on(key)
+        else:
+            begin(key)
+    return _Run(random.randint(1, _MOST_BLOCKS), random.choice(_BLOCK_SIZES), tuple(steps))
+
+
+def _shortest(run: _Run, is_broken: Callable[[_Run], bool]) -> _Run:
+    """Take the first simpler run that still breaks a rule, until there is none."""
+    while True:
+        simpler = next(filter(is_broken, _simpler_runs(run)), None)
+        if simpler is None:
+            return run
+        run = simpler
+
+
+def _simpler_runs(run: _Run) -> Iterator[_Run]:
+    """Each leaves something out or makes a number smaller: what saves most comes first."""
+    steps = run.steps
+    for kept in _shorter(steps):
+        yield replace(run, steps=kept)
+    for key in _KEYS:
+        yield from _if_changed(run, [s for s in steps if key not in (getattr(s, "key", ""), getattr(s, "child", ""))])
+    for index, step in enumerate(steps):
+        if isinstance(step, Fork):
+            yield from _without_fork(run, index, step)
+    for num_blocks in {run.num_blocks // 2, run.num_blocks - 1} - {0, run.num_blocks}:
+        yield replace(run, num_blocks=num_blocks)
+    for block_size in _BLOCK_SIZES[: _BLOCK_SIZES.index(run.block_size)]:
+        yield replace(run, block_size=block_size)
+    yield from _if_changed(run, [_under_no_namespace(step) for step in steps])
+    for position in range(_MOST_TOKENS):
+        # In all prompts at once, so that those that begin alike still do.
+        yield from _if_changed(run, [_without_token(step, position) for step in steps])
+    for index, step in enumerate(steps):
+        for simpler in _simpler_steps(step):
+            yield replace(run, steps=(*steps[:index], simpler, *steps[index + 1 :]))
+    for first, second in itertools.combinations(range(len(steps)), 2):
+        # Two that only make sense together, as when a sequence begins and ends.
+        yield replace(run, steps=(*steps[:first], *steps[first + 1 : second], *steps[second + 1 :]))
+
+
+def _if_changed(run: _Run, steps: list[Step]) -> Iterator[_Run]:
+    if tuple(steps) != run.steps:
+        yield replace(run, steps=tuple(steps))
+
+
+def _shorter(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
+    """Without a half, a quarter, ... of the steps, and at last without one of them; from the end on."""
+    size = len(steps) // 2
+    while size:
+        for stop in range(len(steps), 0, -size):
+            yield (*steps[: max(0, stop - size)], *steps[stop:])
+        size //= 2
+
+
+def _without_fork(run: _Run, index: int, fork: Fork) -> Iterator[_Run]:
+    """The parent does what its child did, or the child is opened as the parent was."""
+    before, after = run.steps[:index], run.steps[index + 1 :]
+    yield replace(run, steps=(*before, *(_renamed(step, fork.child, fork.key) for step in after)))
+    opened = [step for step in before if isinstance(step, Open) and step.key == fork.key]
+    if opened:
+        yield replace(run, steps=(*before, replace(opened[-1], key=fork.child), *after))
+
+
+def _renamed(step: Step, old: str, new: str) -> Step:
+    if isinstance(step, Fork):
+        return Fork(new if step.key == old else step.key, new if step.child == old else step.child)
+    return step if isinstance(step, Clear) or step.key != old else replace(step, key=new)
+
+
+def _under_no_namespace(step: Step) -> Step:
+    return replace(step, namespace="") if isinstance(step, Open | Clear) else step
+
+
+def _without_token(step: Step, position: int) -> Step:
+    if isinstance(step, Open) and position < len(step.prompt) > 1:
+        return replace(step, prompt=(*step.prompt[:position], *step.prompt[position + 1 :]))
+    return step
+
+
+def _simpler_steps(step: Step) -> Iterator[Step]:
+    if isinstance(step, Open):
+        if step.namespace:
+            yield replace(step, namespace="")
+        yield from (replace(step, prompt=tokens) for tokens in _simpler_tokens(step.prompt))
+    elif isinstance(step, Generate):
+        yield Abort(step.key)
+        yield Compute(step.key, len(step.tokens))
+        yield from (replace(step, tokens=tokens) for tokens in _simpler_tokens(step.tokens))
+    elif isinstance(step, Compute):
+        yield Abort(step.key)
+        yield from (replace(step, spare=spare) for spare in range(step.spare))
+        yield from (replace(step, count=count) for count in range(1, step.count))
+
+
+def _simpler_tokens(tokens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Fewer of them, and zeros."""
+    for length in sorted({1, len(tokens) // 2, len(tokens) - 1} - {0, len(tokens)}):
+        yield tokens[:length]
+    for index, token in enumerate(tokens):
+        if token:
+            yield (*tokens[:index], 0, *tokens[index + 1 :])

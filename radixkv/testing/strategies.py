@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generate, Open, Step
+from radixkv.testing.workload import Abort, Close, Compute, Fork, Generate, Open, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +45,6 @@ def prompt_families(draw: DrawFn, max_prompts: int = 8, max_tail: int = 24) -> l
     for _ in range(draw(st.integers(1, max_prompts))):
         family.append(draw(prompts(family, max_tail)))
     return family
-
-
-def step_lists(
-    max_steps: int = 30, num_sequences: int = 3, namespaces: Sequence[str] = ("", "tenant")
-) -> SearchStrategy[list[Step]]:
-    """Any steps of a few sequences, in any order: not a realistic workload, but one that shrinks well."""
-    keys = st.sampled_from([f"sequence {number + 1}" for number in range(num_sequences)])
-    names = st.sampled_from(list(namespaces))
-    return st.lists(
-        st.one_of(
-            st.builds(Open, keys, token_lists(12, num_tokens=2).map(tuple), names),
-            st.builds(Compute, keys, st.integers(1, 12), st.integers(0, 4)),
-            st.builds(Compute, keys, st.just(12)),
-            st.builds(Generate, keys, token_lists(6, num_tokens=2).map(tuple)),
-            st.builds(Fork, keys, keys),
-            st.builds(Close, keys),
-            st.builds(Abort, keys),
-            st.builds(Clear, names),
-        ),
-        # Hypothesis makes lists little longer than their minimum size; a replay skips steps without effect.
-        min_size=max_steps // 3,
-        max_size=max_steps,
-    )
 
 
 @st.composite

@@ -1,7 +1,9 @@
-"""The command line as a user runs it: real processes."""
+"""The command line as a user runs it: real processes where the process matters, which take seconds to start."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,12 +12,28 @@ from pathlib import Path
 
 import pytest
 
+from radixkv.cli.main import main
 
-def radixkv(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+
+def radixkv_process(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from radixkv.cli.main import main; main()", *arguments]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, check=False, env=os.environ | environment
     )
+
+
+def radixkv(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, without input."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as streams:
+        patch.setattr(sys, "argv", ["radixkv", *arguments])
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        out, err = io.StringIO(), io.StringIO()
+        streams.enter_context(contextlib.redirect_stdout(out))
+        streams.enter_context(contextlib.redirect_stderr(err))
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(sys.argv, end.value.code or 0, out.getvalue(), err.getvalue())
 
 
 def test_help_does_not_load_torch() -> None:
@@ -44,7 +62,7 @@ def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path) -> None
 
 
 def test_chat_answers_piped_turns_and_reuses_them() -> None:
-    result = radixkv("chat", "--max-tokens", "8", stdin="Hello!\n\nHow are you?\n")
+    result = radixkv_process("chat", "--max-tokens", "8", stdin="Hello!\n\nHow are you?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("prompt tokens") == 2
     assert " 0 reused" in result.stdout
@@ -65,7 +83,7 @@ def test_no_line_of_an_answer_is_broken() -> None:
 
 
 def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
-    result = radixkv("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
+    result = radixkv_process("explain", "snow, é ice", "--after", "snow, é rain", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert "\\xe9" in result.stdout
 

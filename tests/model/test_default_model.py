@@ -34,7 +34,7 @@ def test_a_question_is_answered(llm: LLM) -> None:
 
 
 def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: Any) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     conversations = [messages(question) for question in QUESTIONS]
     cold = llm.chat(conversations, params, use_tqdm=False)
     cached = llm.chat(conversations, params, use_tqdm=False)
@@ -43,7 +43,7 @@ def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: A
         # Without a mask, generate would take the end-of-message tokens in the prompt for padding.
         mask = torch.ones_like(prompt)
         expected = reference.generate(
-            prompt, attention_mask=mask, max_new_tokens=100, do_sample=False, eos_token_id=None
+            prompt, attention_mask=mask, max_new_tokens=40, do_sample=False, eos_token_id=None
         )
         assert first.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
         assert second.outputs[0].token_ids == first.outputs[0].token_ids

@@ -163,3 +163,11 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
 
 def build_supported(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     return build(name, SUPPORTED[name], seed)
+
+
+def build_shallow(name: str) -> transformers.PreTrainedModel:
+    """`build_supported` with as few layers as there are kinds of them, for tests that take long by the layer."""
+    options = SUPPORTED[name]
+    if "num_hidden_layers" not in options:
+        options = {**options, "num_hidden_layers": 2, "layer_types": options.get("layer_types", [])[:2] or None}
+    return build(name, options)

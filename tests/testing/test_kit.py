@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 import radixkv.testing
-from radixkv.cache import LRU, BlockTable, EvictableLeaf
+from radixkv.cache import BlockTable, EvictableLeaf
 from radixkv.testing import (
     CacheAdapter,
     CheckedCache,
@@ -33,9 +33,8 @@ from radixkv.testing import (
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import test_an_allocator as example
 
-TestOurCache = cache_machine(PrefixCacheAdapter).TestCase
-TestTheExamplesCache = cache_machine(example.SimpleAdapter).TestCase
-TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use).TestCase
+TestOurCache = cache_machine(PrefixCacheAdapter, max_examples=50).TestCase
+TestTheExamplesCache = cache_machine(example.SimpleAdapter, max_examples=100).TestCase
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def found_by_the_example() -> dict[str, RuleViolation | None]:
 
     def recording(make_adapter: Callable[[int, int], CacheAdapter]) -> RuleViolation | None:
         name = type(make_adapter(1, 1).cache).__name__  # type: ignore[attr-defined]
-        found[name] = find_violation(make_adapter, max_examples=400)
+        found[name] = find_violation(make_adapter)
         return found[name]
 
     printed = io.StringIO()
@@ -79,13 +78,17 @@ def test_nothing_is_found_in_the_examples_correct_cache(found_by_the_example: di
     assert found_by_the_example["SimpleCache"] is None
 
 
+def test_nothing_is_found_in_our_cache() -> None:
+    assert find_violation(PrefixCacheAdapter, max_examples=400) is None
+
+
 class BelievesItsHash(example.SimpleCache):
     def key(self, prefix: Sequence[int], namespace: str) -> example.Prefix:
         return namespace, (sum(prefix) % 4, len(prefix))
 
 
 def test_a_cache_that_believes_its_hash_is_found() -> None:
-    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash), max_examples=400)
+    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
     assert violation is not None
     assert violation.rule in (3, 4)
 
@@ -126,12 +129,17 @@ class Forgetful(Newest):
             super().remove(leaf)
 
 
-TestOurCacheWithAnotherPolicy = cache_machine(lambda n, size: PrefixCacheAdapter(n, size, Newest())).TestCase
-TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use).TestCase
+TestOurCacheWithAnotherPolicy = cache_machine(
+    lambda n, size: PrefixCacheAdapter(n, size, Newest()), max_examples=50
+).TestCase
+TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use, max_examples=100).TestCase
 
 
 def test_a_policy_that_loses_leaves_is_found() -> None:
-    assert find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful())) is not None
+    violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
+    assert violation is not None
+    assert violation.rule == 1
+    assert len(violation.story) <= 5
     with pytest.raises(AssertionError):
         policy_machine(Forgetful).TestCase().runTest()
 
@@ -299,6 +307,6 @@ def test_the_story_is_told() -> None:
 def test_hypothesis_is_only_needed_by_what_uses_it() -> None:
     program = (
         "import sys; sys.modules['hypothesis'] = None; import radixkv.testing as kit; "
-        "kit.CheckedCache(kit.PrefixCacheAdapter(4, 4)).finish()"
+        "kit.CheckedCache(kit.PrefixCacheAdapter(4, 4)).finish(); kit.find_violation(kit.PrefixCacheAdapter, max_examples=1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

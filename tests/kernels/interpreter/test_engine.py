@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import VOCAB_SIZE, build_supported
+from support.model_zoo import VOCAB_SIZE, build_shallow, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.attention.triton import launches
@@ -23,13 +23,13 @@ def prompts() -> list[list[int]]:
 
 def make_llm(name: str, backend: str, **options: Any) -> LLM:
     options = {"block_size": 16, "num_blocks": 40, "max_num_batched_tokens": 24, **options}
-    return LLM(build_supported(name), attention_backend=backend, **options)
+    return LLM(build_shallow(name), attention_backend=backend, **options)
 
 
 # Grouped heads; windows and sinks; capped scores; key and value sizes that differ; layers of different heads that share.
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text"])
 def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     expected, llm = make_llm(name, "torch"), make_llm(name, "triton")
     for _ in range(2):  # the second time everything is cached
@@ -43,7 +43,7 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     answers = [
         [output.outputs[0].token_ids for output in llm.generate(inputs, params, use_tqdm=False)]
@@ -54,8 +54,8 @@ def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: py
 
 def test_samples_and_beams_fork_with_copy_on_write() -> None:
     prompt = {"prompt_token_ids": prompts()[0]}
-    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=5, ignore_eos=True)
-    beams = BeamSearchParams(3, 5, ignore_eos=True)
+    sampling = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=4, ignore_eos=True)
+    beams = BeamSearchParams(3, 4, ignore_eos=True)
     answers = []
     for backend in ("torch", "triton"):
         llm = make_llm("llama", backend)
@@ -74,7 +74,7 @@ def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
 def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch writing: the interpreter does not round to float8 as a GPU does."""
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
     monkeypatch.setattr(kv_quantisation, "CALIBRATION_TOKENS", 40)
     monkeypatch.setattr(launches, "write_cache", reference.write_cache)

@@ -47,7 +47,7 @@ def test_trees_of_any_depth(levels: list[tuple[int, int]], dtype: torch.dtype) -
 
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 def test_every_tile_class(tile_rows: int) -> None:
-    run(make_tree(2, levels=[(1, 80), (70, 20)], tile_rows=tile_rows, heads=6, kv_heads=2, split=100), scale=0.1)
+    run(make_tree(2, levels=[(1, 80), (70, 20)], tile_rows=tile_rows, heads=3, kv_heads=1, split=100), scale=0.1)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])

@@ -33,11 +33,11 @@ def make_backend(batch: Batch, group: int) -> TritonBackend:
     return TritonBackend(batch.pool, torch.float32, group * batch.pool.layers[0].num_kv_heads, 8, 2000)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    num_sequences=st.integers(1, 6),
-    max_tokens=st.sampled_from([3, 20, 70]),
+    num_sequences=st.integers(1, 4),
+    max_tokens=st.sampled_from([3, 20, 50]),
     kv_heads=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 3, 20]),
     value_dim=st.sampled_from([8, 24]),
@@ -101,17 +101,20 @@ def test_a_decoding_batch_keeps_its_plan_over_block_borders(
     share_from: int, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", share_from)
-    torch.manual_seed(3)
-    batch = make_batch(random.Random(3), LayerShape(2, 8, 8), 16, 5, 40, fp8)
+    torch.manual_seed(31)
+    batch = make_batch(random.Random(31), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
     batch = grow(batch)
     check(batch, backend, 2)
-    kept = backend._attention
-    for _ in range(20):
+    kept, num_borders = backend._attention, 0
+    for _ in range(6):
+        num_blocks = sum(len(chunk.table.block_ids) for chunk in batch.chunks)
         batch = grow(batch)
+        num_borders += sum(len(chunk.table.block_ids) for chunk in batch.chunks) - num_blocks
         check(batch, backend, 2)
         assert backend._attention is kept
+    assert num_borders == 3
 
 
 @pytest.mark.parametrize(("fp8", "saved"), [(False, 32), (True, 0)])
@@ -172,10 +175,10 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     check(batch, backend, 2)
     padded = PaddedDecode(5 + padding, batch.pool, backend._buffers, flat, PartialResults(torch.device("cpu")))
     everyone = batch = grow(batch)
-    for number in range(6):
-        if number == 3:
+    for number in range(4):
+        if number == 2:
             batch = Batch(batch.chunks[2:], batch.keys[2:], batch.values[2:], batch.pool)
-        if number == 5:
+        if number == 3:
             batch = everyone
         plain = backend.prepare(query_batch(batch.chunks))
         rows = len(batch.chunks)
