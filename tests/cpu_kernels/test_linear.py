@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -172,3 +174,16 @@ def test_shapes_without_rows_with_many_dimensions_and_with_strides(variant: str)
         x = torch.randn(7, 3, 2).permute(1, 2, 0)
         residual = torch.randn(2, 3, 5).transpose(0, 1)
         torch.testing.assert_close(packed.multiply(x, residual), x @ weight.T + residual)
+
+
+@each_variant
+def test_several_threads_multiply_by_one_weight(variant: str) -> None:
+    """Each gets the product of its own input; the arguments of a call are no other call's."""
+    torch.manual_seed(0)
+    xs = [torch.randn(rows, 64) for rows in (1, 40)]
+    with use(variant):
+        packed = PackedWeight([torch.randn(64, 64)])
+        expected = [packed.multiply(x) for x in xs]
+        with ThreadPoolExecutor(2) as pool:
+            same = pool.map(lambda x, y: all(torch.equal(packed.multiply(x), y) for _ in range(300)), xs, expected)
+        assert list(same) == [True, True]
