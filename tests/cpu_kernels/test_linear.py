@@ -180,9 +180,9 @@ def test_shapes_without_rows_with_many_dimensions_and_with_strides(variant: str)
 def test_several_threads_multiply_by_one_weight(variant: str) -> None:
     """Each gets the product of its own input; the arguments of a call are no other call's."""
     torch.manual_seed(0)
-    xs = [torch.randn(rows, 64) for rows in (1, 40)]
+    xs = [torch.randn(rows, 256) for rows in (8, 40)]
     with use(variant):
-        packed = PackedWeight([torch.randn(64, 64)])
+        packed = PackedWeight([torch.randn(256, 256)])
         expected = [packed.multiply(x) for x in xs]
         with ThreadPoolExecutor(2) as pool:
             same = pool.map(lambda x, y: all(torch.equal(packed.multiply(x), y) for _ in range(300)), xs, expected)
