@@ -7,12 +7,13 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     linear        products with packed weights: float32, bfloat16, int8 and int4
     attention     partial results over ranges of keys, merged
     elementwise   norms, rotary positions, writing into the cache
+    checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
       simd.h        sixteen lanes of float32
       panel.h       rows times a panel of 32 columns, the product that the others are made of
 
 The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share
-torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first.
+torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
 """
 
 from radixkv_cpu.attention import PagedAttention

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 
 _POINTERS = (
@@ -19,6 +20,8 @@ _SIZES = (
     "num_query_heads", "num_kv_heads", "key_dim", "value_dim",
     "query_row_stride", "query_head_stride", "out_row_stride", "window",
 )  # fmt: skip
+
+_INT32, _INT64, _UINT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint64)
 
 
 class _Attention(ctypes.Structure):
@@ -39,9 +42,12 @@ class PagedAttention:
         row_ranges: int64 ``[2, ranges]``: the first of neighbouring query rows that read a range, and one past the last.
         tables: int64 ``[ranges]``: the row of ``block_ids`` through which the keys are found.
         key_ranges: int64 ``[2, ranges]``: the first key's position, and one past the last.
-        block_ids: int32 ``[tables, blocks]``.
+        block_ids: int32 ``[tables, blocks]``. The caller answers for it that the cache has those that ranges reach.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
+
+    Raises:
+        ValueError: an array is of another type or shape, or a range reaches beyond rows, tables or a table's blocks.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class PagedAttention:
         positions: NDArray[np.int64],
         block_size: int,
     ) -> None:
+        _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size)
         # Kept: the library reads them at every call.
         self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges))
         self._positions = np.ascontiguousarray(positions)
@@ -67,6 +74,7 @@ class PagedAttention:
             blocks_per_table=block_ids.shape[1],
             block_size=block_size,
         )
+        self._num_rows, self._block_size = len(positions), block_size
         self._address = ctypes.addressof(self._call)
         self._run = require_library().attention
 
@@ -94,9 +102,42 @@ class PagedAttention:
 
         Returns:
             ``[rows, query heads, value dim]``.
+
+        Raises:
+            ValueError: a tensor or number is not as above.
         """
-        rows, num_query_heads, key_dim = query.shape
-        num_kv_heads, value_dim = values.shape[2:]
+        shape, stride, key_shape, value_shape = query.shape, query.stride(), keys.shape, values.shape
+        dtype = query.dtype
+        is_bf16 = IS_BF16.get(dtype, False)
+        if (
+            dtype not in IS_BF16
+            or not (dtype == keys.dtype == values.dtype)
+            or not (query.is_cpu and keys.is_cpu and values.is_cpu)
+            or not (keys.is_contiguous() and values.is_contiguous())
+            or not (len(shape) == 3 and len(key_shape) == len(value_shape) == 4)
+            or stride[2] != 1
+            or shape[0] != self._num_rows
+            or key_shape[1] != self._block_size
+            or not (
+                key_shape[0] == value_shape[0] and key_shape[1] == value_shape[1] and key_shape[2] == value_shape[2]
+            )
+            or shape[2] != key_shape[3]
+            or not key_shape[2]
+            or shape[1] % key_shape[2]
+        ):
+            self._check(query, keys, values)
+        if (window is not None and window < 1) or (softcap is not None and not softcap > 0):
+            raise ValueError(
+                f"window and softcap: expected at least 1 and above 0, or None, got {window} and {softcap}"
+            )
+        rows, num_query_heads, key_dim = shape
+        num_kv_heads, value_dim = value_shape[2], value_shape[3]
+        if sinks is not None and (
+            sinks.shape != (num_query_heads,)
+            or sinks.dtype != torch.float32
+            or not (sinks.is_cpu and sinks.is_contiguous())
+        ):
+            check_tensor("sinks", sinks, [num_query_heads], [torch.float32])
         out = query.new_empty(rows, num_query_heads, value_dim)
         call = self._call
         call.query, call.out = query.data_ptr(), out.data_ptr()
@@ -104,8 +145,49 @@ class PagedAttention:
         call.sinks = None if sinks is None else sinks.data_ptr()
         call.num_query_heads, call.num_kv_heads = num_query_heads, num_kv_heads
         call.key_dim, call.value_dim = key_dim, value_dim
-        call.query_row_stride, call.query_head_stride = query.stride(0), query.stride(1)
+        call.query_row_stride, call.query_head_stride = stride[0], stride[1]
         call.out_row_stride = num_query_heads * value_dim
         call.window, call.scale, call.softcap = window or 0, scale, softcap or 0.0
-        self._run(self._address, query.dtype == torch.bfloat16)
+        self._run(self._address, is_bf16)
         return out
+
+    def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        check_tensor("keys", keys, [None, self._block_size, None, None], tuple(IS_BF16))
+        num_blocks, _, num_kv_heads, key_dim = keys.shape
+        check_tensor("values", values, [num_blocks, self._block_size, num_kv_heads, None], [keys.dtype])
+        check_tensor("query", query, [self._num_rows, None, key_dim], [keys.dtype], 1)
+        if not num_kv_heads or query.shape[1] % num_kv_heads:
+            raise ValueError(f"query: expected a multiple of the cache's {num_kv_heads} heads, got {list(query.shape)}")
+
+
+def _check_ranges(
+    row_ranges: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    key_ranges: NDArray[np.int64],
+    block_ids: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    block_size: int,
+) -> None:
+    count, rows = len(tables), len(positions)
+    for name, array, dtype, expected in (
+        ("row_ranges", row_ranges, _INT64, (2, count)),
+        ("tables", tables, _INT64, (count,)),
+        ("key_ranges", key_ranges, _INT64, (2, count)),
+        ("positions", positions, _INT64, (rows,)),
+        ("block_ids", block_ids, _INT32, (*block_ids.shape, 1, 1)[:2]),
+    ):
+        if array.dtype != dtype or array.shape != expected:
+            raise ValueError(f"{name}: expected {dtype} {list(expected)}, got {array.dtype} {list(array.shape)}")
+    if block_size < 1:
+        raise ValueError(f"block_size: expected at least 1, got {block_size}")
+    if not count:
+        return
+    num_tables, num_blocks = block_ids.shape
+    for name, array, past in (
+        ("row_ranges", row_ranges, rows + 1),
+        ("tables", tables, num_tables),
+        ("key_ranges", key_ranges, num_blocks * block_size + 1),
+    ):
+        # As unsigned numbers, negative ones are too large as well.
+        if np.maximum.reduce(array.view(_UINT64), axis=None) >= past:
+            raise ValueError(f"{name}: expected 0 to {past - 1}, got {array.min()} to {array.max()}")

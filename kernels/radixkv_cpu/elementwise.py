@@ -6,6 +6,7 @@ import ctypes
 
 import torch
 
+from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 
 
@@ -50,17 +51,35 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     Args:
         x: ``[..., dim]``; or ``[rows, groups, dim]`` in which only the rows are not contiguous, with ``out`` being ``x``.
         weight: float32 ``[dim]``.
-        out: where the result goes, None: into a new tensor.
+        out: ``x`` itself, where the result goes; None: into a new tensor.
+
+    Raises:
+        ValueError: a tensor is not as above; nothing is written.
     """
-    dim = x.shape[-1]
+    shape = x.shape
+    dim = shape[-1] if shape else 0
+    is_bf16 = IS_BF16.get(x.dtype, False)
+    if (
+        not (is_bf16 or x.dtype == torch.float32)
+        or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
+        or weight.shape != (dim,)
+        or weight.dtype != torch.float32
+    ):
+        check_tensor("x", x, [*shape[:-1], None], tuple(IS_BF16), 0)
+        check_tensor("weight", weight, [dim], [torch.float32])
     if out is None:
         x = x.contiguous()
         out = torch.empty_like(x)
-        rows, groups, stride = x.numel() // dim, 1, dim
+        rows, groups, stride = x.numel() // max(dim, 1), 1, dim
     else:
-        rows, groups, stride = x.shape[0], x.shape[1], x.stride(0)
+        if out is not x:
+            raise ValueError("out: expected x itself or None, got another tensor")
+        strides = x.stride()
+        if len(shape) != 3 or strides[1] != dim or strides[2] != 1:
+            check_tensor("x", x, [None, None, None], [x.dtype], 2)
+        rows, groups, stride = shape[0], shape[1], strides[0]
     call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, groups, dim, stride, stride, epsilon)
-    require_library().rms_norm(ctypes.addressof(call), x.dtype == torch.bfloat16)
+    require_library().rms_norm(ctypes.addressof(call), is_bf16)
     return out
 
 
@@ -70,16 +89,46 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
     Args:
         query: ``[rows, query heads, dim]``, whose rows lie as far apart as those of ``key``.
         key: ``[rows, kv heads, dim]``.
-        cos: ``[rows, rotary dim]``.
+        cos: ``[rows, rotary dim]``, of the query's type.
         sin: likewise.
+
+    Raises:
+        ValueError: a tensor is not as above; nothing is written.
     """
     cos, sin = cos.contiguous(), sin.contiguous()
-    rows, num_query_heads, dim = query.shape
+    shape, stride, dtype = query.shape, query.stride(), query.dtype
+    is_bf16, key_shape, cos_shape = IS_BF16.get(dtype, False), key.shape, cos.shape
+    if (
+        dtype not in IS_BF16
+        or not (dtype == key.dtype == cos.dtype == sin.dtype)
+        or not (query.is_cpu and key.is_cpu and cos.is_cpu and sin.is_cpu)
+        or not (len(shape) == len(key_shape) == 3)
+        or stride != key.stride()
+        or not (stride[2] == 1 and stride[1] == shape[2])
+        or cos_shape != sin.shape
+        or not (shape[0] == key_shape[0] == cos_shape[0])
+        or shape[2] != key_shape[2]
+        or cos_shape[-1] > shape[2]
+        or cos_shape[-1] % 2
+    ):
+        _check_rope(query, key, cos, sin)
     call = _Rope(
         query.data_ptr(), key.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-        rows, num_query_heads, key.shape[1], dim, cos.shape[-1], query.stride(0),
+        shape[0], shape[1], key_shape[1], shape[2], cos_shape[1], stride[0],
     )  # fmt: skip
-    require_library().rope(ctypes.addressof(call), query.dtype == torch.bfloat16)
+    require_library().rope(ctypes.addressof(call), is_bf16)
+
+
+def _check_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    check_tensor("query", query, [None, None, None], tuple(IS_BF16), 2)
+    rows, _, dim = query.shape
+    check_tensor("key", key, [rows, None, dim], [query.dtype], 2)
+    if rows > 1 and query.stride(0) != key.stride(0):
+        raise ValueError(f"key: expected rows {query.stride(0)} apart as the query's are, got {key.stride(0)}")
+    check_tensor("cos", cos, [rows, None], [query.dtype])
+    check_tensor("sin", sin, [rows, cos.shape[1]], [query.dtype])
+    if cos.shape[1] > dim or cos.shape[1] % 2:
+        raise ValueError(f"cos: expected an even number of dimensions up to {dim}, got {list(cos.shape)}")
 
 
 def write_cache(
@@ -90,15 +139,43 @@ def write_cache(
     Args:
         key: ``[rows, kv heads, key dim]``, each head contiguous, of the cache's type.
         value: ``[rows, kv heads, value dim]``, likewise.
-        keys: ``[slots, kv heads, key dim]``, or with blocks in place of slots.
+        keys: ``[slots, kv heads, key dim]``, or ``[blocks, block size, kv heads, key dim]``.
         values: likewise.
-        slots: int64 ``[rows]``.
+        slots: int64 ``[rows]``, no two alike. The caller answers for it that the cache has them.
+
+    Raises:
+        ValueError: a tensor is not as above; nothing is written.
     """
-    rows, num_kv_heads, key_dim = key.shape
+    shape, value_shape, stride, value_stride = key.shape, value.shape, key.stride(), value.stride()
+    keys_shape, values_shape, dtype = keys.shape, values.shape, key.dtype
+    if (
+        not (len(shape) == len(value_shape) == 3 and len(keys_shape) == len(values_shape) == 4)
+        or not (dtype == value.dtype == keys.dtype == values.dtype and slots.dtype == torch.int64)
+        or not (key.is_cpu and value.is_cpu and keys.is_cpu and values.is_cpu and slots.is_cpu)
+        or not (keys.is_contiguous() and values.is_contiguous() and slots.is_contiguous())
+        or not (stride[2] == value_stride[2] == 1)
+        or not (shape[0] == value_shape[0] and slots.shape == (shape[0],))
+        or not (shape[1] == value_shape[1] == keys_shape[2] == values_shape[2])
+        or not (shape[2] == keys_shape[3] and value_shape[2] == values_shape[3])
+        or not (keys_shape[0] == values_shape[0] and keys_shape[1] == values_shape[1])
+    ):
+        _check_write(key, value, keys, values, slots)
+    rows, num_kv_heads, key_dim = shape
     size = key.element_size()
     call = _Write(
         key.data_ptr(), value.data_ptr(), keys.data_ptr(), values.data_ptr(), slots.data_ptr(),
-        rows, num_kv_heads, key_dim * size, value.shape[2] * size,
-        key.stride(0) * size, key.stride(1) * size, value.stride(0) * size, value.stride(1) * size,
+        rows, num_kv_heads, key_dim * size, value_shape[2] * size,
+        stride[0] * size, stride[1] * size, value_stride[0] * size, value_stride[1] * size,
     )  # fmt: skip
     require_library().write(ctypes.addressof(call))
+
+
+def _check_write(
+    key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+) -> None:
+    check_tensor("key", key, [None, None, None], [key.dtype], 1)
+    rows, num_kv_heads, key_dim = key.shape
+    check_tensor("value", value, [rows, num_kv_heads, None], [key.dtype], 1)
+    check_tensor("keys", keys, [*keys.shape[:-2], num_kv_heads, key_dim], [key.dtype])
+    check_tensor("values", values, [*keys.shape[:-2], num_kv_heads, value.shape[2]], [key.dtype])
+    check_tensor("slots", slots, [rows], [torch.int64])

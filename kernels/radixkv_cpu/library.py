@@ -57,6 +57,15 @@ def supported_variants() -> list[str]:
 
 
 @functools.cache
+def load(variant: str) -> Library | None:
+    """One of `supported_variants`; None: torch has no OpenMP runtime to share, or the system forbids the instructions."""
+    if not _share_openmp():
+        return None
+    loaded = Library(variant, _path(variant))
+    return loaded if loaded.is_permitted() else None
+
+
+@functools.cache
 def library() -> Library | None:
     """The best variant for this processor, or the one that ``RADIXKV_CPU_VARIANT`` names; None: none, or ``none`` is named.
 
@@ -67,14 +76,10 @@ def library() -> Library | None:
     named = os.environ.get("RADIXKV_CPU_VARIANT")
     if named == "none":
         return None
-    if named is not None and named not in supported:
-        raise ValueError(f"RADIXKV_CPU_VARIANT: expected 'none' or one of {supported}, got {named!r}")
-    _share_openmp()
-    for variant in [named] if named else supported:
-        candidate = Library(variant, _path(variant))
-        if candidate.is_permitted():
-            return candidate
-    return None
+    found = next(filter(None, map(load, supported if named is None else {named} & {*supported})), None)
+    if named is not None and found is None:
+        raise ValueError(f"RADIXKV_CPU_VARIANT: expected 'none' or one of {supported} that loads, got {named!r}")
+    return found
 
 
 def require_library() -> Library:
@@ -101,8 +106,8 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset(next((line.split(":", 1)[1] for line in lines if line.startswith("flags")), "").split())
 
 
-def _share_openmp() -> None:
-    """Make torch's OpenMP runtime the one that the library's calls resolve to.
+def _share_openmp() -> bool:
+    """Make torch's OpenMP runtime the one that the library's calls resolve to; False: there is none, and they would not.
 
     The library is linked to none: a second runtime would keep threads of its own, which spin while torch's want to run.
     """
@@ -110,5 +115,6 @@ def _share_openmp() -> None:
         name = line.rpartition("/")[2]
         if name.startswith(("libgomp", "libomp", "libiomp")):
             ctypes.CDLL(line[line.index("/") :], mode=ctypes.RTLD_GLOBAL)
-            return
+            return True
     warnings.warn(f"torch {torch.__version__} has no OpenMP runtime that can be shared", stacklevel=2)
+    return False

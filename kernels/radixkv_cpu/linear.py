@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 
 PANEL = 32
@@ -36,11 +37,12 @@ class PackedWeight:
     Args:
         weights: all of the same type, float32 or bfloat16, and the same number of inputs.
         biases: one per weight, or None.
-        activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates; products are
+        activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates, without biases; products are
             ``activation(x @ gate.T) * (x @ up.T)``.
 
     Raises:
-        ValueError: the weights cannot be packed; `is_packable` says so before.
+        ValueError: the weights cannot be packed, of which `is_packable` says so before; or they, their biases and the
+            activation do not belong together.
     """
 
     def __init__(
@@ -49,32 +51,31 @@ class PackedWeight:
         biases: Sequence[torch.Tensor | None] = (),
         activation: str | None = None,
     ) -> None:
-        if not all(is_packable(weight) for weight in weights):
-            shapes = [(list(weight.shape), weight.dtype) for weight in weights]
-            raise ValueError(
-                f"weights: expected float32, or bfloat16 with a multiple of {_BF16_INPUTS} inputs, got {shapes}"
-            )
+        _check_weights(weights, biases, activation)
         self.in_features = weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.out_features = weights[0].shape[0] if activation else sum(len(weight) for weight in weights)
         self._panels = _pack(torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0))
         self._bias: torch.Tensor | None = None
         if any(bias is not None for bias in biases):
-            if activation:
-                raise ValueError("biases: a gated product has none")
             parts = [
-                weight.new_zeros(len(weight)) if bias is None else bias
+                weight.new_zeros(len(weight)) if bias is None else bias.detach()
                 for weight, bias in zip(weights, biases, strict=True)
             ]
-            self._bias = torch.cat(parts).contiguous()
+            self._bias = torch.cat(parts)
+        # Of every call, which copies it: several threads may multiply by one weight.
         self._call = _Linear(
             weight=self._panels.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
+            x_stride=self.in_features,
+            out_stride=self.out_features,
+            residual_stride=self.out_features,
             activation=ACTIVATIONS[activation] if activation else 0,
         )
-        self._address = ctypes.addressof(self._call)
+        self._input_shape = (self.in_features,)
+        self._is_bf16 = IS_BF16[self.dtype]
         self._run = require_library().linear
 
     @property
@@ -90,30 +91,58 @@ class PackedWeight:
 
         Returns:
             ``[..., features]``.
+
+        Raises:
+            ValueError: a tensor is of another shape or type, or not on the CPU.
         """
-        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
-            raise ValueError(f"x: expected [..., {self.in_features}] {self.dtype}, got {list(x.shape)} {x.dtype}")
+        shape = x.shape
+        if shape[-1:] != self._input_shape or x.dtype != self.dtype or not x.is_cpu:
+            check_tensor("x", x, [*shape[:-1], self.in_features], [self.dtype], 0)
         x = x.contiguous()
-        out = x.new_empty(*x.shape[:-1], self.out_features)
-        call = self._call
+        out = x.new_empty(*shape[:-1], self.out_features)
+        call = _Linear.from_buffer_copy(self._call)
         call.x, call.out = x.data_ptr(), out.data_ptr()
         call.rows = x.numel() // self.in_features
-        call.x_stride = self.in_features
-        call.out_stride = self.out_features
         if residual is not None:
+            if residual.shape != out.shape or residual.dtype != self.dtype or not residual.is_cpu:
+                check_tensor("residual", residual, out.shape, [self.dtype], 0)
             residual = residual.contiguous()
-            call.residual, call.residual_stride = residual.data_ptr(), self.out_features
-        else:
-            call.residual = None
-        self._run(self._address, self.dtype == torch.bfloat16)
+            call.residual = residual.data_ptr()
+        self._run(ctypes.addressof(call), self._is_bf16)
         return out
 
 
 def is_packable(weight: torch.Tensor) -> bool:
     """Whether products with this weight, ``[features, inputs]``, can be computed here."""
-    if weight.dim() != 2 or weight.device.type != "cpu":
+    if weight.dim() != 2 or weight.device.type != "cpu" or not weight.numel():
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % _BF16_INPUTS == 0)
+
+
+def _check_weights(
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], activation: str | None
+) -> None:
+    if not weights or not all(is_packable(weight) for weight in weights):
+        shapes = [(list(weight.shape), weight.dtype) for weight in weights]
+        raise ValueError(
+            f"weights: expected float32, or bfloat16 with a multiple of {_BF16_INPUTS} inputs, on the CPU, got {shapes}"
+        )
+    first = weights[0]
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {list(ACTIVATIONS)} or None, got {activation!r}")
+        if len(weights) != 2:
+            raise ValueError(f"weights: expected a gate and what it gates, got {len(weights)}")
+        if any(bias is not None for bias in biases):
+            raise ValueError("biases: a gated product has none")
+    for i, weight in enumerate(weights):
+        features = None if activation is None else len(first)
+        check_tensor(f"weights[{i}]", weight, [features, first.shape[1]], [first.dtype], 0)
+    if biases and len(biases) != len(weights):
+        raise ValueError(f"biases: expected one for each of {len(weights)} weights, got {len(biases)}")
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=False)):
+        if bias is not None:
+            check_tensor(f"biases[{i}]", bias, [len(weight)], [first.dtype], 0)
 
 
 def _pack(weights: torch.Tensor) -> torch.Tensor:

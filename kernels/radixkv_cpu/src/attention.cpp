@@ -265,13 +265,11 @@ class Worker {
         }
         const float before = maximum;
         maximum = std::max(before, largest(peak));
-        if (maximum == -INFINITY) {
-            std::memset(static_cast<void*>(weights), 0, kKeys * sizeof(T));
-            return 1.0f;
-        }
+        // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
+        const float subtracted = maximum == -INFINITY ? 0.0f : maximum;
         F32 sums{};
         for (int i = 0; i < kKeys / kLanes; i++) {
-            const F32 weight = exp(score[i] - maximum);
+            const F32 weight = exp(score[i] - subtracted);
             sums += weight;
             store(weights + i * kLanes, weight);
         }

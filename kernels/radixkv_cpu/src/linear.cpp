@@ -50,7 +50,7 @@ F32 activate(Activation kind, F32 x) {
             for (int i = 0; i < kLanes; i++) x[i] *= 0.5f * (1.0f + std::erf(x[i] * 0.70710678118654752f));
             return x;
         case Activation::kRelu:
-            return max(x, F32{});
+            return max(F32{}, x);  // in this order a NaN stays one
         default:
             return x;
     }

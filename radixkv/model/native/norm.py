@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -30,14 +28,14 @@ class NativeRMSNorm(nn.Module):
         return rms_norm(x, self.scale, self.epsilon)
 
 
-def native_norms(module: nn.Module) -> Iterator[NativeRMSNorm]:
+def native_norms(module: nn.Module) -> list[NativeRMSNorm]:
     """What an RMS norm with this module's parameters could compute: some multiply by the weight, some by one more."""
     weight = getattr(module, "weight", None)
     epsilons = [getattr(module, name) for name in _EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not epsilons:
-        return
+    # A weight of one dimension, and not the empty one of a norm that has been replaced.
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not weight.numel() or not epsilons:
+        return []
     if len(list(module.parameters())) > 1 or weight.device.type != "cpu":
-        return
+        return []
     scale = weight.detach().float()
-    for shift in (0.0, 1.0):
-        yield NativeRMSNorm((scale + shift).contiguous(), epsilons[0], weight.dtype)
+    return [NativeRMSNorm((scale + shift).contiguous(), epsilons[0], weight.dtype) for shift in (0.0, 1.0)]

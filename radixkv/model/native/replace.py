@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,25 +14,27 @@ from torch import nn
 from transformers import AttentionInterface
 
 from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
-from radixkv.model.native.linear import NativeLinear, is_replaceable
+from radixkv.model.native.linear import NativeLinear, is_replaceable, is_unchanged
 from radixkv.model.native.mlp import native_mlp
 from radixkv.model.native.norm import native_norms
 from radixkv.model.packed_linear import pack_linears
 from radixkv_cpu import library
 
 _PROBE_NAME = "radixkv_probe"
-# The largest difference to what the original gave, relative to the largest number that it gave.
+# The length of the difference to what the original gives for a token, relative to the length of that.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_NUM_PROBE_TOKENS = 5
+# How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
+_PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
+# Random numbers around 0 would hide it if their mean is subtracted.
+_PROBE_MEAN = 0.5
 
 
 @dataclass(slots=True)
 class _Call:
-    """What a module was called with and gave."""
+    """What a module was called with."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Any
 
 
 def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True) -> None:
@@ -44,7 +47,7 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True) ->
     options: dict[int, dict[str, Any]] = {}
     with torch.inference_mode(), _probe_attention(model, options):
         if native and library() is not None and model.dtype in _TOLERANCES:
-            _replace_norms(model, _record(model, lambda module: any(True for _ in native_norms(module))))
+            _replace_norms(model, _record(model, lambda module: bool(native_norms(module))))
             _replace_mlps(model, _record(model, lambda module: hasattr(module, "gate_proj")))
             _replace_attention(model, _record(model, is_candidate), options)
             for parent, name, child in _children(model):
@@ -56,17 +59,17 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True) ->
 def _replace_norms(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
     for parent, name, child in _children(model):
         if child in calls:
-            for norm in native_norms(child):
-                if _agrees(norm, calls[child]):
-                    setattr(parent, name, norm)
-                    break
+            # In bfloat16 a large weight and one more differ by less than roundings may: the closest is right.
+            norm = min(native_norms(child), key=lambda norm: _error(norm, child, calls[child]))
+            if _error(norm, child, calls[child]) <= 1:
+                setattr(parent, name, norm)
 
 
 def _replace_mlps(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
     for parent, name, child in _children(model):
         if child in calls:
             mlp = native_mlp(child)
-            if mlp is not None and _agrees(mlp, calls[child]):
+            if mlp is not None and _error(mlp, child, calls[child]) <= 1:
                 setattr(parent, name, mlp)
 
 
@@ -74,7 +77,7 @@ def _replace_attention(model: nn.Module, calls: dict[nn.Module, _Call], options:
     for parent, name, child in _children(model):
         if child in calls and child.layer_idx in options:
             attention = NativeSelfAttention(child, options[int(child.layer_idx)])
-            if _agrees(attention, calls[child]):
+            if _error(attention, child, calls[child]) <= 1:
                 setattr(parent, name, attention)
 
 
@@ -83,14 +86,15 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     yield from [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
 
 
-def _record(model: nn.Module, is_wanted: Any) -> dict[nn.Module, _Call]:
+def _record(model: transformers.PreTrainedModel, is_wanted: Any) -> dict[nn.Module, _Call]:
     """The last call of each wanted module when the model computes a few tokens."""
     calls: dict[nn.Module, _Call] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls[module] = _Call(args, kwargs, output)
+        calls[module] = _Call(args, kwargs)
 
-    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in model.modules() if is_wanted(module)]
+    wanted = [module for module in model.modules() if is_unchanged(module) and is_wanted(module)]
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in wanted]
     if not hooks:
         return calls
     try:
@@ -101,26 +105,41 @@ def _record(model: nn.Module, is_wanted: Any) -> dict[nn.Module, _Call]:
     return calls
 
 
-def _compute_a_few_tokens(model: nn.Module) -> None:
-    tokens = torch.arange(1, _NUM_PROBE_TOKENS + 1).unsqueeze(0)
-    # Far apart, so that turning by positions makes a difference.
-    model(input_ids=tokens, position_ids=tokens * 7, use_cache=False)
+def _compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
+    count = len(_PROBE_SIZES)
+    tokens = torch.arange(1, count + 1).unsqueeze(0)
+    # As far apart as they can be: turning makes a difference, and some models scale queries at far positions only.
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
+    model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
 
 
-def _agrees(replacement: nn.Module, call: _Call) -> bool:
-    """Whether the replacement gives what the original gave when the model called it."""
+def _error(replacement: nn.Module, original: nn.Module, call: _Call) -> float:
+    """How far the replacement is from giving what the original gives for random input, in tolerances."""
+    args, kwargs = call.args, dict(call.kwargs)
+    x = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(x, torch.Tensor) or x.dtype not in _TOLERANCES:
+        return math.inf
+    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) + _PROBE_MEAN
+    sizes = torch.tensor(_PROBE_SIZES).repeat(x.numel())[: x.numel() // x.shape[-1]].view(*x.shape[:-1], 1)
+    probe = (numbers * sizes).to(x.dtype)
+    if args:
+        args = (probe, *args[1:])
+    else:
+        kwargs["hidden_states"] = probe
+    expected = original(*args, **kwargs)
     try:
-        given, expected = replacement(*call.args, **call.kwargs), call.output
+        given = replacement(*args, **kwargs)
     except (TypeError, ValueError, AttributeError):  # the original is called in a way that the pattern does not know
-        return False
+        return math.inf
     if isinstance(given, tuple):
         if not isinstance(expected, tuple) or len(expected) != len(given):
-            return False
+            return math.inf
         given, expected = given[0], expected[0]
     if given.shape != expected.shape or given.dtype != expected.dtype:
-        return False
-    difference = (given.float() - expected.float()).abs().max()
-    return bool(difference <= _TOLERANCES[given.dtype] * expected.float().abs().max())
+        return math.inf
+    difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
+    error = (difference / (_TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
+    return float(error)
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""What is verified before compiled code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
+
+The functions are called several times a layer, so each first asks, in one expression, whether its tensors are as they always
+are. Only if not, `check_tensor` looks at them one by one, to say what is wrong, or that nothing is.
+
+What tensors hold is not looked at: the caller answers for slots and block ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+IS_BF16 = {torch.float32: False, torch.bfloat16: True}
+"""The types that the compiled code computes with."""
+
+
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    contiguous_dims: int | None = None,
+) -> None:
+    """Refuse a tensor of another shape (None: any size) or type, that is not on the CPU, or not contiguous.
+
+    Args:
+        contiguous_dims: how many of the last dimensions must be contiguous; None: all.
+
+    Raises:
+        ValueError: names the tensor, what was expected and what was given.
+    """
+    given = list(tensor.shape)
+    if len(given) != len(shape) or any(size not in (None, own) for size, own in zip(shape, given, strict=True)):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: expected shape [{expected}], got {given}")
+    if tensor.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name}: expected {names}, got {str(tensor.dtype).removeprefix('torch.')}")
+    if not tensor.is_cpu:
+        raise ValueError(f"{name}: expected on cpu, got {tensor.device}")
+    count = len(given) if contiguous_dims is None else contiguous_dims
+    expected_stride = 1
+    for size, stride in list(zip(given, tensor.stride(), strict=True))[::-1][:count]:
+        if size > 1 and stride != expected_stride and tensor.numel():
+            what = "a contiguous tensor" if count == len(given) else f"the last {count} dimensions contiguous"
+            raise ValueError(f"{name}: expected {what}, got shape {given} with strides {list(tensor.stride())}")
+        expected_stride *= size

@@ -1,0 +1,140 @@
+"""Attention over blocks against float64, for every compiled variant; whatever a row must not read is NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cpu_variants import each_variant, use
+from support.paged_batches import PagedBatch, make_paged_batch
+
+DIMS = st.sampled_from([1, 8, 16, 24, 32, 40, 80, 96, 128, 256])
+TINY = {"block_size": 4, "kv_heads": 1, "key_dim": 8, "value_dim": 8}
+
+
+def check(variant: str, batch: PagedBatch, group: int, steepness: float = 1.0, **options: Any) -> None:
+    """Every row and head within a stated bound.
+
+    float32: the scores' rounding errors, which grow with the scores. bfloat16, of numbers that it holds exactly: weights are
+    rounded to 8 bits before they meet the values, and so is the result; each is wrong by 2^-8 at most.
+    """
+    kv_heads, key_dim = batch.keys.shape[2:]
+    # Heads first in memory, as projections leave them.
+    query = torch.randn(kv_heads * group, len(batch.positions), key_dim).to(batch.keys.dtype).transpose(0, 1)
+    options = {"scale": steepness * key_dim**-0.5, "softcap": None, "window": None, "sinks": None, **options}
+    with use(variant):
+        given_ = batch.attention().attend(query, batch.keys, batch.values, **options)
+    expected = batch.expected(query, **options)
+    magnitude = batch.expected(query, magnitude=True, **options)
+    bound = 1e-5 * steepness * magnitude + 1e-7
+    if given_.dtype == torch.bfloat16:
+        bound = bound + 2.0**-7.99 * (magnitude + expected.abs())
+    assert given_.shape == expected.shape
+    assert not given_.isnan().any()
+    worst = ((given_.double() - expected).abs() - bound).max()
+    assert worst <= 0, f"{worst} beyond the bound"
+
+
+@each_variant
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    block_size=st.sampled_from([1, 4, 16]),
+    num_sequences=st.integers(1, 6),
+    max_rows=st.sampled_from([1, 5, 40]),
+    max_tokens=st.sampled_from([1, 20, 90, 300]),
+    kv_heads=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 2, 3, 7, 16, 20]),
+    key_dim=DIMS,
+    value_dim=DIMS,
+    softcap=st.sampled_from([None, 2.0, 50.0]),
+    window=st.sampled_from([None, 1, 7, 40, 1000]),
+    with_sinks=st.booleans(),
+    steepness=st.sampled_from([0.5, 1.0, 8.0]),
+)
+def test_every_row_attends_to_exactly_its_own_keys(
+    variant: str,
+    seed: int,
+    group: int,
+    softcap: float | None,
+    window: int | None,
+    with_sinks: bool,
+    steepness: float,
+    **sizes: Any,
+) -> None:
+    batch = make_paged_batch(seed, **sizes)
+    sinks = torch.randn(sizes["kv_heads"] * group) * 3 if with_sinks else None
+    check(variant, batch, group, steepness, softcap=softcap, window=window, sinks=sinks)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("max_rows", "max_tokens", "group", "window"),
+    [(300, 400, 1, None), (60, 3000, 16, None), (60, 3000, 16, 2100), (3, 900, 100, None)],
+    ids=["many rows", "long chunks", "a window over long chunks", "a group larger than a tile"],
+)
+def test_large(
+    variant: str, dtype: torch.dtype, max_rows: int, max_tokens: int, group: int, window: int | None
+) -> None:
+    sizes = {"num_sequences": 2, "max_rows": max_rows, "max_tokens": max_tokens, **TINY}
+    check(variant, make_paged_batch(0, dtype=dtype, **sizes), group, window=window)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_do_not_change_a_bit(variant: str, dtype: torch.dtype) -> None:
+    batch = make_paged_batch(
+        5,
+        dtype=dtype,
+        num_sequences=5,
+        max_rows=30,
+        max_tokens=700,
+        block_size=16,
+        kv_heads=2,
+        key_dim=64,
+        value_dim=40,
+    )
+    query = torch.randn(len(batch.positions), 6, 64).to(dtype)
+    results = []
+    for num_threads in (1, 2):
+        with use(variant, num_threads):
+            results.append(batch.attention().attend(query, batch.keys, batch.values, scale=0.1))
+    assert torch.equal(*results)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_a_query_that_is_no_number_does_not_become_one(variant: str, dtype: torch.dtype, with_sinks: bool) -> None:
+    """All scores NaN, none above minus infinity; a sink must not make a 0 of that. Other rows are not touched."""
+    batch = make_paged_batch(1, dtype=dtype, num_sequences=3, max_rows=4, max_tokens=90, **TINY)
+    query = torch.randn(len(batch.positions), 2, 8).to(dtype)
+    query[1, 0, 3] = float("nan")
+    with use(variant):
+        sinks = torch.zeros(2) if with_sinks else None
+        output = batch.attention().attend(query, batch.keys, batch.values, scale=0.3, sinks=sinks)
+    expected = torch.zeros(output.shape, dtype=torch.bool)
+    expected[1, 0] = True
+    assert torch.equal(output.isnan(), expected)
+
+
+@each_variant
+def test_scores_of_minus_infinity(variant: str) -> None:
+    """Of a whole chunk of keys: the others decide, as in a softmax over all."""
+    batch = make_paged_batch(
+        1, dtype=torch.float32, num_sequences=1, max_rows=1, max_tokens=500, **TINY | {"block_size": 1}
+    )
+    length = batch.contexts[0]
+    assert length > 100
+    batch.keys[batch.block_ids[0, :80].long()] = float("-inf")
+    query = torch.ones(1, 1, 8)
+    with use(variant):
+        output = batch.attention().attend(query, batch.keys, batch.values, scale=0.3)
+    expected = batch.expected(query, scale=0.3, softcap=None, window=None, sinks=None)
+    assert not expected.isnan().any()
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
