@@ -107,7 +107,10 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     linears = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear and module.weight.dtype in dtypes and module.weight.device.type == "cpu"
+        if type(module) is nn.Linear
+        and module.weight.dtype in dtypes
+        and module.weight.device.type == "cpu"
+        and is_unchanged(module)
     ]
     if not linears:
         return 0
@@ -121,6 +124,13 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
                 if child in packed:
                     setattr(module, name, packed[child])
     return len(packed)
+
+
+def is_unchanged(module: nn.Module) -> bool:
+    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+    )
 
 
 def _groups_by_input(linears: Sequence[nn.Linear], run_once: Callable[[], object]) -> Iterator[list[nn.Linear]]:

@@ -23,6 +23,14 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
+# Sizes that compiled code can pack bfloat16 weights in.
+WIDE: dict[str, Any] = {
+    "hidden_size": 64,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 _MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _MLA: dict[str, Any] = {
     "num_key_value_heads": 4,

@@ -69,6 +69,8 @@ def attend(
     if visibility is not None:
         bias = visibility.bias(group, query.dtype).expand(query.shape[0], 1, query.shape[2], key.shape[2])
     if softcap is None and query.shape[-1] == value.shape[-1]:
+        # The operator reads every head as if its numbers were neighbours.
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         output, lse = _flash(query, key, value, 0.0, causal, attn_mask=bias, scale=scale)
     else:
         output, lse = _attend_by_matmul(query, key, value, scale, softcap, causal, bias)

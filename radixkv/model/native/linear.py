@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from radixkv.model.packed_linear import is_unchanged
 from radixkv_cpu import PackedWeight, is_packable
 
 
@@ -26,10 +27,3 @@ class NativeLinear(nn.Module):
 def is_replaceable(module: nn.Module) -> bool:
     """Subclasses may compute something else; only `nn.Linear` itself is replaced."""
     return type(module) is nn.Linear and is_unchanged(module) and is_packable(module.weight)
-
-
-def is_unchanged(module: nn.Module) -> bool:
-    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
-    return not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
-    )

@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AttentionInterface
 
 from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
-from radixkv.model.native.linear import NativeLinear, is_replaceable, is_unchanged
+from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlp
 from radixkv.model.native.norm import native_norms
-from radixkv.model.packed_linear import pack_linears
+from radixkv.model.packed_linear import is_unchanged, pack_linears
 from radixkv_cpu import library
 
 _PROBE_NAME = "radixkv_probe"

@@ -63,6 +63,20 @@ def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
     check_cuts(CpuBackend(pool, 1, 64), pool)
 
 
+def test_numbers_of_a_head_that_are_not_neighbours() -> None:
+    """torch's operator would read others in their place."""
+    torch.manual_seed(1)
+    shape, count = LayerShape(2, 8, 8), 20
+    query, key, value = (torch.randn(1, heads, 8, count).transpose(2, 3) for heads in (4, 2, 2))
+    outputs = []
+    for new in ((query, key, value), (query.contiguous(), key.contiguous(), value.contiguous())):
+        batch = CpuBackend(make_pool(shape, 2, 16, fp8=False), 1, 32).prepare(
+            query_batch([Chunk(Table([0, 1]), 0, count)])
+        )
+        outputs.append(batch.attend(0, *new, AttentionOptions(0.3)))
+    torch.testing.assert_close(*outputs)
+
+
 def test_a_shared_prefix_is_read_once() -> None:
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
     ranges = Planner(8, 65, 16, cost_model.sharing_rule(8)).plan(query_batch(chunks)).ranges

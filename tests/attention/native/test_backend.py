@@ -1,0 +1,117 @@
+"""The backend over compiled code against attention in float64, on random trees of sequences, and against torch's backend."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.attention_batches import Chunk, Table, check, check_cuts, make_batch, make_pool, query_batch
+from support.cpu_variants import each_variant, use
+
+from radixkv.attention import AttentionOptions, Planner
+from radixkv.attention.cpu import CpuBackend
+from radixkv.attention.native import NativeBackend, cost_model, is_available
+from radixkv.cache import BlockCopy
+from radixkv.memory import KVPool, LayerShape
+from radixkv_cpu import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+
+@each_variant
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    block_size=st.sampled_from([1, 3, 16]),
+    num_sequences=st.integers(1, 7),
+    max_tokens=st.sampled_from([3, 20, 70]),
+    kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 3]),
+    value_dim=st.sampled_from([8, 12]),
+    softcap=st.sampled_from([None, 2.0]),
+    window=st.sampled_from([None, 1, 7, 40]),
+    with_sinks=st.booleans(),
+    share_from=st.sampled_from([1, 40]),
+)
+def test_every_row_attends_to_exactly_its_own_tokens(
+    variant: str,
+    seed: int,
+    block_size: int,
+    num_sequences: int,
+    max_tokens: int,
+    kv_heads: int,
+    group: int,
+    value_dim: int,
+    softcap: float | None,
+    window: int | None,
+    with_sinks: bool,
+    share_from: int,
+) -> None:
+    torch.manual_seed(seed)
+    batch = make_batch(random.Random(seed), LayerShape(kv_heads, 8, value_dim), block_size, num_sequences, max_tokens)
+    with use(variant), pytest.MonkeyPatch.context() as patch:
+        # A small threshold, so that small batches take the path that large ones do.
+        patch.setattr(cost_model, "MIN_SAVED_TOKENS", share_from)
+        check(batch, NativeBackend(batch.pool, 8, 2000), group, softcap, window, with_sinks)
+
+
+def test_new_tokens_are_attended_to_as_they_are_stored() -> None:
+    torch.manual_seed(1)
+    pool = make_pool(LayerShape(2, 8, 8), 4, 16, fp8=False)
+    check_cuts(NativeBackend(pool, 1, 64), pool)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
+    ranges = Planner(8, 65, 16, cost_model.sharing_rule(8)).plan(query_batch(chunks)).ranges
+    assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.dtype) -> None:
+    """Two layers of differing heads; queries, keys and values as projections leave them, as copies, and turned around."""
+    torch.manual_seed(0)
+    layers = [LayerShape(2, 16, 16), LayerShape(1, 24, 8)]
+    chunks = [Chunk(Table([0, 1, 2, 3]), 0, 50), Chunk(Table([0, 1, 4]), 32, 3), Chunk(Table([0, 1, 5]), 32, 1)]
+    outputs = []
+    for make in (NativeBackend, CpuBackend):
+        torch.manual_seed(1)
+        backend = make(KVPool(layers, 6, 16, dtype), 4, 64)
+        with use(variant):
+            results = []
+            for part in ([chunks[0]], chunks[1:]):  # the prefix before what shares it
+                batch = backend.prepare(query_batch(part))
+                rows = int(batch.row_starts[-1])
+                for layer, shape in enumerate(layers):
+                    beside = torch.randn(1, rows, 6 * shape.num_kv_heads, shape.key_dim).transpose(1, 2).to(dtype)
+                    query, key, _ = beside.split([4 * shape.num_kv_heads] + 2 * [shape.num_kv_heads], dim=1)
+                    value = torch.randn(1, shape.num_kv_heads, shape.value_dim, rows).to(dtype).transpose(2, 3)
+                    options = AttentionOptions(0.25, sinks=torch.zeros(query.shape[1], dtype=dtype))
+                    results.append(batch.attend(layer, query, key, value, options))
+                    assert results[-1].dtype == dtype
+        outputs.append(results)
+    # In bfloat16, 8 bits: both round the weights, and the result.
+    bound = 1e-5 if dtype == torch.float32 else 0.03
+    for native, plain in zip(*outputs, strict=True):
+        torch.testing.assert_close(native.float(), plain.float().view(native.shape), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_pools_of_other_types_are_not_taken(dtype: torch.dtype) -> None:
+    pool = KVPool([LayerShape(1, 8, 8)], 2, 16, dtype)
+    assert not is_available(pool, dtype)
+    assert not is_available(pool, torch.float32)
+    assert is_available(KVPool([LayerShape(1, 8, 8)], 2, 16, torch.float32), torch.float32)
+    assert not is_available(make_pool(LayerShape(1, 8, 8), 2, 16, fp8=True), torch.float32)
+
+
+def test_copies_are_the_pools() -> None:
+    pool = make_pool(LayerShape(1, 8, 8), 2, 4, fp8=False)
+    pool.keys[0].zero_()
+    pool.keys[0][0] = 1
+    NativeBackend(pool, 1, 8).copy_blocks([BlockCopy(0, 1, 3)])
+    assert pool.keys[0][1, :, 0, 0].tolist() == [1, 1, 1, 0]

@@ -1,0 +1,215 @@
+"""Which modules compiled code stands in for, and which it must not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.model_zoo import SUPPORTED, WIDE, build, build_supported
+from torch import nn
+
+from radixkv.model.loader import load_model
+from radixkv.model.native import replace
+from radixkv.model.native.attention import NativeSelfAttention
+from radixkv.model.native.linear import NativeLinear
+from radixkv.model.native.mlp import NativeGatedMLP
+from radixkv.model.native.norm import NativeRMSNorm, native_norms
+from radixkv_cpu import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+CLASSES = (NativeSelfAttention, NativeGatedMLP, NativeRMSNorm, NativeLinear)
+
+
+def counts(model: nn.Module) -> tuple[int, ...]:
+    """Native attention layers, MLPs, norms and other linears. No plain linear layer is left."""
+    found = Counter(type(module) for module in model.modules())
+    assert not found[nn.Linear]
+    return tuple(found[kind] for kind in CLASSES)
+
+
+# Of three layers, (attention, MLPs, norms, linears).
+EXPECTED = {
+    "llama": (3, 3, 7, 1),
+    "mistral": (3, 3, 7, 1),
+    "qwen2": (3, 3, 7, 1),  # biases
+    "qwen3": (3, 3, 7, 1),  # heads normed: the norms are within the attention
+    "gemma": (3, 3, 7, 1),  # 1 + weight, GELU
+    "gemma2": (3, 3, 13, 1),
+    "gemma3_text": (3, 3, 13, 1),
+    "seed_oss": (3, 3, 7, 1),
+    "stablelm": (3, 3, 0, 1),  # layer norms; a part of each head turns
+    "mixtral": (3, 0, 7, 1),  # experts
+    "apertus": (3, 0, 7, 7),  # an activation of its own, no gate
+    "olmo": (3, 3, 0, 1),
+    "olmo2": (0, 3, 13, 13),  # norms over all heads at once
+    "exaone4": (2, 3, 9, 5),  # one layer does not turn
+    # Neighbours turn, not halves.
+    "cohere": (0, 3, 0, 13),
+    "ernie4_5": (0, 3, 7, 13),
+    "helium": (0, 3, 7, 13),
+    "glm": (0, 0, 7, 19),
+    "hunyuan_v1_dense": (0, 3, 13, 13),  # normed after turning
+    "phi": (0, 0, 0, 19),
+    "phi3": (0, 0, 7, 13),
+    "gpt_oss": (0, 0, 7, 13),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_architectures(name: str) -> None:
+    assert counts(load_model(build_supported(name)).model) == EXPECTED[name]
+
+
+def test_norms_multiply_by_what_the_original_does() -> None:
+    for name, shift in (("llama", 0.0), ("gemma", 1.0)):
+        model = build_supported(name)
+        nn.init.normal_(model.model.norm.weight)
+        expected = model.model.norm.weight.detach() + shift
+        torch.testing.assert_close(load_model(model).model.model.norm.scale, expected)
+
+
+def test_a_large_weight_is_told_from_one_more_in_bfloat16() -> None:
+    """They differ by 2 %, about as much as roundings."""
+    model = build("gemma2", SUPPORTED["gemma2"] | WIDE).to(torch.bfloat16)
+    nn.init.uniform_(model.model.norm.weight, 30, 60)
+    expected = model.model.norm.weight.detach().float() + 1
+    torch.testing.assert_close(load_model(model).model.model.norm.scale, expected)
+
+
+def test_queries_that_are_scaled_at_far_positions() -> None:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "llama_4_scaling_beta": 0.5,
+    }
+    model = load_model(build("ministral3", {"sliding_window": None, "rope_parameters": rope})).model
+    assert counts(model) == (0, 3, 7, 13)
+
+
+def test_projections_that_are_clipped() -> None:
+    """At a number that common activations do not reach."""
+    assert counts(load_model(build("olmo", {"clip_qkv": 30.0})).model) == (0, 3, 0, 13)
+
+
+def test_in_bfloat16_a_mean_is_not_overlooked() -> None:
+    assert counts(load_model(build("cohere", WIDE).to(torch.bfloat16)).model) == (0, 3, 0, 13)
+
+
+def test_bfloat16_of_sizes_that_cannot_be_packed() -> None:
+    """48 inputs, those of the down projections, are no multiple of 32: torch's own kernels compute these."""
+    model = load_model(build_supported("llama").to(torch.bfloat16)).model
+    found = Counter(type(module) for module in model.modules())
+    assert [found[kind] for kind in CLASSES] == [3, 0, 7, 7]
+
+
+def test_half_precision_stays_as_it_is() -> None:
+    model = load_model(build_supported("llama").half()).model
+    assert not any(isinstance(module, CLASSES) for module in model.modules())
+
+
+class Doubled(nn.Module):
+    """Parts like a gated MLP's that are put together in another way."""
+
+    def __init__(self, original: Any, limit: float = torch.inf, factor: float = 1.0) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = original.gate_proj, original.up_proj, original.down_proj
+        self.act_fn, self.limit, self.factor = original.act_fn, limit, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate_proj(x).clamp(max=self.limit)
+        return self.factor * self.down_proj(self.act_fn(gate) * self.up_proj(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_same"), [({}, True), ({"limit": 20.0}, False), ({"factor": 1.05}, False), ({"factor": -1.0}, False)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mlps_that_compute_something_else(options: dict[str, float], is_same: bool, dtype: torch.dtype) -> None:
+    model = build("llama", WIDE).to(dtype)
+    for layer in model.model.layers:
+        layer.mlp = Doubled(layer.mlp, **options)
+    assert counts(load_model(model).model)[1] == 3 * is_same
+
+
+@pytest.mark.parametrize("hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu", "gelu_new"])
+def test_activations_that_compiled_code_has(hidden_act: str) -> None:
+    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 7, 1)
+
+
+@pytest.mark.parametrize("hidden_act", ["tanh", "relu2", "quick_gelu", "mish", "leaky_relu"])
+def test_activations_that_it_does_not_have(hidden_act: str) -> None:
+    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 0, 7, 10)
+
+
+def test_an_attention_with_parts_of_its_own() -> None:
+    model = build_supported("llama")
+    for layer in model.model.layers:
+        layer.self_attn.gate = nn.Linear(32, 32)
+    assert counts(load_model(model).model)[0] == 0
+
+
+def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
+    model = build_supported("llama")
+    biased: Any = model.model.norm
+    biased.bias = nn.Parameter(torch.ones(32))
+    other: Any = model.model.layers[0].input_layernorm
+    forward = type(other).forward
+
+    class Larger(type(other)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return forward(self, x) * 1.001
+
+    other.__class__ = Larger
+    loaded = load_model(model).model
+    assert loaded.model.norm is biased
+    assert loaded.model.layers[0].input_layernorm is other
+    assert counts(loaded)[2] == 5
+
+
+def test_hooks_are_kept() -> None:
+    """A replacement would not call them."""
+    model = build_supported("llama")
+    calls: list[str] = []
+    layer = model.model.layers[1]
+    layer.mlp.register_forward_hook(lambda *_: calls.append("mlp"))
+    layer.self_attn.q_proj.register_forward_pre_hook(lambda *_: calls.append("query"))
+    layer.input_layernorm.register_forward_hook(lambda *_: calls.append("norm"))
+    forward = layer.post_attention_layernorm.forward
+    layer.post_attention_layernorm.forward = lambda x: calls.append("patched") or forward(x)
+    replace.prepare_for_cpu(model)
+    calls.clear()
+    with torch.inference_mode():
+        model.set_attn_implementation("sdpa")
+        model(torch.tensor([[1, 2, 3]]))
+    assert calls == ["norm", "query", "patched", "mlp"]
+
+
+def test_a_model_that_is_prepared_again_stays_as_it_is() -> None:
+    model = load_model(build_supported("qwen3")).model
+    before = [id(module) for module in model.modules()]
+    assert native_norms(model.model.norm) == []
+    assert [id(module) for module in load_model(model).model.modules()] == before
+
+
+def test_nothing_is_replaced_without_compiled_code_or_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_native(model: transformers.PreTrainedModel) -> bool:
+        return not any(isinstance(module, CLASSES) for module in model.modules())
+
+    assert no_native(load_model(build_supported("llama"), native=False).model)
+    monkeypatch.setattr(replace, "library", lambda: None)
+    assert no_native(load_model(build_supported("llama")).model)
+
+
+def test_attention_functions_and_random_numbers_are_as_before() -> None:
+    model = build_supported("llama")
+    model.set_attn_implementation("eager")
+    state = torch.get_rng_state()
+    load_model(model)
+    assert model.config._attn_implementation == "eager"
+    assert torch.equal(torch.get_rng_state(), state)
