@@ -1,4 +1,7 @@
-"""The server's process: its socket, its signals and its end."""
+"""The server's process: its socket, its signals and its end.
+
+What imports torch is imported in functions: it takes seconds, for which a wrong address should not wait.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.config import LLMOptions
-from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
-from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service, max_characters
 from radixkv.server.tenants import Tenants
-from radixkv.server.token_text import TokenTexts
+
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     tenants = Tenants(config.api_keys, config.admin_key)
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
     with _bound_socket(config.host, config.port) as listener:
+        from radixkv.async_llm import AsyncLLM
+
         llm = AsyncLLM(config.model, max_queue=config.max_queue, **options)
         llm.loaded.require_tokenizer()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -53,6 +56,11 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
 
 
 async def _serve(llm: AsyncLLM, config: ServerConfig, tenants: Tenants, listener: socket.socket) -> int:
+    from radixkv.server.app import create_app
+    from radixkv.server.metrics import ServerMetrics
+    from radixkv.server.service import Service, max_characters
+    from radixkv.server.token_text import TokenTexts
+
     drain, abort = asyncio.Event(), asyncio.Event()
     service = Service(
         llm=llm,
