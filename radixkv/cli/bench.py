@@ -27,6 +27,22 @@ def e2e(
 
 
 @app.command()
+def against(
+    vllm: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="python of an environment with vLLM for CPUs")
+    ],
+    dtype: Annotated[str, typer.Option(help="of both engines")] = "bfloat16",
+    json_path: JsonPath = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
+) -> None:
+    """End to end against vLLM on this processor."""
+    from radixkv.bench.against import run_against
+
+    run_against(Console(), vllm, dtype, rounds, only, json_path)
+
+
+@app.command()
 def cache(
     json_path: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds; the median counts")] = 15,

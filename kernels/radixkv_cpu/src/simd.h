@@ -104,14 +104,13 @@ inline float largest(F32 v) {
     return reduce(v, [](F32 a, F32 b) { return max(a, b); });
 }
 
-// e^x to about 2 units in the last place; 0 below -87, and what e^88 is above 88.
+// e^x to about 2 units in the last place; 0 below -87, infinity above 88. A NaN stays one.
 inline F32 exp(F32 x) {
-    const F32 clamped = x > 88.0f ? broadcast(88.0f) : x;
     const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    const F32 shifted = clamped * 1.44269504088896341f + magic;
+    const F32 shifted = x * 1.44269504088896341f + magic;
     const F32 n = shifted - magic;
     // ln 2 in two parts, so that the remainder is exact.
-    const F32 r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    const F32 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     F32 p = broadcast(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -121,7 +120,7 @@ inline F32 exp(F32 x) {
     p = p * r * r + r + 1.0f;
     // 2^n is added to the exponent.
     const F32 result = reinterpret_cast<F32>(reinterpret_cast<I32>(p) + (reinterpret_cast<I32>(shifted) << 23));
-    return x < -87.0f ? F32{} : result;
+    return x < -87.0f ? F32{} : (x > 88.0f ? broadcast(INFINITY) : (x == x ? result : x));
 }
 
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }

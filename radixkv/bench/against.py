@@ -1,0 +1,115 @@
+"""`radixkv bench against`: the same workloads by RadixKV and by vLLM, in turns, each in its own process and environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.bench import peer_process
+from radixkv.bench.machine import describe_machine
+from radixkv.model.default_model import ensure_converted, find_default_model
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload's seconds, round by round.
+
+    Attributes:
+        ratio: our median over the peer's.
+    """
+
+    name: str
+    ours: list[float]
+    theirs: list[float]
+    ratio: float
+
+
+class _Engine:
+    """A process that runs workloads one at a time; see `peer_process`."""
+
+    def __init__(self, python: Path, engine: str, model: str, dtype: str) -> None:
+        command = [str(python), peer_process.__file__, engine, model, dtype]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._engine = engine
+        started = self._reply()
+        self.ready: float = started["ready"]
+        self.workloads: list[str] = started["workloads"]
+
+    def run(self, workload: str) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{workload}\n")
+        self._process.stdin.flush()
+        return float(self._reply())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _reply(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._engine}: its process ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+def run_against(
+    console: Console, vllm_python: Path, dtype: str, rounds: int, only: str | None, json_path: Path | None
+) -> None:
+    """Measure, print a table, and write the figures to ``json_path``.
+
+    Args:
+        vllm_python: the interpreter of an environment in which vLLM for CPUs is installed.
+        dtype: of both, "float32" or "bfloat16".
+
+    Raises:
+        RuntimeError: an engine's process has ended.
+    """
+    model = str(ensure_converted(find_default_model(), console.print))
+    with console.status("starting vLLM, which compiles for some minutes"):
+        theirs = _Engine(vllm_python, "vllm", model, dtype)
+    ours = _Engine(Path(sys.executable), "radixkv", model, dtype)
+    try:
+        rows = []
+        for name in ours.workloads:
+            if only is None or only in name:
+                with console.status(name):
+                    rows.append(_measure(name, ours, theirs, rounds))
+        document = {
+            **describe_machine("torch", "radixkv"),
+            "dtype": dtype,
+            "ready": {"ours": ours.ready, "theirs": theirs.ready},
+            "rows": [asdict(row) for row in rows],
+        }
+    finally:
+        ours.close()
+        theirs.close()
+    console.print(_table(document["cpu"], dtype, rows))
+    console.print(f"from the start of the process to the first answer: {ours.ready:.1f} s, vLLM {theirs.ready:.1f} s")
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
+    pairs = [(ours.run(name), theirs.run(name)) for _ in range(rounds)]
+    our_seconds, their_seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Row(name, our_seconds, their_seconds, median(our_seconds) / median(their_seconds))
+
+
+def _table(cpu: str, dtype: str, rows: list[Row]) -> Table:
+    table = Table("workload", "RadixKV", "vLLM", "ratio", title=f"{cpu}, {dtype}, seconds")
+    for row in rows:
+        style = "green" if row.ratio < 1 else "red"
+        cells = (f"{median(row.ours):.2f}", f"{median(row.theirs):.2f}", f"[{style}]{row.ratio:.2f}[/]")
+        table.add_row(row.name, *cells)
+    return table

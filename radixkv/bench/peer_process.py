@@ -1,0 +1,122 @@
+"""One engine in a process of its own, which runs workloads by name when it is told to: ours, or vLLM in its own environment.
+
+Run as ``python peer_process.py ENGINE MODEL DTYPE``. It imports nothing of RadixKV unless that is the engine, so any
+environment can run it. It prints a line of JSON when the engine can serve, reads a workload's name per line, and answers
+each with a line of JSON: the seconds that it took. Both engines have the same offline API, down to its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# vLLM picks its memory and processes by these.
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "4",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+MAX_NUM_SEQS = 64
+
+
+class Workloads:
+    """The rows of the comparison. Prompts are random tokens: of the same lengths, and new in every round.
+
+    Args:
+        api: the engine's package: `LLM`, `SamplingParams` and `BeamSearchParams`.
+        llm: the engine.
+    """
+
+    def __init__(self, api: Any, llm: Any) -> None:
+        self._api = api
+        self._llm = llm
+        self._random = random.Random(0)
+        self._system = self._tokens(1000)
+
+    def names(self) -> dict[str, Callable[[], float]]:
+        """What can be run; each returns seconds."""
+        return {
+            "16 chats, one system prompt, cold": self.chats_cold,
+            "the same, warm": self.chats_warm,
+            "first token of 1,000, cold": lambda: self._seconds([self._tokens(1000)], 1, reset=True),
+            "first token, system prompt cached": self.first_token_warm,
+            "16 unrelated prompts of 240": lambda: self._seconds([self._tokens(240) for _ in range(16)], 64, reset=True),
+            "one stream, 128 tokens": lambda: self._seconds([self._tokens(8)], 128),
+            "6 conversations of 4 turns": self.conversations,
+            "n = 8 samples": lambda: self._seconds([self._tokens(1000)], 64, reset=True, n=8, temperature=0.8, top_p=0.95),
+            "beam 4, 48 tokens": self.beams,
+        }  # fmt: skip
+
+    def chats_cold(self) -> float:
+        return self._seconds([self._system + self._tokens(20) for _ in range(16)], 64, reset=True)
+
+    def chats_warm(self) -> float:
+        self._generate([self._system + self._tokens(20)], 1)
+        return self._seconds([self._system + self._tokens(20) for _ in range(16)], 64)
+
+    def first_token_warm(self) -> float:
+        self._generate([self._system + self._tokens(20)], 1)
+        return self._seconds([self._system + self._tokens(20)], 1)
+
+    def conversations(self) -> float:
+        self._llm.reset_prefix_cache()
+        start = time.perf_counter()
+        histories = [self._tokens(60) for _ in range(6)]
+        for _ in range(4):
+            outputs = self._generate(histories, 48)
+            answers = [list(output.outputs[0].token_ids) for output in outputs]
+            histories = [h + a + self._tokens(30) for h, a in zip(histories, answers, strict=True)]
+        return time.perf_counter() - start
+
+    def beams(self) -> float:
+        self._llm.reset_prefix_cache()
+        prompt = {"prompt_token_ids": self._tokens(100)}
+        start = time.perf_counter()
+        self._llm.beam_search([prompt], self._api.BeamSearchParams(beam_width=4, max_tokens=48, ignore_eos=True))
+        return time.perf_counter() - start
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(100, 40_000) for _ in range(count)]
+
+    def _seconds(self, prompts: list[list[int]], max_tokens: int, reset: bool = False, **sampling: Any) -> float:
+        if reset:
+            self._llm.reset_prefix_cache()
+        start = time.perf_counter()
+        self._generate(prompts, max_tokens, **sampling)
+        return time.perf_counter() - start
+
+    def _generate(self, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[Any]:
+        params = self._api.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **({"temperature": 0.0} | sampling))
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs: list[Any] = self._llm.generate(inputs, params, use_tqdm=False)
+        return outputs
+
+
+def main(engine: str, model: str, dtype: str) -> None:
+    start = time.perf_counter()
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the engine prints is no reply
+    if engine == "vllm":
+        os.environ.update(VLLM_ENVIRONMENT)
+        import vllm as api
+        from vllm.sampling_params import BeamSearchParams
+
+        api.BeamSearchParams = BeamSearchParams
+    else:
+        import radixkv as api
+    workloads = Workloads(api, api.LLM(model, dtype=dtype, max_num_seqs=MAX_NUM_SEQS))
+    rows = workloads.names()
+    rows["one stream, 128 tokens"]()
+    print(json.dumps({"ready": time.perf_counter() - start, "workloads": list(rows)}), file=replies)
+    for line in sys.stdin:
+        print(json.dumps(rows[line.strip()]()), file=replies)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
