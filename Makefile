@@ -98,7 +98,7 @@ $(VENV)/pyvenv.cfg:
 		{ echo "Python's venv module is incomplete; on Debian: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard kernels/radixkv_cpu/src/*) | $(VENV)/pyvenv.cfg
 	@echo "Installing into $(VENV)"
 	$(BIN)/python -m pip install --upgrade pip
 	$(INSTALL) -e '.[test]'

@@ -21,6 +21,7 @@ from radixkv.model.default_model import (
     find_damage,
     find_default_model,
 )
+from radixkv_cpu import library
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,14 @@ def examine() -> list[Finding]:
         findings.append(Finding(package, importlib.metadata.version(package)))
     capability = torch.backends.cpu.get_cpu_capability()
     findings.append(Finding("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"))
+    compiled = library()
+    findings.append(
+        Finding(
+            "compiled code",
+            "none" if compiled is None else compiled.variant,
+            "torch stands in for it at half the speed: install g++ and RadixKV anew" if compiled is None else "",
+        )
+    )
     packed = torch.backends.mkldnn.is_available()
     findings.append(
         Finding(
