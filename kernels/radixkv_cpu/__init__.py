@@ -4,7 +4,7 @@ between them.
 Only torch and numpy are needed; nothing here knows of radix trees or requests. One idea per file::
 
     library       which compiled variant this processor runs
-    linear        products with packed weights: float32, bfloat16, int8 and int4
+    linear        products with packed weights
     attention     partial results over ranges of keys, merged
     elementwise   norms, rotary positions, writing into the cache
     checks        what is refused before compiled code sees a pointer

@@ -22,12 +22,12 @@ class _Linear(ctypes.Structure):
     """`Linear` of ``src/linear.cpp``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "minimum", "bias", "residual", "out")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
         *(
             (name, ctypes.c_int64)
             for name in ("rows", "inputs", "outputs", "x_stride", "out_stride", "residual_stride")
         ),
-        *((name, ctypes.c_int32) for name in ("format", "activation", "out_is_float")),
+        ("activation", ctypes.c_int32),
     )
 
 
