@@ -125,6 +125,16 @@ inline F32 exp(F32 x) {
 
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }
 
-inline F32 tanh(F32 x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+// By its series near 0, where 1 - 2 / (e^2x + 1) would lose what a small x consists of.
+inline F32 tanh(F32 x) {
+    const F32 square = x * x;
+    F32 series = broadcast(62.0f / 2835.0f);
+    series = series * square - 17.0f / 315.0f;
+    series = series * square + 2.0f / 15.0f;
+    series = series * square - 1.0f / 3.0f;
+    const F32 near_zero = x + x * square * series;
+    const F32 elsewhere = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+    return square < 0.09f ? near_zero : elsewhere;
+}
 
 }  // namespace radixkv
