@@ -10,16 +10,18 @@ One batch, from block tables to kernel launches::
       |
     AttentionPlan         rows of the packed batch (positions, slots), and KeyRanges: shared prefixes, private tails
       |                                                                    made by Planner, host arrays only
-      +-- cpu/            lower -> ViewCall, GatherCall, CausalCall -> torch's flash attention per call, merged
+      +-- native/         ranges as they are -> compiled code that reads blocks in place      } over HostBackend
+      |                                                                                        }
+      +-- cpu/            lower -> ViewCall, GatherCall, CausalCall -> torch's flash attention }
       |
       +-- triton/         BatchBuffers: tables and rows on the device
                           lower -> work items per HeadShape, uploaded -> write_cache, attend_items, merge_partials
                           PaddedDecode: the same in buffers of fixed size, for CUDA graphs
 
-Follow it in this order: `query_batch`, `batch_tables`, `prefix_groups`, `plan`, then `cpu.backend` with `cpu.calls`, or
-`triton.backend` with `triton.work_items` and `triton.launches`. A plan holds for all layers; what a backend derives from it
-(calls per sliding window, items per shape of heads) is made when the first such layer asks. A backend says by its
-`SharingRule` when sharing pays, and gets everything else from the plan.
+Follow it in this order: `query_batch`, `batch_tables`, `prefix_groups`, `plan`, then `native.backend`; `cpu.backend` with
+`cpu.calls`; or `triton.backend` with `triton.work_items` and `triton.launches`. A plan holds for all layers; what a backend
+derives from it (calls per sliding window, items per shape of heads) is made when the first such layer asks. A backend says
+by its `SharingRule` when sharing pays, and gets everything else from the plan.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch

@@ -31,6 +31,11 @@ class SharingRule:
     min_tokens: tuple[int, ...]
     min_saved_tokens: int = 0
 
+    @classmethod
+    def saving(cls, num_tokens: int, max_sequences: int) -> SharingRule:
+        """A prefix is read once where that saves reading ``num_tokens``: (sequences - 1) x its length."""
+        return cls((0, 0, *(-(-num_tokens // (count - 1)) for count in range(2, max_sequences + 1))))
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRanges:

@@ -18,8 +18,7 @@ from transformers import AttentionInterface
 
 from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.attention.choice import make_backend
-from radixkv.attention.cpu import CpuBackend
-from radixkv.attention.native import NativeBackend
+from radixkv.attention.host_backend import HostBackend
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -125,7 +124,7 @@ class ModelRunner:
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
         self._graphs = None
-        if not enforce_eager and not isinstance(self._backend, (CpuBackend, NativeBackend)):
+        if not enforce_eager and not isinstance(self._backend, HostBackend):
             # Only here: it imports Triton, which a CPU need not have.
             from radixkv.model.decode_graphs import DecodeGraphs
 

@@ -17,7 +17,7 @@ namespace radixkv {
 constexpr int kPanel = 32;
 // Accumulators of so many rows by 32 columns fill 24 of 32 registers.
 constexpr int kMaxRows = 12;
-// So many inputs of a panel fill a quarter of a first-level cache, float32 or bfloat16.
+// So many inputs of a panel take 24 KiB, half of a first-level cache or more, in float32 as in bfloat16.
 template <typename T>
 constexpr int64_t kPanelDepth = 768 / sizeof(T);
 constexpr int64_t kAhead = 12;

@@ -7,24 +7,21 @@ heads of a group are folded into the query rows, so a key is read once for all o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
+from radixkv.attention.cpu import cost_model
 from radixkv.attention.cpu.calls import Call, CausalCall, GatherCall, ViewCall, lower
-from radixkv.attention.cpu.cost_model import sharing_rule
 from radixkv.attention.cpu.partial import attend
+from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan, Planner
-from radixkv.attention.query_batch import QueryBatch
-from radixkv.cache import BlockCopy
+from radixkv.attention.plan import AttentionPlan
 from radixkv.memory import KVPool
 
 # A partial result: output ``[rows, kv heads, group, dim]`` and natural log-sum-exp ``[rows, kv heads, group]``.
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
-class CpuBackend:
+class CpuBackend(HostBackend):
     """Plans batches over one pool, whose tensors must be on the CPU.
 
     Args:
@@ -34,17 +31,7 @@ class CpuBackend:
     """
 
     def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        self._pool = pool
-        max_blocks = -(-max_model_len // pool.block_size)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing_rule(max_sequences))
-
-    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
-        """Carry out the cache's queued copies, in order."""
-        self._pool.copy_blocks(copies)
-
-    def prepare(self, batch: QueryBatch) -> CpuAttention:
-        """Attention over one batch, for all layers; see `AttentionBackend.prepare`."""
-        return CpuAttention(self._planner.plan(batch), self._pool)
+        super().__init__(pool, max_sequences, max_model_len, cost_model.MIN_SAVED_TOKENS, CpuAttention)
 
 
 class CpuAttention:

@@ -13,8 +13,6 @@ Measured on two cores with the shapes of SmolLM2-135M (9 query and 3 key-value h
 
 from __future__ import annotations
 
-from radixkv.attention.plan import SharingRule
-
 # A shared prefix saves reading (sequences - 1) x tokens; its own call and the merge of its result cost about 50 us, the
 # time in which a decoding row reads some 500 tokens.
 MIN_SAVED_TOKENS = 512
@@ -25,11 +23,6 @@ MIN_VIEW_TOKENS = 512
 
 # Sequences are gathered into one batch while the shortest fills this share of the longest: the rest is padding.
 MIN_BATCH_FILL = 0.7
-
-
-def sharing_rule(max_sequences: int) -> SharingRule:
-    """A prefix is attended once for all sequences that share it where that saves `MIN_SAVED_TOKENS`."""
-    return SharingRule((0, 0, *(-(-MIN_SAVED_TOKENS // (count - 1)) for count in range(2, max_sequences + 1))))
 
 
 def view_pays(num_runs: int, num_tokens: int) -> bool:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 
-from radixkv.attention.native.cost_model import sharing_rule
+from radixkv.attention.host_backend import HostBackend
+from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan, Planner
-from radixkv.attention.query_batch import QueryBatch
-from radixkv.cache import BlockCopy
+from radixkv.attention.plan import AttentionPlan
 from radixkv.memory import KVPool
 from radixkv_cpu import PagedAttention, library, write_cache
 
@@ -23,7 +20,7 @@ def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
     return library() is not None and dtype in DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
 
 
-class NativeBackend:
+class NativeBackend(HostBackend):
     """Plans batches over one pool; `is_available` must hold for it.
 
     Args:
@@ -33,17 +30,7 @@ class NativeBackend:
     """
 
     def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
-        self._pool = pool
-        max_blocks = -(-max_model_len // pool.block_size)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing_rule(max_sequences))
-
-    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
-        """Carry out the cache's queued copies, in order."""
-        self._pool.copy_blocks(copies)
-
-    def prepare(self, batch: QueryBatch) -> NativeAttention:
-        """Attention over one batch, for all layers; see `AttentionBackend.prepare`."""
-        return NativeAttention(self._planner.plan(batch), self._pool)
+        super().__init__(pool, max_sequences, max_model_len, cost_model.MIN_SAVED_TOKENS, NativeAttention)
 
 
 class NativeAttention:

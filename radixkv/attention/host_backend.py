@@ -1,0 +1,45 @@
+"""What backends on a CPU have in common: they plan every batch anew, over one pool in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from radixkv.attention.backend import AttentionBatch
+from radixkv.attention.plan import AttentionPlan, Planner, SharingRule
+from radixkv.attention.query_batch import QueryBatch
+from radixkv.cache import BlockCopy
+from radixkv.memory import KVPool
+
+
+class HostBackend:
+    """An `AttentionBackend` over one pool, whose tensors must be on the CPU.
+
+    Args:
+        pool: where keys and values lie.
+        max_sequences: in a batch.
+        max_model_len: tokens of a sequence at most.
+        min_saved_tokens: a shared prefix is attended once where that saves reading so many tokens.
+        attention: carries out a plan.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        max_sequences: int,
+        max_model_len: int,
+        min_saved_tokens: int,
+        attention: Callable[[AttentionPlan, KVPool], AttentionBatch],
+    ) -> None:
+        self._pool = pool
+        self._attention = attention
+        max_blocks = -(-max_model_len // pool.block_size)
+        sharing = SharingRule.saving(min_saved_tokens, max_sequences)
+        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
+
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+        """Carry out the cache's queued copies, in order."""
+        self._pool.copy_blocks(copies)
+
+    def prepare(self, batch: QueryBatch) -> AttentionBatch:
+        """Attention over one batch, for all layers; see `AttentionBackend.prepare`."""
+        return self._attention(self._planner.plan(batch), self._pool)
