@@ -60,7 +60,8 @@ class ModelConfig(Config):
     tokenizer: Any = Field(default=None, repr=False)
     """Only for a loaded model: its tokenizer."""
     dtype: Dtype = "auto"
-    """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU, float32 on a CPU."""
+    """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU and on a CPU that multiplies it fast
+    (AMX or AVX512-BF16), float32 elsewhere."""
     device: Device = "auto"
     """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
     max_model_len: int | None = Field(default=None, ge=2)

@@ -61,7 +61,7 @@ def default_llm() -> LLM:
     # Only here: tests of the cache do without torch.
     from radixkv.llm import LLM
 
-    return LLM(block_size=16, num_blocks=600)
+    return LLM(dtype="float32", block_size=16, num_blocks=600)
 
 
 @pytest.fixture

@@ -45,6 +45,11 @@ class Library:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int32], None
         return cast(Callable[[int, bool], None], function)
 
+    @property
+    def is_fast_in_bf16(self) -> bool:
+        """Whether the processor multiplies bfloat16 itself: other variants convert every number to float32 first."""
+        return "avx512_bf16" in VARIANTS[self.variant]
+
     def is_permitted(self) -> bool:
         """Whether the operating system lets this process use the variant's instructions."""
         return bool(self._dll.radixkv_prepare())

@@ -71,7 +71,7 @@ class Candidate:
     """RadixKV with the same model."""
 
     def __init__(self) -> None:
-        self.llm = LLM()
+        self.llm = LLM(dtype="float32")
 
     def answer(self, prompts: Tokens, workload: Workload) -> Tokens:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

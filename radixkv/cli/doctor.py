@@ -46,7 +46,9 @@ def examine() -> list[Finding]:
     findings.append(
         Finding(
             "compiled code",
-            "none" if compiled is None else compiled.variant,
+            "none"
+            if compiled is None
+            else f"{compiled.variant}, {'bfloat16' if compiled.is_fast_in_bf16 else 'float32'}",
             "torch stands in for it at half the speed: install g++ and RadixKV anew" if compiled is None else "",
         )
     )

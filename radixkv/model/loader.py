@@ -19,6 +19,7 @@ from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
 from radixkv.model.native import prepare_for_cpu
+from radixkv_cpu import library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
@@ -78,7 +79,7 @@ def load_model(
     """
     config = config or ModelConfig()
     target_device = _resolve_device(config.device)
-    torch_dtype = _resolve_dtype(config.dtype, target_device)
+    torch_dtype = _resolve_dtype(config.dtype, target_device, native)
     tokenizer, max_model_len = config.tokenizer, config.max_model_len
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
@@ -164,12 +165,12 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     return parsed
 
 
-def _resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool) -> torch.dtype:
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
-        # Few CPUs have fast 16-bit arithmetic, and answers in float32 do not depend on the batch.
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        compiled = library() if native else None
+        return torch.bfloat16 if device.type == "cuda" or (compiled and compiled.is_fast_in_bf16) else torch.float32
     if dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[str(dtype)]

@@ -194,7 +194,7 @@ def logprobs(llm: LLM, token_ids: list[int]) -> tuple[torch.Tensor, list[int]]:
 
 def test_the_real_models_probabilities_stay_close(llm: LLM) -> None:
     """Over a text and the model's own answers; measured over longer ones: 0.08 and 0.05, 94 % the same likeliest token."""
-    rounded = LLM(block_size=16, num_blocks=100, kv_cache_dtype="fp8")
+    rounded = LLM(dtype="float32", block_size=16, num_blocks=100, kv_cache_dtype="fp8")
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), use_tqdm=False)
     texts = [llm.get_tokenizer()(TEXT)["input_ids"]]

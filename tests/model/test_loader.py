@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model import default_model
+from radixkv.model import default_model, loader
 from radixkv.model.default_model import converted_folder, ensure_converted, find_damage, find_default_model
 from radixkv.model.loader import load_model
 from radixkv.model.packed_linear import PackedLinear, pack_linears
@@ -69,6 +70,25 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"')
     with pytest.raises(ModelLoadError, match="could not be loaded"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "native", "expected"),
+    [
+        (SimpleNamespace(is_fast_in_bf16=True), True, torch.bfloat16),
+        (SimpleNamespace(is_fast_in_bf16=True), False, torch.float32),
+        (SimpleNamespace(is_fast_in_bf16=False), True, torch.float32),
+        (None, True, torch.float32),
+    ],
+)
+def test_bfloat16_is_chosen_where_compiled_code_multiplies_it_fast(
+    compiled: object, native: bool, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_supported("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(loader, "library", lambda: compiled)
+    config = ModelConfig(device="cpu")
+    assert load_model(tmp_path, config, native=native).dtype == expected
+    assert load_model(tmp_path, config.model_copy(update={"dtype": "float32"}), native=native).dtype == torch.float32
 
 
 def test_invalid_options_are_refused() -> None:
