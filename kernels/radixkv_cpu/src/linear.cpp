@@ -86,7 +86,8 @@ void run(const Linear& linear) {
         Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < units * chunks; task++) {
-            const int64_t unit = task / chunks, first = task % chunks * kRowChunk;
+            // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
+            const int64_t unit = task % units, first = task / units * kRowChunk;
             const int64_t rows = std::min(linear.rows - first, kRowChunk);
             const T* x = static_cast<const T*>(linear.x) + first * linear.x_stride;
             for (int i = 0; i < panels_per_unit; i++) {
@@ -96,7 +97,7 @@ void run(const Linear& linear) {
                 if (packs)
                     product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to, kPanel);
                 else
-                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel);
+                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel, weights + panel_size);
             }
             const float* last = sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel;
             for (int64_t row = 0; row < rows; row++) {

@@ -17,9 +17,14 @@ namespace radixkv {
 constexpr int kPanel = 32;
 // Accumulators of so many rows by 32 columns fill 24 of 32 registers.
 constexpr int kMaxRows = 12;
-// So many inputs of a panel take 24 KiB, half of a first-level cache or more, in float32 as in bfloat16.
+// So many inputs of a panel stay in a first-level cache: 24 KiB, or 36 where there are AMX tiles, of which it has 48.
+#if defined(__AMX_BF16__)
+constexpr int64_t kPanelBytes = 36 * 1024;
+#else
+constexpr int64_t kPanelBytes = 24 * 1024;
+#endif
 template <typename T>
-constexpr int64_t kPanelDepth = 768 / sizeof(T);
+constexpr int64_t kPanelDepth = kPanelBytes / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
 
 template <typename T>
@@ -114,11 +119,29 @@ void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t
     multiply<ROWS, Rows>(x, stride, panel, inputs, sums, sum_stride, add);
 }
 
+// Memory that is read next, fetched into the second-level cache a few lines a step: tile loads leave the processor no room to
+// see that far ahead by itself.
+class Ahead {
+   public:
+    Ahead(const void* next, int64_t bytes, int64_t steps)
+        : next_(static_cast<const char*>(next)), lines_(next ? int((bytes / 64 + steps - 1) / steps) : 0) {}
+
+    void step() {
+        for (int line = 0; line < lines_; line++, next_ += 64) __builtin_prefetch(next_, 0, 2);
+    }
+
+   private:
+    const char* next_;
+    int lines_;
+};
+
 // A thread's configuration of AMX tiles, kept while the number of rows stays the same.
 class Tiles {
    public:
 #if defined(__AMX_BF16__)
     static constexpr int kBlock = 32;
+    // Inputs that a tile instruction takes.
+    static constexpr int kStep = 32;
     // From here on a tile instruction, which computes 16 rows in the time of one, gains.
     static constexpr int kMinRows = 2;
 
@@ -127,7 +150,8 @@ class Tiles {
     }
 
     // sums[row][0..31] (+)= x[row] . panel for up to 32 rows; inputs are a multiple of 32.
-    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
+    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+                  Ahead& ahead) {
         constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
         configure(rows);
         if (add) {
@@ -143,7 +167,8 @@ class Tiles {
             _tile_zero(2);
             _tile_zero(3);
         }
-        for (int64_t k = 0; k < inputs; k += 32) {
+        for (int64_t k = 0; k < inputs; k += kStep) {
+            ahead.step();
             _tile_loadd(6, panel + k * kPanel, kLineBytes);
             _tile_loadd(7, panel + k * kPanel + kPanel, kLineBytes);
             _tile_loadd(4, x + k, stride * sizeof(BF16));
@@ -191,16 +216,18 @@ class Tiles {
 template <typename T>
 class PanelProduct {
    public:
-    // sums[row][0..31] = x[row] . panel. Rows are stride and sum_stride apart.
-    void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
+    // sums[row][0..31] = x[row] . panel. Rows are stride and sum_stride apart. Another panel, or null, is read `next`.
+    void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
+                  const T* next = nullptr) {
         const int64_t block = rows_at_once(rows);
+        Ahead ahead(next, inputs * kPanel * int64_t(sizeof(T)), (rows + block - 1) / block * ((inputs + 31) / 32));
         // What many rows pass again and again should stay in the first-level cache.
         const int64_t depth = rows > block ? kPanelDepth<T> : inputs;
         for (int64_t start = 0; start < inputs; start += depth) {
             const int64_t count = std::min(depth, inputs - start);
             for (int64_t row = 0; row < rows; row += block)
                 multiply_block(int(std::min(block, rows - row)), x + row * stride + start, stride, panel + start * kPanel, count,
-                               sums + row * sum_stride, sum_stride, start > 0);
+                               sums + row * sum_stride, sum_stride, start > 0, ahead);
         }
     }
 
@@ -227,10 +254,11 @@ class PanelProduct {
     }
 
    private:
-    void multiply_block(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
+    void multiply_block(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+                        [[maybe_unused]] Ahead& ahead) {
 #if defined(__AMX_BF16__)
         if constexpr (kPairs<T>) {
-            if (rows >= Tiles::kMinRows) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add);
+            if (rows >= Tiles::kMinRows) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
         }
 #endif
         multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
