@@ -5,8 +5,8 @@ the inputs' type. So what is lost does not depend on how many rows a product has
 memory: 8.5 or 5 bits a weight.
 
 With 4 bits, a group has a centre beside its scale. With it the perplexity of a text under SmolLM2-135M-Instruct stays as it
-is (13.10, and 13.12 with the weights as they are); with scales alone, 4.5 bits a weight, it is 16.27. That model's weights come
-from a file with such groups. Of normally distributed weights, 7.6 % of their length is lost with centres, 8.2 % without.
+is: 13.10, and 13.12 with the weights as they are. With scales alone, 4.5 bits a weight, it is 16.27. That model's weights
+come from a file with such groups. Of normally distributed weights, 7.6 % of their length is lost with centres, 8.2 % without.
 """
 
 from __future__ import annotations
