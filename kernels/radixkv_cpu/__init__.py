@@ -5,12 +5,14 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
 
     library       which compiled variant this processor runs
     linear        products with packed weights
+    quantised     packed weights of 8 or 4 bits
     attention     partial results over ranges of keys, merged
     elementwise   norms, rotary positions, writing into the cache
     checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
       simd.h        sixteen lanes of float32
       panel.h       rows times a panel of 32 columns, the product that the others are made of
+      quantised.h   panels of integers
 
 The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share
 torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
@@ -19,15 +21,23 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 from radixkv_cpu.attention import PagedAttention
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.library import VARIANTS, library, supported_variants
-from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, is_packable
+from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
+from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
 
 __all__ = [
     "ACTIVATIONS",
+    "QUANTIZATIONS",
     "VARIANTS",
     "PackedWeight",
     "PagedAttention",
+    "Quantised",
+    "QuantisedWeight",
+    "Weight",
+    "dequantise",
     "is_packable",
+    "is_quantisable",
     "library",
+    "quantise",
     "rms_norm",
     "rope_",
     "supported_variants",

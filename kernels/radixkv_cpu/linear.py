@@ -28,34 +28,31 @@ class _Linear(ctypes.Structure):
             for name in ("rows", "inputs", "outputs", "x_stride", "out_stride", "residual_stride")
         ),
         ("activation", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
     )
 
 
-class PackedWeight:
-    """One or more weights ``[features, inputs]``, one below the other, in the order in which products read them.
+class Weight:
+    """What rows are multiplied by: one or more weights ``[features, inputs]``, one below the other, in panels.
 
-    Args:
-        weights: all of the same type, float32 or bfloat16, and the same number of inputs.
-        biases: one per weight, or None.
-        activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates, without biases; products are
-            ``activation(x @ gate.T) * (x @ up.T)``.
-
-    Raises:
-        ValueError: the weights cannot be packed, of which `is_packable` says so before; or they, their biases and the
-            activation do not belong together.
+    Attributes:
+        in_features: inputs of a row.
+        out_features: features of a product; of a gated one, those of its gate.
+        dtype: of inputs and products, float32 or bfloat16.
     """
 
     def __init__(
         self,
+        panels: torch.Tensor,
         weights: Sequence[torch.Tensor],
-        biases: Sequence[torch.Tensor | None] = (),
-        activation: str | None = None,
+        biases: Sequence[torch.Tensor | None],
+        activation: str | None,
+        bits: int = 0,
     ) -> None:
-        _check_weights(weights, biases, activation)
         self.in_features = weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.out_features = weights[0].shape[0] if activation else sum(len(weight) for weight in weights)
-        self._panels = _pack(torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0))
+        self._panels = panels
         self._bias: torch.Tensor | None = None
         if any(bias is not None for bias in biases):
             parts = [
@@ -73,6 +70,7 @@ class PackedWeight:
             out_stride=self.out_features,
             residual_stride=self.out_features,
             activation=ACTIVATIONS[activation] if activation else 0,
+            bits=bits,
         )
         self._input_shape = (self.in_features,)
         self._is_bf16 = IS_BF16[self.dtype]
@@ -80,6 +78,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
+        """Of the panels, in bytes."""
         return self._panels.nbytes
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,6 +111,30 @@ class PackedWeight:
         return out
 
 
+class PackedWeight(Weight):
+    """Weights as they are, in the order in which products read them.
+
+    Args:
+        weights: all of the same type, float32 or bfloat16, and the same number of inputs.
+        biases: one per weight, or None.
+        activation: a key of `ACTIVATIONS`: the weights are a gate and what it gates, without biases; products are
+            ``activation(x @ gate.T) * (x @ up.T)``.
+
+    Raises:
+        ValueError: the weights cannot be packed, of which `is_packable` says so before; or they, their biases and the
+            activation do not belong together.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None] = (),
+        activation: str | None = None,
+    ) -> None:
+        check_weights(weights, biases, activation)
+        super().__init__(pack(stack(weights, activation)), weights, biases, activation)
+
+
 def is_packable(weight: torch.Tensor) -> bool:
     """Whether products with this weight, ``[features, inputs]``, can be computed here."""
     if weight.dim() != 2 or weight.device.type != "cpu" or not weight.numel():
@@ -119,9 +142,14 @@ def is_packable(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % _BF16_INPUTS == 0)
 
 
-def _check_weights(
+def check_weights(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], activation: str | None
 ) -> None:
+    """Refuse weights that cannot be packed, or that, their biases and the activation do not belong together.
+
+    Raises:
+        ValueError: names what was expected and what was given.
+    """
     if not weights or not all(is_packable(weight) for weight in weights):
         shapes = [(list(weight.shape), weight.dtype) for weight in weights]
         raise ValueError(
@@ -145,11 +173,16 @@ def _check_weights(
             check_tensor(f"biases[{i}]", bias, [len(weight)], [first.dtype], 0)
 
 
-def _pack(weights: torch.Tensor) -> torch.Tensor:
+def stack(weights: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
+    """``[1, features, inputs]``, or ``[2, features, inputs]`` where gate and up alternate by panels."""
+    return torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0)
+
+
+def pack(weights: torch.Tensor) -> torch.Tensor:
     """``[weights, features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
     count, features, inputs = weights.shape
     panels = -(-features // PANEL)
     weights = functional.pad(weights.detach(), (0, 0, 0, panels * PANEL - features))
-    if weights.dtype == torch.float32:
+    if weights.dtype != torch.bfloat16:
         return weights.view(count, panels, PANEL, inputs).permute(1, 0, 3, 2).contiguous()
     return weights.view(count, panels, PANEL, inputs // 2, 2).permute(1, 0, 3, 2, 4).contiguous()

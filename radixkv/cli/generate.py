@@ -11,16 +11,18 @@ import typer
 from rich.console import Console
 
 from radixkv.cli.options import Model, with_options_of
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, ModelConfig
+
+_LLM_OPTIONS = ("quantization", "kv_cache_dtype", "record_trace")
 
 
-@with_options_of(EngineConfig, only=("kv_cache_dtype", "record_trace"))
+@with_options_of(ModelConfig, EngineConfig, only=_LLM_OPTIONS)
 def chat(
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
     max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
-    **engine_options: Any,
+    **options: Any,
 ) -> None:
     """Talk to a model; under each answer stands how much of the prompt was reused."""
     if sys.stdin is None:
@@ -31,11 +33,11 @@ def chat(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = Console()
     with console.status("loading the model"):
-        llm = LLM(model, **engine_options)
+        llm = LLM(model, **options)
     run_chat(Chat(llm, system, params), console)
 
 
-@with_options_of(EngineConfig, only=("kv_cache_dtype", "record_trace"))
+@with_options_of(ModelConfig, EngineConfig, only=_LLM_OPTIONS)
 def generate(
     prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
     model: Model = None,
@@ -47,7 +49,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
     beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
-    **engine_options: Any,
+    **options: Any,
 ) -> None:
     """Complete prompts and print the completions."""
     from radixkv import BeamSearchParams, SamplingParams
@@ -58,7 +60,7 @@ def generate(
     with Console(stderr=True).status("loading the model"):
         from radixkv import LLM
 
-        llm = LLM(model, **engine_options)
+        llm = LLM(model, **options)
     if beam_params is not None:
         for search in llm.beam_search(prompts, beam_params):
             for beam in search.sequences:

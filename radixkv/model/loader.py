@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +19,15 @@ from transformers.utils import logging as transformers_logging
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
-from radixkv.model.native import prepare_for_cpu
-from radixkv_cpu import library
+from radixkv.model.native import prepare_for_cpu, weights_of
+from radixkv_cpu import QuantisedWeight, library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
 # The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
 _BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def load_model(
     Raises:
         ModelLoadError: the model does not exist or cannot be read.
         UnsupportedModelError: the model cannot run over KV cache blocks.
-        ValueError: ``dtype``, ``device`` or ``max_model_len`` is impossible for this model and machine.
+        ValueError: ``dtype``, ``device``, ``max_model_len`` or ``quantization`` is impossible for this model and machine.
     """
     config = config or ModelConfig()
     target_device = _resolve_device(config.device)
@@ -83,7 +86,9 @@ def load_model(
     tokenizer, max_model_len = config.tokenizer, config.max_model_len
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
+        _check_quantization(config.quantization, model.device, model.dtype, native)
     else:
+        _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
         folder = _resolve_folder(model, progress or _print_progress)
         with _silence_transformers(), _load_errors(name):
@@ -96,7 +101,10 @@ def load_model(
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     if model.device.type == "cpu":
-        prepare_for_cpu(model, native)
+        num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+        prepare_for_cpu(model, native, config.quantization)
+        if config.quantization is not None:
+            _report_quantised(model, name, config.quantization, num_linears)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -107,6 +115,46 @@ def load_model(
         dtype=model.dtype,
         device=model.device,
     )
+
+
+def _check_quantization(quantization: str | None, device: torch.device, dtype: torch.dtype, native: bool) -> None:
+    """Refuse it where there is nothing that could compute with it.
+
+    Raises:
+        ValueError: says what is possible.
+    """
+    if quantization is None:
+        return
+    if device.type != "cpu":
+        obstacle = f"not on {device.type}: use a CPU"
+    elif not native:
+        obstacle = "not what torch's compiler traces: leave enable_torch_compile off"
+    elif dtype not in (torch.float32, torch.bfloat16):
+        obstacle = f"with float32 or bfloat16 inputs, not {str(dtype).removeprefix('torch.')}: use another dtype"
+    elif library() is None:
+        obstacle = "and none of its variants runs here"
+    else:
+        return
+    raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
+
+
+def _report_quantised(model: torch.nn.Module, name: str, quantization: str, num_linears: int) -> None:
+    """Write to the log how much of a model is quantised.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    weights = [weight for weight in weights_of(model) if isinstance(weight, QuantisedWeight)]
+    if not weights:
+        raise ValueError(
+            f"quantization: expected None for {name}, got {quantization!r}: of its {num_linears} linear layers, none has a "
+            "multiple of 32 inputs and is of a kind that can be replaced"
+        )
+    num_quantised, megabytes = (
+        sum(weight.num_weights for weight in weights),
+        sum(weight.nbytes for weight in weights) / 1e6,
+    )
+    _log.info("%s: %s in %d linear layers, whose weights take %.1f MB", name, quantization, num_quantised, megabytes)
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cpu_variants import each_variant, use
+from support.cpu_variants import assert_close, each_variant, use
 from torch.nn import functional
 
 from radixkv_cpu import ACTIVATIONS, PackedWeight
@@ -28,18 +28,6 @@ def num_inputs(data: st.DataObject, dtype: torch.dtype) -> int:
     if dtype == torch.bfloat16:
         return 32 * data.draw(st.integers(1, 5), label="inputs / 32")
     return data.draw(st.one_of(st.integers(1, 70), st.sampled_from([127, 160])), label="inputs")
-
-
-def assert_close(given: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor) -> None:
-    """Within a few roundings of sums in float32 of numbers of ``magnitude`` together, and one of the result.
-
-    bfloat16 has 8 bits: rounding to nearest is wrong by 2^-8 at most.
-    """
-    rounding = 2.0**-7.99 if given.dtype == torch.bfloat16 else 1e-6
-    bound = 3e-6 * magnitude + rounding * expected.abs() + 1e-37
-    assert given.shape == expected.shape
-    worst = ((given.double() - expected).abs() - bound).max()
-    assert worst <= 0, f"{worst} beyond the bound"
 
 
 @each_variant

@@ -76,7 +76,7 @@ def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: 
     load, open_ai = radixkv.LLM, openai.OpenAI
 
     def load_once(model: Any = None, **options: Any) -> radixkv.LLM:
-        defaults = {"kv_cache_dtype": "auto", "record_trace": None}
+        defaults = {"quantization": None, "kv_cache_dtype": "auto", "record_trace": None}
         return llm if model is None and options.items() <= defaults.items() else load(model, **options)
 
     def connect(base_url: str, api_key: str) -> openai.OpenAI:

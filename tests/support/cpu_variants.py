@@ -43,3 +43,15 @@ def guarded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def is_untouched(around: torch.Tensor) -> bool:
     return bool(around[:64].isnan().all() and around[-64:].isnan().all())
+
+
+def assert_close(given: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor) -> None:
+    """Within a few roundings of sums in float32 of numbers of ``magnitude`` together, and one of the result.
+
+    bfloat16 has 8 bits: rounding to nearest is wrong by 2^-8 at most.
+    """
+    rounding = 2.0**-7.99 if given.dtype == torch.bfloat16 else 1e-6
+    bound = 3e-6 * magnitude + rounding * expected.abs() + 1e-37
+    assert given.shape == expected.shape
+    worst = ((given.double() - expected).abs() - bound).max()
+    assert worst <= 0, f"{worst} beyond the bound"

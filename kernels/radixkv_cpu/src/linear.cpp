@@ -5,14 +5,14 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// With few rows a product takes as long as its weights take to be read, so each thread reads neighbouring panels once, in
-// order. With many rows a panel stays in the second-level cache while all rows pass it.
+// quantised.h says what quantised panels are. With few rows a product takes as long as its weights take to be read, so each
+// thread reads neighbouring panels once, in order. With many rows a panel stays in the second-level cache while all rows pass it.
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 
-#include "panel.h"
+#include "quantised.h"
 
 namespace radixkv {
 namespace {
@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kRowChunk = 288;
 
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
+
+enum class Format : int32_t { kFloat = 0, kInt8 = 8, kInt4 = 4 };
 
 struct Linear {
     const void* x;         // [rows, inputs], rows x_stride apart
@@ -31,6 +33,7 @@ struct Linear {
     int64_t rows, inputs, outputs, x_stride, out_stride, residual_stride;
     // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
     Activation activation;
+    Format format;  // by its bits
 };
 
 F32 activate(Activation kind, F32 x) {
@@ -64,14 +67,37 @@ void write_row(const Linear& linear, int64_t row, int64_t column, const float* s
     }
 }
 
+// Products with one thread's panels of floats.
 template <typename T>
+class FloatProduct {
+   public:
+    static int64_t panel_bytes(int64_t inputs) { return inputs * kPanel * sizeof(T); }
+
+    // sums[row][0..31] = x[row] . panel; sums of rows are next to each other.
+    void multiply(int64_t rows, const T* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
+        const auto* weights = reinterpret_cast<const T*>(panel);
+        product_.multiply(rows, x, stride, weights, inputs, sums, kPanel, false, weights + inputs * kPanel);
+    }
+
+    void multiply_packed(int64_t rows, const T* packed, const uint8_t* panel, int64_t inputs, float* sums) {
+        const auto* weights = reinterpret_cast<const T*>(panel);
+        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>)
+            product_.multiply_packed(rows, packed, inputs, start, std::min(kPanelDepth<T>, inputs - start), weights + start * kPanel, sums,
+                                     kPanel);
+    }
+
+   private:
+    PanelProduct<T> product_;
+};
+
+template <typename T, typename Product>
 void run(const Linear& linear) {
     const bool gated = linear.activation != Activation::kNone;
     const int panels_per_unit = gated ? 2 : 1;
     const int64_t units = (linear.outputs + kPanel - 1) / kPanel;
     const int64_t chunks = (linear.rows + kRowChunk - 1) / kRowChunk;
     const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
-    const int64_t panel_size = linear.inputs * kPanel;
+    const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
     const bool packs = PanelProduct<T>::packs(chunk_rows);
     Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
 #pragma omp parallel
@@ -82,7 +108,7 @@ void run(const Linear& linear) {
                 PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, linear.rows - row), static_cast<const T*>(linear.x) + row * linear.x_stride,
                                       linear.x_stride, linear.inputs, x_packed.get() + row * linear.inputs);
         }
-        PanelProduct<T> product;
+        Product product;
         Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < units * chunks; task++) {
@@ -92,12 +118,12 @@ void run(const Linear& linear) {
             const T* x = static_cast<const T*>(linear.x) + first * linear.x_stride;
             for (int i = 0; i < panels_per_unit; i++) {
                 const int64_t panel = unit * panels_per_unit + i;
-                const T* weights = static_cast<const T*>(linear.weight) + panel * panel_size;
+                const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
                 float* to = sums.get() + i * chunk_rows * kPanel;
                 if (packs)
-                    product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to, kPanel);
+                    product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to);
                 else
-                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to, kPanel, weights + panel_size);
+                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to);
             }
             const float* last = sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel;
             for (int64_t row = 0; row < rows; row++) {
@@ -105,6 +131,18 @@ void run(const Linear& linear) {
                 write_row<T>(linear, first + row, unit * kPanel, last + row * kPanel, gate);
             }
         }
+    }
+}
+
+template <typename T>
+void run(const Linear& linear) {
+    switch (linear.format) {
+        case Format::kInt8:
+            return run<T, QuantisedProduct<T, Int8>>(linear);
+        case Format::kInt4:
+            return run<T, QuantisedProduct<T, Int4>>(linear);
+        default:
+            return run<T, FloatProduct<T>>(linear);
     }
 }
 

@@ -49,6 +49,15 @@ struct StridedRows {
     static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
 };
 
+#if defined(__AVX512BF16__)
+// The two inputs that a word holds, in every word.
+inline __m512bh broadcast_pair(const BF16* from) {
+    int32_t two;
+    std::memcpy(&two, from, sizeof two);
+    return (__m512bh)_mm512_set1_epi32(two);
+}
+#endif
+
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
 template <int ROWS, template <int> typename Rows>
 void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
@@ -81,9 +90,7 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
             const __m512bh low = (__m512bh)_mm512_loadu_si512(line), high = (__m512bh)_mm512_loadu_si512(line + kPanel);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                int32_t two;
-                std::memcpy(&two, x + Rows<ROWS>::at(row, pair + chain, stride / 2) * 2, sizeof two);
-                const __m512bh input = (__m512bh)_mm512_set1_epi32(two);
+                const __m512bh input = broadcast_pair(x + Rows<ROWS>::at(row, pair + chain, stride / 2) * 2);
                 total[chain][row][0] = _mm512_dpbf16_ps(total[chain][row][0], input, low);
                 total[chain][row][1] = _mm512_dpbf16_ps(total[chain][row][1], input, high);
             }
@@ -216,9 +223,9 @@ class Tiles {
 template <typename T>
 class PanelProduct {
    public:
-    // sums[row][0..31] = x[row] . panel. Rows are stride and sum_stride apart. Another panel, or null, is read `next`.
+    // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. Another panel, or null, is read `next`.
     void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
-                  const T* next = nullptr) {
+                  bool add = false, const T* next = nullptr) {
         const int64_t block = rows_at_once(rows);
         Ahead ahead(next, inputs * kPanel * int64_t(sizeof(T)), (rows + block - 1) / block * ((inputs + 31) / 32));
         // What many rows pass again and again should stay in the first-level cache.
@@ -227,7 +234,7 @@ class PanelProduct {
             const int64_t count = std::min(depth, inputs - start);
             for (int64_t row = 0; row < rows; row += block)
                 multiply_block(int(std::min(block, rows - row)), x + row * stride + start, stride, panel + start * kPanel, count,
-                               sums + row * sum_stride, sum_stride, start > 0, ahead);
+                               sums + row * sum_stride, sum_stride, add || start > 0, ahead);
         }
     }
 
@@ -241,15 +248,13 @@ class PanelProduct {
             for (int64_t row = 0; row < rows; row++, to += kWord) std::memcpy(static_cast<void*>(to), x + row * stride + k, 4);
     }
 
-    // As `multiply`, with rows packed `kMaxRows` at a time.
-    void multiply_packed(int64_t rows, const T* packed, const T* panel, int64_t inputs, float* sums, int64_t sum_stride) {
-        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
-            const int64_t count = std::min(kPanelDepth<T>, inputs - start);
-            for (int64_t row = 0; row < rows; row += kMaxRows) {
-                const int64_t num_rows = std::min<int64_t>(kMaxRows, rows - row);
-                multiply_rows<PackedRows, T>(int(num_rows), packed + row * inputs + start * num_rows, 0, panel + start * kPanel, count,
-                                             sums + row * sum_stride, sum_stride, start > 0);
-            }
+    // As `multiply`, with rows packed `kMaxRows` at a time, of whose inputs the panel holds `count` from `start` on.
+    static void multiply_packed(int64_t rows, const T* packed, int64_t inputs, int64_t start, int64_t count, const T* panel, float* sums,
+                                int64_t sum_stride) {
+        for (int64_t row = 0; row < rows; row += kMaxRows) {
+            const int64_t num_rows = std::min<int64_t>(kMaxRows, rows - row);
+            multiply_rows<PackedRows, T>(int(num_rows), packed + row * inputs + start * num_rows, 0, panel, count, sums + row * sum_stride,
+                                         sum_stride, start > 0);
         }
     }
 

@@ -6,10 +6,12 @@ need not know every model that it fits, and what it does not fit stays as transf
     linear      nn.Linear: weights packed into panels
     norm        RMS norms, whatever class they are of
     mlp         down(activation(gate(x)) * up(x))
+    weights     as they are, or quantised
     attention   query, key and value projected at once, normed and turned in place, attended, projected
     replace     finds the modules, compares, replaces
 """
 
 from radixkv.model.native.replace import prepare_for_cpu
+from radixkv.model.native.weights import weights_of
 
-__all__ = ["prepare_for_cpu"]
+__all__ = ["prepare_for_cpu", "weights_of"]

@@ -10,7 +10,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv_cpu import PackedWeight, rms_norm, rope_
+from radixkv.model.native.weights import make_weight
+from radixkv_cpu import rms_norm, rope_
 
 # What an attention function is told of a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
@@ -22,9 +23,10 @@ class NativeSelfAttention(nn.Module):
     Args:
         attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
         options: those of `OPTIONS` that the module gives its attention function.
+        quantization: of the weights; see `make_weight`.
     """
 
-    def __init__(self, attention: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(self, attention: nn.Module, options: dict[str, Any], quantization: str | None = None) -> None:
         super().__init__()
         parts: dict[str, Any] = dict(attention.named_children())
         query, key, value, output = (parts[f"{name}_proj"] for name in "qkvo")
@@ -36,8 +38,9 @@ class NativeSelfAttention(nn.Module):
         # What transformers' own attention functions read of a module.
         self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
         self.is_causal = True
-        self._project = PackedWeight([p.weight for p in (query, key, value)], [p.bias for p in (query, key, value)])
-        self._project_back = PackedWeight([output.weight], [output.bias])
+        together = (query, key, value)
+        self._project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantization)
+        self._project_back = make_weight([output.weight], [output.bias], None, quantization)
         self._norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
         if "q_norm" in parts:
             self._norms = parts["q_norm"], parts["k_norm"]

@@ -5,18 +5,23 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from radixkv.model.native.weights import make_weight
 from radixkv.model.packed_linear import is_unchanged
-from radixkv_cpu import PackedWeight, is_packable
+from radixkv_cpu import is_packable
 
 
 class NativeLinear(nn.Module):
-    """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept."""
+    """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    Args:
+        quantization: of the weight; see `make_weight`.
+    """
+
+    def __init__(self, linear: nn.Linear, quantization: str | None = None) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = PackedWeight([linear.weight], [linear.bias])
+        self._packed = make_weight([linear.weight], [linear.bias], quantization=quantization)
         # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from radixkv.model.native.linear import is_replaceable
-from radixkv_cpu import PackedWeight
+from radixkv.model.native.weights import make_weight
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -24,17 +24,19 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class NativeGatedMLP(nn.Module):
     """Both projections up in one product, whose results meet before they are written."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str) -> None:
+    def __init__(
+        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantization: str | None
+    ) -> None:
         super().__init__()
-        self._gate_up = PackedWeight([gate.weight, up.weight], activation=activation)
-        self._down = PackedWeight([down.weight], [down.bias])
+        self._gate_up = make_weight([gate.weight, up.weight], (), activation, quantization)
+        self._down = make_weight([down.weight], [down.bias], None, quantization)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._down.multiply(self._gate_up.multiply(x))
 
 
-def native_mlp(module: nn.Module) -> NativeGatedMLP | None:
-    """What would compute the same if the module is a gated MLP; None if it has other parts."""
+def native_mlp(module: nn.Module, quantization: str | None = None) -> NativeGatedMLP | None:
+    """What would compute the same if the module is a gated MLP, but for quantisation; None if it has other parts."""
     children: dict[str, Any] = dict(module.named_children())
     gate, up, down = (children.pop(f"{name}_proj", None) for name in ("gate", "up", "down"))
     if any(part is None or not is_replaceable(part) for part in (gate, up, down)):
@@ -44,7 +46,7 @@ def native_mlp(module: nn.Module) -> NativeGatedMLP | None:
     activation = _name_of(getattr(module, "act_fn", None))
     if activation is None or any(True for child in children.values() for _ in child.parameters()):
         return None
-    return NativeGatedMLP(gate, up, down, activation)
+    return NativeGatedMLP(gate, up, down, activation, quantization)
 
 
 def _name_of(activation: Any) -> str | None:

@@ -37,22 +37,28 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True) -> None:
+def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, quantization: str | None = None) -> None:
     """Replace what can be replaced; the linear layers that are left are packed for torch's own matrix kernels.
 
     Args:
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
+        quantization: of the weights of linear layers that compiled code stands in for, a key of
+            `radixkv_cpu.QUANTIZATIONS`. What is compared is the layer before it is quantised: a pattern that fits computes
+            the same with other weights. The output head has 8 bits at least: each of its errors is one of a logit.
     """
     options: dict[int, dict[str, Any]] = {}
     with torch.inference_mode(), _probe_attention(model, options):
         if native and library() is not None and model.dtype in _TOLERANCES:
             _replace_norms(model, _record(model, lambda module: bool(native_norms(module))))
-            _replace_mlps(model, _record(model, lambda module: hasattr(module, "gate_proj")))
-            _replace_attention(model, _record(model, is_candidate), options)
+            _replace_mlps(model, _record(model, lambda module: hasattr(module, "gate_proj")), quantization)
+            _replace_attention(model, _record(model, is_candidate), options, quantization)
+            head = model.get_output_embeddings()
             for parent, name, child in _children(model):
                 if isinstance(child, nn.Linear) and is_replaceable(child):
-                    setattr(parent, name, NativeLinear(child))
+                    setattr(
+                        parent, name, NativeLinear(child, quantization and ("int8" if child is head else quantization))
+                    )
         pack_linears(model, lambda: _compute_a_few_tokens(model))
 
 
@@ -65,19 +71,24 @@ def _replace_norms(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
                 setattr(parent, name, norm)
 
 
-def _replace_mlps(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
+def _replace_mlps(model: nn.Module, calls: dict[nn.Module, _Call], quantization: str | None) -> None:
     for parent, name, child in _children(model):
         if child in calls:
             mlp = native_mlp(child)
             if mlp is not None and _error(mlp, child, calls[child]) <= 1:
-                setattr(parent, name, mlp)
+                setattr(parent, name, mlp if quantization is None else native_mlp(child, quantization))
 
 
-def _replace_attention(model: nn.Module, calls: dict[nn.Module, _Call], options: dict[int, dict[str, Any]]) -> None:
+def _replace_attention(
+    model: nn.Module, calls: dict[nn.Module, _Call], options: dict[int, dict[str, Any]], quantization: str | None
+) -> None:
     for parent, name, child in _children(model):
         if child in calls and child.layer_idx in options:
-            attention = NativeSelfAttention(child, options[int(child.layer_idx)])
+            given = options[int(child.layer_idx)]
+            attention = NativeSelfAttention(child, given)
             if _error(attention, child, calls[child]) <= 1:
+                if quantization is not None:
+                    attention = NativeSelfAttention(child, given, quantization)
                 setattr(parent, name, attention)
 
 
