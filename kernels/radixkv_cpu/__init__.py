@@ -7,9 +7,11 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     linear        products with packed weights
     quantised     packed weights of 8 or 4 bits
     attention     partial results over ranges of keys, merged
+    layer         a decoder layer in one call, of all these
     elementwise   norms, rotary positions, writing into the cache
     checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
+      calls.h       the functions and their arguments
       simd.h        sixteen lanes of float32
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       quantised.h   panels of integers
@@ -20,6 +22,7 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 
 from radixkv_cpu.attention import PagedAttention
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
+from radixkv_cpu.layer import DecoderLayer, RMSNorm
 from radixkv_cpu.library import VARIANTS, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
@@ -28,10 +31,12 @@ __all__ = [
     "ACTIVATIONS",
     "QUANTIZATIONS",
     "VARIANTS",
+    "DecoderLayer",
     "PackedWeight",
     "PagedAttention",
     "Quantised",
     "QuantisedWeight",
+    "RMSNorm",
     "Weight",
     "dequantise",
     "is_packable",

@@ -25,7 +25,7 @@ _INT32, _INT64, _UINT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.ui
 
 
 class _Attention(ctypes.Structure):
-    """`Attention` of ``src/attention.cpp``."""
+    """`Attention` of ``src/calls.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -48,6 +48,11 @@ class PagedAttention:
 
     Raises:
         ValueError: an array is of another type or shape, or a range reaches beyond rows, tables or a table's blocks.
+
+    Attributes:
+        num_rows: query rows.
+        block_size: tokens per block.
+        address: of the `Attention` of ``src/calls.h`` that holds what is the same for all layers; valid while this object is.
     """
 
     def __init__(
@@ -74,8 +79,8 @@ class PagedAttention:
             blocks_per_table=block_ids.shape[1],
             block_size=block_size,
         )
-        self._num_rows, self._block_size = len(positions), block_size
-        self._address = ctypes.addressof(self._call)
+        self.num_rows, self.block_size = len(positions), block_size
+        self.address = ctypes.addressof(self._call)
         self._run = require_library().attention
 
     def attend(
@@ -116,8 +121,8 @@ class PagedAttention:
             or not (keys.is_contiguous() and values.is_contiguous())
             or not (len(shape) == 3 and len(key_shape) == len(value_shape) == 4)
             or stride[2] != 1
-            or shape[0] != self._num_rows
-            or key_shape[1] != self._block_size
+            or shape[0] != self.num_rows
+            or key_shape[1] != self.block_size
             or not (
                 key_shape[0] == value_shape[0] and key_shape[1] == value_shape[1] and key_shape[2] == value_shape[2]
             )
@@ -148,14 +153,14 @@ class PagedAttention:
         call.query_row_stride, call.query_head_stride = stride[0], stride[1]
         call.out_row_stride = num_query_heads * value_dim
         call.window, call.scale, call.softcap = window or 0, scale, softcap or 0.0
-        self._run(self._address, is_bf16)
+        self._run(self.address, is_bf16)
         return out
 
     def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        check_tensor("keys", keys, [None, self._block_size, None, None], tuple(IS_BF16))
+        check_tensor("keys", keys, [None, self.block_size, None, None], tuple(IS_BF16))
         num_blocks, _, num_kv_heads, key_dim = keys.shape
-        check_tensor("values", values, [num_blocks, self._block_size, num_kv_heads, None], [keys.dtype])
-        check_tensor("query", query, [self._num_rows, None, key_dim], [keys.dtype], 1)
+        check_tensor("values", values, [num_blocks, self.block_size, num_kv_heads, None], [keys.dtype])
+        check_tensor("query", query, [self.num_rows, None, key_dim], [keys.dtype], 1)
         if not num_kv_heads or query.shape[1] % num_kv_heads:
             raise ValueError(f"query: expected a multiple of the cache's {num_kv_heads} heads, got {list(query.shape)}")
 

@@ -11,17 +11,17 @@ from radixkv_cpu.library import require_library
 
 
 class _Norm(ctypes.Structure):
-    """`Norm` of ``src/elementwise.cpp``."""
+    """`Norm` of ``src/calls.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("rows", "groups", "dim", "x_stride", "out_stride")),
+        *((name, ctypes.c_int64) for name in ("rows", "groups", "dim", "stride")),
         ("epsilon", ctypes.c_float),
     )
 
 
 class _Rope(ctypes.Structure):
-    """`Rope` of ``src/elementwise.cpp``."""
+    """`Rope` of ``src/calls.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "cos", "sin")),
@@ -33,7 +33,7 @@ class _Rope(ctypes.Structure):
 
 
 class _Write(ctypes.Structure):
-    """`Write` of ``src/elementwise.cpp``."""
+    """`Write` of ``src/calls.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("key", "value", "keys", "values", "slots")),
@@ -78,7 +78,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
         if len(shape) != 3 or strides[1] != dim or strides[2] != 1:
             check_tensor("x", x, [None, None, None], [x.dtype], 2)
         rows, groups, stride = shape[0], shape[1], strides[0]
-    call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, groups, dim, stride, stride, epsilon)
+    call = _Norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, groups, dim, stride, epsilon)
     require_library().rms_norm(ctypes.addressof(call), is_bf16)
     return out
 
@@ -167,7 +167,7 @@ def write_cache(
         rows, num_kv_heads, key_dim * size, value_shape[2] * size,
         stride[0] * size, stride[1] * size, value_stride[0] * size, value_stride[1] * size,
     )  # fmt: skip
-    require_library().write(ctypes.addressof(call))
+    require_library().write(ctypes.addressof(call), IS_BF16.get(dtype, False))
 
 
 def _check_write(

@@ -37,8 +37,8 @@ class Library:
         self.attention = self._function("attention")
         self.rms_norm = self._function("rms_norm")
         self.rope = self._function("rope")
-        self.write = self._dll.radixkv_write
-        self.write.argtypes, self.write.restype = [ctypes.c_void_p], None
+        self.write = self._function("write")
+        self.layer = self._function("layer")
 
     def _function(self, name: str) -> Callable[[int, bool], None]:
         function = getattr(self._dll, f"radixkv_{name}")

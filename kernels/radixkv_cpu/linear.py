@@ -19,14 +19,11 @@ _BF16_INPUTS = 32
 
 
 class _Linear(ctypes.Structure):
-    """`Linear` of ``src/linear.cpp``."""
+    """`Linear` of ``src/calls.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("rows", "inputs", "outputs", "x_stride", "out_stride", "residual_stride")
-        ),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
         ("activation", ctypes.c_int32),
         ("bits", ctypes.c_int32),
     )
@@ -66,15 +63,17 @@ class Weight:
             bias=None if self._bias is None else self._bias.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
-            x_stride=self.in_features,
-            out_stride=self.out_features,
-            residual_stride=self.out_features,
             activation=ACTIVATIONS[activation] if activation else 0,
             bits=bits,
         )
         self._input_shape = (self.in_features,)
         self._is_bf16 = IS_BF16[self.dtype]
         self._run = require_library().linear
+
+    @property
+    def address(self) -> int:
+        """Of the `Linear` of ``src/calls.h`` that holds all but what a product is of; valid while this object is."""
+        return ctypes.addressof(self._call)
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
+from radixkv.attention.native import NativeAttention
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -35,6 +36,7 @@ from radixkv.model.loader import LoadedModel
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
+    from radixkv_cpu import PagedAttention
 
 ATTENTION_NAME = "radixkv"
 
@@ -91,6 +93,7 @@ class ModelRunner:
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
         self._attend: Attend | None = None
+        self._native: NativeAttention | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
         self._layer_of: dict[int, int] = {}
@@ -166,7 +169,11 @@ class ModelRunner:
         keep = _ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
-        logits = self._forward(token_ids, batch.positions, rows, batch.attend)
+        self._native = batch if isinstance(batch, NativeAttention) else None
+        try:
+            logits = self._forward(token_ids, batch.positions, rows, batch.attend)
+        finally:
+            self._native = None
         return logits[: len(keep)].float()
 
     def _token_ids(
@@ -197,6 +204,12 @@ class ModelRunner:
         if self._attend is None:
             return self._probe_layer(layer_idx, query, key, value)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
+
+    def native_batch(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention] | None:
+        """A layer's keys and values, where new ones go, and attention over the batch; None where torch or Triton attends."""
+        if self._native is None:
+            return None
+        return *self._native.cache(self._layer_of[layer_idx]), self._native.slots, self._native.paged
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None

@@ -13,6 +13,7 @@
 
 #include <vector>
 
+#include "calls.h"
 #include "panel.h"
 
 namespace radixkv {
@@ -23,22 +24,6 @@ constexpr int kTileRows = 96;     // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;      // up to so many, a task is for all heads: it takes as long as its keys take to be read
 constexpr int64_t kChunk = 128;   // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of others
-
-struct Attention {
-    const void* query;  // [rows, query heads, key dim], by strides
-    const void* keys;   // [blocks, block size, kv heads, key dim]
-    const void* values;
-    void* out;  // [rows, query heads, value dim]
-    const float* sinks;  // [query heads], or null
-    const int32_t* block_ids;  // [tables, blocks]
-    const int64_t* positions;  // [rows]
-    const int64_t *row_start, *row_stop, *table, *key_start, *key_stop;  // [ranges]
-    int64_t num_ranges, num_rows, blocks_per_table, block_size;
-    int64_t num_query_heads, num_kv_heads, key_dim, value_dim;
-    int64_t query_row_stride, query_head_stride, out_row_stride;
-    int64_t window;  // how many keys up to its own a row sees; 0: all
-    float scale, softcap;  // softcap 0: none
-};
 
 struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;

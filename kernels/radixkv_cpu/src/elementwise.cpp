@@ -1,5 +1,6 @@
 // What stands between the products of a layer: norms, rotary positions, and new keys and values on their way into the cache.
 
+#include "calls.h"
 #include "simd.h"
 
 namespace radixkv {
@@ -8,42 +9,13 @@ namespace {
 // Rows are worth a second thread from so many elements on.
 constexpr int64_t kParallel = 1 << 14;
 
-struct Norm {
-    const void* x;       // [rows, dim], rows x_stride apart
-    const float* weight;  // [dim], what a normalised row is multiplied by
-    void* out;            // [rows, dim], may be x
-    int64_t rows, groups, dim;  // a row is `groups` vectors of `dim`, normalised apart, with the same weight
-    int64_t x_stride, out_stride;
-    float epsilon;
-};
-
-struct Rope {
-    void* query;  // [rows, query heads, dim], turned in place, rows row_stride apart
-    void* key;    // [rows, kv heads, dim], likewise
-    const void* cos;  // [rows, rotary dim]
-    const void* sin;
-    int64_t rows, num_query_heads, num_kv_heads, dim, rotary_dim;
-    int64_t row_stride;
-};
-
-struct Write {
-    const void* key;    // [rows, kv heads, key dim], by strides
-    const void* value;  // [rows, kv heads, value dim], by strides
-    void* keys;    // [slots, kv heads, key dim]
-    void* values;  // [slots, kv heads, value dim]
-    const int64_t* slots;  // [rows]
-    int64_t rows, num_kv_heads;
-    int64_t key_bytes, value_bytes;  // of one head
-    int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;  // bytes
-};
-
 template <typename T>
 void norm(const Norm& call) {
 #pragma omp parallel for schedule(static) if (call.rows * call.groups * call.dim >= kParallel)
     for (int64_t i = 0; i < call.rows * call.groups; i++) {
         const int64_t row = i / call.groups, group = i % call.groups;
-        const T* x = static_cast<const T*>(call.x) + row * call.x_stride + group * call.dim;
-        T* out = static_cast<T*>(call.out) + row * call.out_stride + group * call.dim;
+        const T* x = static_cast<const T*>(call.x) + row * call.stride + group * call.dim;
+        T* out = static_cast<T*>(call.out) + row * call.stride + group * call.dim;
         F32 squares{};
         for (int64_t d = 0; d < call.dim; d += kLanes) {
             const F32 v = load_part(x + d, call.dim - d);
@@ -84,12 +56,11 @@ void rope(const Rope& call) {
 
 using namespace radixkv;
 
-
 RADIXKV_API void radixkv_rms_norm(const Norm* call, int32_t is_bf16) { is_bf16 ? norm<BF16>(*call) : norm<float>(*call); }
 
 RADIXKV_API void radixkv_rope(const Rope* call, int32_t is_bf16) { is_bf16 ? rope<BF16>(*call) : rope<float>(*call); }
 
-RADIXKV_API void radixkv_write(const Write* call) {
+RADIXKV_API void radixkv_write(const Write* call, int32_t) {
     const int64_t bytes = call->rows * call->num_kv_heads * (call->key_bytes + call->value_bytes);
 #pragma omp parallel for schedule(static) if (bytes >= 4 * kParallel)
     for (int64_t row = 0; row < call->rows; row++) {

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "calls.h"
 #include "quantised.h"
 
 namespace radixkv {
@@ -19,22 +20,6 @@ namespace {
 
 // Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache. Whole blocks of rows.
 constexpr int64_t kRowChunk = 288;
-
-enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
-
-enum class Format : int32_t { kFloat = 0, kInt8 = 8, kInt4 = 4 };
-
-struct Linear {
-    const void* x;         // [rows, inputs], rows x_stride apart
-    const void* weight;    // packed
-    const void* bias;      // [features], or null
-    const void* residual;  // [rows, outputs], added to the result, or null
-    void* out;             // [rows, outputs]
-    int64_t rows, inputs, outputs, x_stride, out_stride, residual_stride;
-    // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
-    Activation activation;
-    Format format;  // by its bits
-};
 
 F32 activate(Activation kind, F32 x) {
     switch (kind) {
@@ -54,10 +39,10 @@ F32 activate(Activation kind, F32 x) {
 
 template <typename T>
 void write_row(const Linear& linear, int64_t row, int64_t column, const float* sums, const float* gate) {
-    auto* out = static_cast<T*>(linear.out) + row * linear.out_stride + column;
+    auto* out = static_cast<T*>(linear.out) + row * linear.outputs + column;
     const int64_t count = linear.outputs - column;
     const auto* bias = linear.bias ? static_cast<const T*>(linear.bias) + column : nullptr;
-    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + row * linear.residual_stride + column : nullptr;
+    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + row * linear.outputs + column : nullptr;
     for (int at = 0; at < kPanel; at += kLanes) {
         F32 value = load(sums + at);
         if (gate) value *= activate(linear.activation, load(gate + at));
@@ -105,8 +90,8 @@ void run(const Linear& linear) {
         if (packs) {
 #pragma omp for schedule(static)
             for (int64_t row = 0; row < linear.rows; row += kMaxRows)
-                PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, linear.rows - row), static_cast<const T*>(linear.x) + row * linear.x_stride,
-                                      linear.x_stride, linear.inputs, x_packed.get() + row * linear.inputs);
+                PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, linear.rows - row), static_cast<const T*>(linear.x) + row * linear.inputs,
+                                      linear.inputs, linear.inputs, x_packed.get() + row * linear.inputs);
         }
         Product product;
         Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
@@ -115,7 +100,7 @@ void run(const Linear& linear) {
             // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
             const int64_t unit = task % units, first = task / units * kRowChunk;
             const int64_t rows = std::min(linear.rows - first, kRowChunk);
-            const T* x = static_cast<const T*>(linear.x) + first * linear.x_stride;
+            const T* x = static_cast<const T*>(linear.x) + first * linear.inputs;
             for (int i = 0; i < panels_per_unit; i++) {
                 const int64_t panel = unit * panels_per_unit + i;
                 const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
@@ -123,7 +108,7 @@ void run(const Linear& linear) {
                 if (packs)
                     product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to);
                 else
-                    product.multiply(rows, x, linear.x_stride, weights, linear.inputs, to);
+                    product.multiply(rows, x, linear.inputs, weights, linear.inputs, to);
             }
             const float* last = sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel;
             for (int64_t row = 0; row < rows; row++) {

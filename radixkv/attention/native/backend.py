@@ -34,16 +34,21 @@ class NativeBackend(HostBackend):
 
 
 class NativeAttention:
-    """Attention over one batch for all layers; an `AttentionBatch`."""
+    """Attention over one batch for all layers; an `AttentionBatch`.
+
+    Attributes:
+        paged: what carries it out.
+        slots: int64 ``[rows]``: where the new keys and values go.
+    """
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
         self.order = plan.order
         self.row_starts = plan.row_starts
         self.positions = torch.from_numpy(plan.positions)
         self._pool = pool
-        self._slots = torch.from_numpy(plan.slots)
+        self.slots = torch.from_numpy(plan.slots)
         ranges = plan.ranges
-        self._paged = PagedAttention(
+        self.paged = PagedAttention(
             np.stack((ranges.row_start, ranges.row_stop)),
             ranges.table,
             np.stack((ranges.key_start, ranges.key_stop)),
@@ -52,14 +57,18 @@ class NativeAttention:
             plan.block_size,
         )
 
+    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pool's keys and values of a layer."""
+        return self._pool.keys[layer], self._pool.values[layer]
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self._slots)
+        keys, values = self.cache(layer)
+        write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self.slots)
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
-        output = self._paged.attend(
+        output = self.paged.attend(
             _contiguous_heads(query), keys, values,
             scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
         )  # fmt: skip

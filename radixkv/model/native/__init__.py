@@ -8,6 +8,7 @@ need not know every model that it fits, and what it does not fit stays as transf
     mlp         down(activation(gate(x)) * up(x))
     weights     as they are, or quantised
     attention   query, key and value projected at once, normed and turned in place, attended, projected
+    layer       all of a decoder layer, in one call
     replace     finds the modules, compares, replaces
 """
 

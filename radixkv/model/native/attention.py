@@ -39,12 +39,12 @@ class NativeSelfAttention(nn.Module):
         self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
         self.is_causal = True
         together = (query, key, value)
-        self._project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantization)
-        self._project_back = make_weight([output.weight], [output.bias], None, quantization)
-        self._norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
+        self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantization)
+        self.project_back = make_weight([output.weight], [output.bias], None, quantization)
+        self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
         if "q_norm" in parts:
-            self._norms = parts["q_norm"], parts["k_norm"]
-        self._options = options
+            self.norms = parts["q_norm"], parts["k_norm"]
+        self.options = options
 
     def forward(
         self,
@@ -54,17 +54,17 @@ class NativeSelfAttention(nn.Module):
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
         num_query, num_kv, dim = self.num_query_heads, self.num_kv_heads, self.head_dim
-        projected = self._project.multiply(hidden_states)[0].unflatten(-1, (num_query + 2 * num_kv, dim))
+        projected = self.project.multiply(hidden_states)[0].unflatten(-1, (num_query + 2 * num_kv, dim))
         query, key, value = projected.split((num_query, num_kv, num_kv), dim=1)
-        if self._norms is not None:
-            for part, norm in zip((query, key), self._norms, strict=True):
+        if self.norms is not None:
+            for part, norm in zip((query, key), self.norms, strict=True):
                 rms_norm(part, norm.scale, norm.epsilon, out=part)
         cos, sin = position_embeddings
         rope_(query, key, cos[0], sin[0])
         heads_first = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        output, _ = attend(self, *heads_first, None, **self._options)
-        return self._project_back.multiply(output.flatten(-2)), None
+        output, _ = attend(self, *heads_first, None, **self.options)
+        return self.project_back.multiply(output.flatten(-2)), None
 
 
 def is_candidate(module: nn.Module) -> bool:

@@ -28,25 +28,25 @@ class NativeGatedMLP(nn.Module):
         self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantization: str | None
     ) -> None:
         super().__init__()
-        self._gate_up = make_weight([gate.weight, up.weight], (), activation, quantization)
-        self._down = make_weight([down.weight], [down.bias], None, quantization)
+        self.gate_up = make_weight([gate.weight, up.weight], (), activation, quantization)
+        self.down = make_weight([down.weight], [down.bias], None, quantization)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down.multiply(self._gate_up.multiply(x))
+        return self.down.multiply(self.gate_up.multiply(x))
 
 
-def native_mlp(module: nn.Module, quantization: str | None = None) -> NativeGatedMLP | None:
-    """What would compute the same if the module is a gated MLP, but for quantisation; None if it has other parts."""
+def native_mlps(module: nn.Module, quantization: str | None = None) -> list[NativeGatedMLP]:
+    """What would compute the same if the module is a gated MLP, but for quantisation; nothing if it has other parts."""
     children: dict[str, Any] = dict(module.named_children())
     gate, up, down = (children.pop(f"{name}_proj", None) for name in ("gate", "up", "down"))
     if any(part is None or not is_replaceable(part) for part in (gate, up, down)):
-        return None
+        return []
     if gate.bias is not None or up.bias is not None or gate.weight.shape != up.weight.shape:
-        return None
+        return []
     activation = _name_of(getattr(module, "act_fn", None))
     if activation is None or any(True for child in children.values() for _ in child.parameters()):
-        return None
-    return NativeGatedMLP(gate, up, down, activation, quantization)
+        return []
+    return [NativeGatedMLP(gate, up, down, activation, quantization)]
 
 
 def _name_of(activation: Any) -> str | None:

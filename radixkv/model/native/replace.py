@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,17 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface
 
-from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
+from radixkv.model.native import attention, layer
+from radixkv.model.native.attention import OPTIONS, NativeSelfAttention
 from radixkv.model.native.linear import NativeLinear, is_replaceable
-from radixkv.model.native.mlp import native_mlp
+from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
 from radixkv.model.packed_linear import is_unchanged, pack_linears
 from radixkv_cpu import library
+
+_IsWanted = Callable[[nn.Module], bool]
+# What could stand in for a module, with weights as they are or quantised.
+_Make = Callable[[nn.Module, str | None], Sequence[nn.Module]]
 
 _PROBE_NAME = "radixkv_probe"
 # The length of the difference to what the original gives for a token, relative to the length of that.
@@ -44,15 +49,21 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
         quantization: of the weights of linear layers that compiled code stands in for, a key of
-            `radixkv_cpu.QUANTIZATIONS`. What is compared is the layer before it is quantised: a pattern that fits computes
-            the same with other weights. The output head has 8 bits at least: each of its errors is one of a logit.
+            `radixkv_cpu.QUANTIZATIONS`. The output head has 8 bits at least: each of its errors is one of a logit.
     """
+
+    def make_attention(module: nn.Module, quantization: str | None) -> list[nn.Module]:
+        given = options.get(int(module.layer_idx))  # type: ignore[arg-type]
+        return [] if given is None else [NativeSelfAttention(module, given, quantization)]
+
     options: dict[int, dict[str, Any]] = {}
     with torch.inference_mode(), _probe_attention(model, options):
         if native and library() is not None and model.dtype in _TOLERANCES:
-            _replace_norms(model, _record(model, lambda module: bool(native_norms(module))))
-            _replace_mlps(model, _record(model, lambda module: hasattr(module, "gate_proj")), quantization)
-            _replace_attention(model, _record(model, is_candidate), options, quantization)
+            # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
+            _replace(model, lambda module: bool(native_norms(module)), lambda module, _: native_norms(module), None)
+            _replace(model, lambda module: hasattr(module, "gate_proj"), native_mlps, quantization)
+            _replace(model, attention.is_candidate, make_attention, quantization)
+            _replace(model, layer.is_candidate, lambda module, _: [layer.native_layer(module)], None)
             head = model.get_output_embeddings()
             for parent, name, child in _children(model):
                 if isinstance(child, nn.Linear) and is_replaceable(child):
@@ -62,34 +73,22 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
         pack_linears(model, lambda: _compute_a_few_tokens(model))
 
 
-def _replace_norms(model: nn.Module, calls: dict[nn.Module, _Call]) -> None:
+def _replace(model: transformers.PreTrainedModel, is_wanted: _IsWanted, make: _Make, quantization: str | None) -> None:
+    """Replace wanted modules by what gives the same for random input.
+
+    Args:
+        make: what could stand in for a module. What is compared is not quantised: a pattern that fits computes the same with
+            other weights.
+    """
+    calls = _record(model, is_wanted)
     for parent, name, child in _children(model):
-        if child in calls:
-            # In bfloat16 a large weight and one more differ by less than roundings may: the closest is right.
-            norm = min(native_norms(child), key=lambda norm: _error(norm, child, calls[child]))
-            if _error(norm, child, calls[child]) <= 1:
-                setattr(parent, name, norm)
-
-
-def _replace_mlps(model: nn.Module, calls: dict[nn.Module, _Call], quantization: str | None) -> None:
-    for parent, name, child in _children(model):
-        if child in calls:
-            mlp = native_mlp(child)
-            if mlp is not None and _error(mlp, child, calls[child]) <= 1:
-                setattr(parent, name, mlp if quantization is None else native_mlp(child, quantization))
-
-
-def _replace_attention(
-    model: nn.Module, calls: dict[nn.Module, _Call], options: dict[int, dict[str, Any]], quantization: str | None
-) -> None:
-    for parent, name, child in _children(model):
-        if child in calls and child.layer_idx in options:
-            given = options[int(child.layer_idx)]
-            attention = NativeSelfAttention(child, given)
-            if _error(attention, child, calls[child]) <= 1:
-                if quantization is not None:
-                    attention = NativeSelfAttention(child, given, quantization)
-                setattr(parent, name, attention)
+        if child not in calls:
+            continue
+        candidates = make(child, None)
+        errors = [_error(candidate, child, calls[child]) for candidate in candidates]
+        if errors and min(errors) <= 1:
+            best = errors.index(min(errors))
+            setattr(parent, name, candidates[best] if quantization is None else make(child, quantization)[best])
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -97,7 +96,7 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     yield from [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
 
 
-def _record(model: transformers.PreTrainedModel, is_wanted: Any) -> dict[nn.Module, _Call]:
+def _record(model: transformers.PreTrainedModel, is_wanted: _IsWanted) -> dict[nn.Module, _Call]:
     """The last call of each wanted module when the model computes a few tokens."""
     calls: dict[nn.Module, _Call] = {}
 
@@ -146,7 +145,7 @@ def _error(replacement: nn.Module, original: nn.Module, call: _Call) -> float:
         if not isinstance(expected, tuple) or len(expected) != len(given):
             return math.inf
         given, expected = given[0], expected[0]
-    if given.shape != expected.shape or given.dtype != expected.dtype:
+    if isinstance(expected, tuple) or given.shape != expected.shape or given.dtype != expected.dtype:
         return math.inf
     difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
     error = (difference / (_TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
@@ -173,10 +172,10 @@ def _probe_attention(model: transformers.PreTrainedModel, options: dict[int, dic
         output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)
         return output.transpose(1, 2).contiguous(), None
 
-    attention = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     AttentionInterface.register(_PROBE_NAME, probe)
     model.set_attn_implementation(_PROBE_NAME)
     try:
         yield
     finally:
-        model.set_attn_implementation(attention)
+        model.set_attn_implementation(implementation)

@@ -14,6 +14,7 @@ from torch import nn
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace
 from radixkv.model.native.attention import NativeSelfAttention
+from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv.model.native.linear import NativeLinear
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm, native_norms
@@ -21,41 +22,41 @@ from radixkv_cpu import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
-CLASSES = (NativeSelfAttention, NativeGatedMLP, NativeRMSNorm, NativeLinear)
+CLASSES = (NativeDecoderLayer, NativeSelfAttention, NativeGatedMLP, NativeRMSNorm, NativeLinear)
 
 
 def counts(model: nn.Module) -> tuple[int, ...]:
-    """Native attention layers, MLPs, norms and other linears. No plain linear layer is left."""
+    """Native decoder layers, attention layers, MLPs, norms and other linears. No plain linear layer is left."""
     found = Counter(type(module) for module in model.modules())
     assert not found[nn.Linear]
     return tuple(found[kind] for kind in CLASSES)
 
 
-# Of three layers, (attention, MLPs, norms, linears).
+# Of three, (decoder layers, attention, MLPs, norms, linears).
 EXPECTED = {
-    "llama": (3, 3, 7, 1),
-    "mistral": (3, 3, 7, 1),
-    "qwen2": (3, 3, 7, 1),  # biases
-    "qwen3": (3, 3, 7, 1),  # heads normed: the norms are within the attention
-    "gemma": (3, 3, 7, 1),  # 1 + weight, GELU
-    "gemma2": (3, 3, 13, 1),
-    "gemma3_text": (3, 3, 13, 1),
-    "seed_oss": (3, 3, 7, 1),
-    "stablelm": (3, 3, 0, 1),  # layer norms; a part of each head turns
-    "mixtral": (3, 0, 7, 1),  # experts
-    "apertus": (3, 0, 7, 7),  # an activation of its own, no gate
-    "olmo": (3, 3, 0, 1),
-    "olmo2": (0, 3, 13, 13),  # norms over all heads at once
-    "exaone4": (2, 3, 9, 5),  # one layer does not turn
+    "llama": (3, 3, 3, 7, 1),
+    "mistral": (3, 3, 3, 7, 1),
+    "qwen2": (3, 3, 3, 7, 1),  # biases
+    "qwen3": (3, 3, 3, 7, 1),  # heads normed: the norms are within the attention
+    "gemma": (3, 3, 3, 7, 1),  # 1 + weight, GELU
+    "gemma2": (0, 3, 3, 13, 1),
+    "gemma3_text": (0, 3, 3, 13, 1),
+    "seed_oss": (3, 3, 3, 7, 1),
+    "stablelm": (0, 3, 3, 0, 1),  # layer norms; a part of each head turns
+    "mixtral": (0, 3, 0, 7, 1),  # experts
+    "apertus": (0, 3, 0, 7, 7),  # an activation of its own, no gate
+    "olmo": (0, 3, 3, 0, 1),
+    "olmo2": (0, 0, 3, 13, 13),  # norms over all heads at once
+    "exaone4": (0, 2, 3, 9, 5),  # one layer does not turn
     # Neighbours turn, not halves.
-    "cohere": (0, 3, 0, 13),
-    "ernie4_5": (0, 3, 7, 13),
-    "helium": (0, 3, 7, 13),
-    "glm": (0, 0, 7, 19),
-    "hunyuan_v1_dense": (0, 3, 13, 13),  # normed after turning
-    "phi": (0, 0, 0, 19),
-    "phi3": (0, 0, 7, 13),
-    "gpt_oss": (0, 0, 7, 13),
+    "cohere": (0, 0, 3, 0, 13),
+    "ernie4_5": (0, 0, 3, 7, 13),
+    "helium": (0, 0, 3, 7, 13),
+    "glm": (0, 0, 0, 7, 19),
+    "hunyuan_v1_dense": (0, 0, 3, 13, 13),  # normed after turning
+    "phi": (0, 0, 0, 0, 19),
+    "phi3": (0, 0, 0, 7, 13),
+    "gpt_oss": (0, 0, 0, 7, 13),
 }
 
 
@@ -89,23 +90,23 @@ def test_queries_that_are_scaled_at_far_positions() -> None:
         "llama_4_scaling_beta": 0.5,
     }
     model = load_model(build("ministral3", {"sliding_window": None, "rope_parameters": rope})).model
-    assert counts(model) == (0, 3, 7, 13)
+    assert counts(model) == (0, 0, 3, 7, 13)
 
 
 def test_projections_that_are_clipped() -> None:
     """At a number that common activations do not reach."""
-    assert counts(load_model(build("olmo", {"clip_qkv": 30.0})).model) == (0, 3, 0, 13)
+    assert counts(load_model(build("olmo", {"clip_qkv": 30.0})).model) == (0, 0, 3, 0, 13)
 
 
 def test_in_bfloat16_a_mean_is_not_overlooked() -> None:
-    assert counts(load_model(build("cohere", WIDE).to(torch.bfloat16)).model) == (0, 3, 0, 13)
+    assert counts(load_model(build("cohere", WIDE).to(torch.bfloat16)).model) == (0, 0, 3, 0, 13)
 
 
 def test_bfloat16_of_sizes_that_cannot_be_packed() -> None:
     """48 inputs, those of the down projections, are no multiple of 32: torch's own kernels compute these."""
     model = load_model(build_supported("llama").to(torch.bfloat16)).model
     found = Counter(type(module) for module in model.modules())
-    assert [found[kind] for kind in CLASSES] == [3, 0, 7, 7]
+    assert [found[kind] for kind in CLASSES] == [0, 3, 0, 7, 7]
 
 
 def test_half_precision_stays_as_it_is() -> None:
@@ -134,24 +135,24 @@ def test_mlps_that_compute_something_else(options: dict[str, float], is_same: bo
     model = build("llama", WIDE).to(dtype)
     for layer in model.model.layers:
         layer.mlp = Doubled(layer.mlp, **options)
-    assert counts(load_model(model).model)[1] == 3 * is_same
+    assert counts(load_model(model).model)[2] == 3 * is_same
 
 
 @pytest.mark.parametrize("hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu", "gelu_new"])
 def test_activations_that_compiled_code_has(hidden_act: str) -> None:
-    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 7, 1)
+    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 3, 7, 1)
 
 
 @pytest.mark.parametrize("hidden_act", ["tanh", "relu2", "quick_gelu", "mish", "leaky_relu"])
 def test_activations_that_it_does_not_have(hidden_act: str) -> None:
-    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 0, 7, 10)
+    assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (0, 3, 0, 7, 10)
 
 
 def test_an_attention_with_parts_of_its_own() -> None:
     model = build_supported("llama")
     for layer in model.model.layers:
         layer.self_attn.gate = nn.Linear(32, 32)
-    assert counts(load_model(model).model)[0] == 0
+    assert counts(load_model(model).model)[:2] == (0, 0)
 
 
 def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
@@ -169,7 +170,38 @@ def test_a_norm_that_has_a_bias_or_another_epsilon() -> None:
     loaded = load_model(model).model
     assert loaded.model.norm is biased
     assert loaded.model.layers[0].input_layernorm is other
-    assert counts(loaded)[2] == 5
+    # The first layer lacks a norm to be one call.
+    assert counts(loaded)[0] == 2
+    assert counts(loaded)[3] == 5
+
+
+class Layer(nn.Module):
+    """A decoder layer with the usual parts, put together in another way."""
+
+    def __init__(self, original: nn.Module, norms_swapped: bool) -> None:
+        super().__init__()
+        for name, child in original.named_children():
+            setattr(self, name, child)
+        self.norms_swapped = norms_swapped
+
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        norms = self.input_layernorm, self.post_attention_layernorm
+        first, second = reversed(norms) if self.norms_swapped else norms
+        factor = 1.0 if self.norms_swapped else 1.02
+        x = x + factor * self.self_attn(hidden_states=first(x), **options)[0]
+        hidden: torch.Tensor = x + self.mlp(second(x))
+        return hidden
+
+
+@pytest.mark.parametrize("norms_swapped", [False, True])
+def test_decoder_layers_that_compute_something_else(norms_swapped: bool) -> None:
+    """Residuals that are scaled; or norms that are applied in another order than they were made in."""
+    model = build_supported("llama")
+    for i, layer in enumerate(model.model.layers):
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+        model.model.layers[i] = Layer(layer, norms_swapped)
+    assert counts(load_model(model).model)[:3] == (0, 3, 3)
 
 
 def test_hooks_are_kept() -> None:

@@ -1,0 +1,105 @@
+// What Python hands to the library: the arguments of each function, field by field as in the Python file of the same name.
+//
+// "T" is float, or bfloat16 where a function is told so. Rows lie next to each other unless a stride is given, in elements.
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+
+namespace radixkv {
+
+struct Norm {
+    const void* x;              // [rows, groups, dim] T, rows `stride` apart
+    const float* weight;        // [dim], what a normalised vector is multiplied by
+    void* out;                  // as x, and may be x
+    int64_t rows, groups, dim;  // a row is `groups` vectors, normalised apart, with the same weight
+    int64_t stride;
+    float epsilon;
+};
+
+struct Rope {
+    void* query;      // [rows, query heads, dim] T, turned in place, rows `row_stride` apart
+    void* key;        // [rows, kv heads, dim] T, likewise
+    const void* cos;  // [rows, rotary dim] T
+    const void* sin;
+    int64_t rows, num_query_heads, num_kv_heads, dim, rotary_dim;
+    int64_t row_stride;
+};
+
+struct Write {
+    const void* key;       // [rows, kv heads, key dim] T, by strides
+    const void* value;     // [rows, kv heads, value dim] T, by strides
+    void* keys;            // [slots, kv heads, key dim] T
+    void* values;          // [slots, kv heads, value dim] T
+    const int64_t* slots;  // [rows]
+    int64_t rows, num_kv_heads;
+    int64_t key_bytes, value_bytes;                                                // of one head
+    int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;  // bytes
+};
+
+enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
+
+enum class Format : int32_t { kFloat = 0, kInt8 = 8, kInt4 = 4 };
+
+struct Linear {
+    const void* x;         // [rows, inputs] T
+    const void* weight;    // packed
+    const void* bias;      // [outputs] T, or null
+    const void* residual;  // [rows, outputs] T, added to the result, or null; may be out
+    void* out;             // [rows, outputs] T
+    int64_t rows, inputs, outputs;
+    // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
+    Activation activation;
+    Format format;  // by its bits
+};
+
+struct Attention {
+    const void* query;         // [rows, query heads, key dim] T, by strides
+    const void* keys;          // [blocks, block size, kv heads, key dim] T
+    const void* values;        // [blocks, block size, kv heads, value dim] T
+    void* out;                 // [rows, query heads, value dim] T
+    const float* sinks;        // [query heads], or null
+    const int32_t* block_ids;  // [tables, blocks]
+    const int64_t* positions;  // [rows]
+    const int64_t *row_start, *row_stop, *table, *key_start, *key_stop;  // [ranges]
+    int64_t num_ranges, num_rows, blocks_per_table, block_size;
+    int64_t num_query_heads, num_kv_heads, key_dim, value_dim;
+    int64_t query_row_stride, query_head_stride, out_row_stride;
+    int64_t window;  // how many keys up to its own a row sees; 0: all
+    float scale, softcap;  // softcap 0: none
+};
+
+// A decoder layer: x += attention(norm(x)), x += mlp(norm(x)). A head's keys, values and queries have `head_dim` dimensions.
+struct Layer {
+    const void* x;  // [rows, width] T
+    void* out;      // likewise
+    int64_t rows, width;
+
+    const float *input_norm, *post_norm;  // [width]
+    const float *query_norm, *key_norm;   // [head dim], or both null
+    float input_epsilon, post_epsilon, query_epsilon, key_epsilon;
+
+    // Of these, weight, bias, inputs, outputs, activation and format.
+    const Linear *project, *project_back, *gate_up, *down;
+
+    int64_t num_query_heads, num_kv_heads, head_dim, rotary_dim;
+    const void *cos, *sin;  // [rows, rotary dim] T
+
+    void *keys, *values;         // [blocks, block size, kv heads, head dim] T
+    const int64_t* slots;        // [rows]
+    const Attention* attention;  // of this, what is the same for all layers: everything from block_ids to block_size
+    const float* sinks;
+    int64_t window;
+    float scale, softcap;
+};
+
+}  // namespace radixkv
+
+// The last argument says whether T is bfloat16.
+RADIXKV_API void radixkv_rms_norm(const radixkv::Norm* call, int32_t is_bf16);
+RADIXKV_API void radixkv_rope(const radixkv::Rope* call, int32_t is_bf16);
+RADIXKV_API void radixkv_write(const radixkv::Write* call, int32_t is_bf16);
+RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
+RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
+RADIXKV_API void radixkv_layer(const radixkv::Layer* call, int32_t is_bf16);

@@ -1,0 +1,76 @@
+"""Decoder layers: ``x += attention(norm(x)); x += mlp(norm(x))``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from radixkv.model.native.attention import NativeSelfAttention
+from radixkv.model.native.mlp import NativeGatedMLP
+from radixkv.model.native.norm import NativeRMSNorm
+from radixkv_cpu import DecoderLayer
+
+if TYPE_CHECKING:
+    from radixkv.model.runner import ModelRunner
+
+
+class NativeDecoderLayer(nn.Module):
+    """A layer made of native modules, which is one call where compiled code attends, too.
+
+    Attributes:
+        radixkv_runner: set by the runner that the model belongs to.
+    """
+
+    radixkv_runner: ModelRunner | None = None
+
+    def __init__(
+        self, input_norm: NativeRMSNorm, attention: NativeSelfAttention, post_norm: NativeRMSNorm, mlp: NativeGatedMLP
+    ) -> None:
+        super().__init__()
+        self.layer_idx = attention.layer_idx
+        self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
+        options = attention.options
+        sinks = options.get("s_aux")
+        self._layer = DecoderLayer(
+            input_norm, post_norm, attention.norms,
+            attention.project, attention.project_back, mlp.gate_up, mlp.down,
+            attention.head_dim,
+            scale=options.get("scaling") or attention.head_dim**-0.5,
+            softcap=options.get("softcap"),
+            window=options.get("sliding_window"),
+            sinks=None if sinks is None else sinks.detach().float().contiguous(),
+        )  # fmt: skip
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *_: Any,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **__: Any,
+    ) -> torch.Tensor:
+        batch = None if self.radixkv_runner is None else self.radixkv_runner.native_batch(self.layer_idx)
+        if batch is not None:
+            cos, sin = position_embeddings
+            return self._layer.run(hidden_states[0], cos[0].contiguous(), sin[0].contiguous(), *batch).unsqueeze(0)
+        attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
+        hidden_states = hidden_states + attended
+        mlp: torch.Tensor = self.mlp(self.post_norm(hidden_states))
+        return hidden_states + mlp
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parts that `NativeDecoderLayer` is made of, and no others."""
+    if isinstance(module, NativeDecoderLayer):
+        return False
+    kinds = sorted(type(child).__name__ for child in module.children())
+    parts = (NativeGatedMLP, NativeRMSNorm, NativeRMSNorm, NativeSelfAttention)
+    return kinds == [part.__name__ for part in parts] and not any(True for _ in module.parameters(recurse=False))
+
+
+def native_layer(module: nn.Module) -> NativeDecoderLayer:
+    """What computes the same if the module calls its parts in the usual order; `is_candidate` holds for it."""
+    children: list[Any] = sorted(module.children(), key=lambda child: type(child).__name__)
+    mlp, input_norm, post_norm, attention = children
+    return NativeDecoderLayer(input_norm, attention, post_norm, mlp)

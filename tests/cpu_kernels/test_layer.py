@@ -1,0 +1,158 @@
+"""A decoder layer in one call gives exactly what its parts give, called one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.cpu_variants import each_variant, use
+
+from radixkv_cpu import (
+    DecoderLayer,
+    PackedWeight,
+    PagedAttention,
+    QuantisedWeight,
+    Weight,
+    library,
+    rms_norm,
+    rope_,
+    write_cache,
+)
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+QUERY_HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 96, 160, 4
+
+
+@dataclass
+class Norm:
+    scale: torch.Tensor
+    epsilon: float
+
+
+class Parts:
+    """Random ones; and a batch of two sequences, of which the first has keys in the cache already."""
+
+    def __init__(self, dtype: torch.dtype, with_head_norms: bool, quantization: str | None = None) -> None:
+        torch.manual_seed(0)
+        self.dtype = dtype
+
+        def weight(outputs: int, inputs: int, count: int = 1, activation: str | None = None) -> Weight:
+            matrices = [(torch.randn(outputs, inputs) / inputs**0.5).to(dtype) for _ in range(count)]
+            if quantization is not None:
+                return QuantisedWeight(matrices, quantization, (), activation)
+            return PackedWeight(matrices, (), activation)
+
+        self.input_norm, self.post_norm = (Norm(torch.rand(WIDTH) + 0.5, epsilon) for epsilon in (1e-5, 1e-2))
+        heads = (Norm(torch.rand(DIM) + 0.5, 1e-4), Norm(torch.rand(DIM) + 0.5, 1e-3))
+        self.head_norms = heads if with_head_norms else None
+        self.project = weight((QUERY_HEADS + 2 * KV_HEADS) * DIM, WIDTH)
+        self.project_back = weight(WIDTH, QUERY_HEADS * DIM)
+        self.gate_up, self.down = weight(INNER, WIDTH, 2, "silu"), weight(WIDTH, INNER)
+        num_rows = 9
+        self.x = torch.randn(num_rows, WIDTH).to(dtype)
+        angles = torch.rand(num_rows, DIM // 2).repeat(1, 2) * 6
+        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.keys, self.values = (torch.randn(6, BLOCK, KV_HEADS, DIM).to(dtype) for _ in range(2))
+        tables = np.array([[0, 2, 4], [5, 1, 3]], dtype=np.int32)
+        positions = np.array([6, 7, 8, *range(6)])
+        sequences = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
+        self.slots = torch.from_numpy(tables[sequences, positions // BLOCK] * BLOCK + positions % BLOCK).long()
+        self.attention = PagedAttention(
+            np.array([[0, 3], [3, 9]]), np.arange(2), np.array([[0, 0], [9, 6]]), tables, positions, BLOCK
+        )
+
+    def layer(self, **options: Any) -> DecoderLayer:
+        return DecoderLayer(
+            self.input_norm, self.post_norm, self.head_norms,
+            self.project, self.project_back, self.gate_up, self.down, DIM, **{"scale": 0.2, **options},
+        )  # fmt: skip
+
+    def one_by_one(self, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
+        normed = rms_norm(self.x, self.input_norm.scale, self.input_norm.epsilon)
+        heads = self.project.multiply(normed).unflatten(-1, (-1, DIM))
+        query, key, value = heads.split((QUERY_HEADS, KV_HEADS, KV_HEADS), dim=1)
+        if self.head_norms is not None:
+            for part, norm in zip((query, key), self.head_norms, strict=True):
+                rms_norm(part, norm.scale, norm.epsilon, out=part)
+        rope_(query, key, self.cos, self.sin)
+        write_cache(key, value, keys, values, self.slots)
+        attended = self.attention.attend(query, keys, values, **{"scale": 0.2, **options})
+        x = self.project_back.multiply(attended.flatten(1), self.x)
+        return self.down.multiply(self.gate_up.multiply(rms_norm(x, self.post_norm.scale, self.post_norm.epsilon)), x)
+
+    def arguments(self, **changed: Any) -> dict[str, Any]:
+        names = "x", "cos", "sin", "keys", "values", "slots", "attention"
+        return {name: getattr(self, name) for name in names} | changed
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 3},
+    "all": {"window": 5, "softcap": 2.0, "sinks": torch.linspace(-1, 2, QUERY_HEADS)},
+}
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("with_head_norms", [False, True])
+def test_one_call_gives_what_the_parts_give(
+    variant: str, dtype: torch.dtype, options: dict[str, Any], with_head_norms: bool
+) -> None:
+    with use(variant):
+        parts = Parts(dtype, with_head_norms)
+        keys, values = parts.keys.clone(), parts.values.clone()
+        expected = parts.one_by_one(keys, values, **options)
+        given = parts.layer(**options).run(**parts.arguments())
+    assert torch.equal(given, expected)
+    assert torch.equal(parts.keys, keys)
+    assert torch.equal(parts.values, values)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights(quantization: str) -> None:
+    parts = Parts(torch.bfloat16, True, quantization)
+    expected = parts.one_by_one(parts.keys.clone(), parts.values.clone())
+    assert torch.equal(parts.layer().run(**parts.arguments()), expected)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "x": ({"x": torch.zeros(8, WIDTH)}, r"x: expected shape \[9, 96\]"),
+    "x not contiguous": ({"x": torch.zeros(WIDTH, 9).T}, "x: expected a contiguous tensor"),
+    "type": ({"x": torch.zeros(9, WIDTH, dtype=torch.bfloat16)}, "x: expected float32, got bfloat16"),
+    "cos": ({"cos": torch.zeros(9, 64), "sin": torch.zeros(9, 64)}, "cos: expected an even number of dimensions up to 32"),
+    "sin": ({"sin": torch.zeros(9, 16)}, r"sin: expected shape \[9, 32\]"),
+    "keys": ({"keys": torch.zeros(6, BLOCK, KV_HEADS, 16)}, r"keys: expected shape \[any, 4, 2, 32\]"),
+    "block size": ({"keys": torch.zeros(6, 8, KV_HEADS, DIM)}, r"keys: expected shape \[any, 4, 2, 32\]"),
+    "values": ({"values": torch.zeros(5, BLOCK, KV_HEADS, DIM)}, r"values: expected shape \[6, 4, 2, 32\]"),
+    "slots": ({"slots": torch.zeros(9, dtype=torch.int32)}, "slots: expected int64, got int32"),
+    "device": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM, device="meta")}, "values: expected on cpu, got meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD.values(), ids=BAD)
+def test_bad_tensors_are_refused_and_nothing_is_written(changed: dict[str, Any], message: str) -> None:
+    parts = Parts(torch.float32, False)
+    layer = parts.layer()
+    keys, values = parts.keys.clone(), parts.values.clone()
+    with pytest.raises(ValueError, match=message):
+        layer.run(**parts.arguments(**changed))
+    assert torch.equal(parts.keys, keys)
+    assert torch.equal(parts.values, values)
+
+
+def test_parts_that_do_not_belong_together_are_refused() -> None:
+    parts = Parts(torch.float32, True)
+    with pytest.raises(ValueError, match="sinks: expected shape"):
+        parts.layer(sinks=torch.zeros(2))
+    parts.down = PackedWeight([torch.zeros(WIDTH, 32)])
+    with pytest.raises(ValueError, match="weights: expected a layer with heads of 32"):
+        parts.layer()
+    parts = Parts(torch.float32, False)
+    parts.post_norm = Norm(torch.zeros(4), 1e-5)
+    with pytest.raises(ValueError, match=r"post_norm: expected shape \[96\]"):
+        parts.layer()
