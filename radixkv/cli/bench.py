@@ -109,6 +109,14 @@ def decode(
 
 
 @app.command()
+def quality(json_path: JsonPath = None) -> None:
+    """What bfloat16, int8 and int4 cost in perplexity and in the likeliest tokens, on a CPU."""
+    from radixkv.bench.quality import run_quality
+
+    run_quality(Console(), json_path)
+
+
+@app.command()
 def check() -> None:
     """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
     from radixkv.bench.check import run_check
