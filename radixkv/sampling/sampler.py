@@ -21,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
-from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, SamplingRow, draw
+from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
+from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
+from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -130,7 +132,7 @@ class InFlightTokens:
         if len(self._drawn) == len(states):
             self.token_ids, final = draw(logits, self._rows)
         else:
-            self.token_ids = logits.argmax(-1)
+            self.token_ids = argmax_rows(logits) if logits.device.type == "cpu" else logits.argmax(-1)
             if self._drawn:
                 # Indexing by the list itself would synchronize with the device.
                 drawn = to_device(torch.tensor(self._drawn), logits.device)
@@ -146,8 +148,8 @@ class InFlightTokens:
         """The tokens; and the rows whose token differs from ``token_ids``, because it took more candidates to draw it."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        token_ids = [int(token_id) for token_id in self._on_host.tolist()]
-        if self._final is None:
+        token_ids: list[int] = self._on_host.tolist()
+        if self._final is None or bool(self._final.all()):
             return token_ids, frozenset()
         first = list(token_ids)
         pending = [
