@@ -50,6 +50,16 @@ class SamplingState:
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
 
+    def __post_init__(self) -> None:
+        # Asked for in every step: what does not change is looked up once.
+        params = self.params
+        self.greedy = params.greedy
+        self._changes_all_logits = bool(
+            params.biases or params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        )
+        self._always_needs_host = self._changes_all_logits or self.grammar is not None or params.logprobs is not None
+        self._num_masked = params.min_tokens if self.forbidden_token_ids else 0
+
     def row(self, num_placeholders: int = 0) -> SamplingRow:
         """What the draw of the next token depends on, or of the one ``num_placeholders`` later."""
         return SamplingRow(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_placeholders)
@@ -57,18 +67,12 @@ class SamplingState:
     @property
     def needs_host(self) -> bool:
         """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
-        return self.changes_logits or self.grammar is not None or self.params.logprobs is not None
+        return self._always_needs_host or len(self.output_token_ids) < self._num_masked
 
     @property
     def changes_logits(self) -> bool:
-        params = self.params
-        return bool(
-            params.biases
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.repetition_penalty != 1.0
-            or (self.forbidden_token_ids and len(self.output_token_ids) < params.min_tokens)
-        )
+        """Whether biases, penalties or ``min_tokens`` change the next token's logits."""
+        return self._changes_all_logits or len(self.output_token_ids) < self._num_masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class InFlightTokens:
 
     def __init__(self, logits: torch.Tensor, states: Sequence[SamplingState], num_placeholders: Sequence[int]) -> None:
         self._logits = logits
-        self._drawn = [i for i, state in enumerate(states) if not state.params.greedy]
+        self._drawn = [i for i, state in enumerate(states) if not state.greedy]
         self._rows = [states[i].row(num_placeholders[i]) for i in self._drawn]
         final: torch.Tensor | None = None
         if len(self._drawn) == len(states):

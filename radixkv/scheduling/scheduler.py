@@ -121,11 +121,10 @@ class Scheduler:
         has_slots = self.blocks.reserve_next_slots(decoding)
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
         for group in decoding:
-            if group not in self.running:
-                continue  # preempted for a group before it
-            planned = self._chunks_of(group, budget)
-            if planned and (has_slots or self._reserve_or_preempt(planned)):
-                chunks.extend(planned)
+            planned = self._last_tokens_of(group, budget)
+            # A group that is no longer running was preempted for one before it.
+            if planned and (has_slots or (group in self.running and self._reserve_or_preempt(planned))):
+                chunks += planned
                 budget -= len(planned)
         self._schedule_prompts(chunks, prompts, budget)
         return chunks
@@ -137,26 +136,32 @@ class Scheduler:
     # -- decoding and preemption ---------------------------------------------------------------------------------
 
     def _chunks_of(self, group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
-        """As many of the group's pending tokens as the budget allows; the last tokens of beams all at once or not at all."""
+        """As many of the group's pending tokens as the budget allows."""
         if len(group.sequences) == 1:
             (sequence,) = group.sequences
-            count = min(sequence.num_pending, budget)
-            return [ScheduledChunk(group, sequence, count)] if count else []
+            pending = sequence.num_pending
+            count = min(pending, budget)
+            return [ScheduledChunk(group, sequence, count, count == pending)] if count else []
         if group.num_shared_prefill_tokens:
             first = group.sequences[0]
             count = min(group.num_shared_prefill_tokens - first.num_computed, budget)
-            return [ScheduledChunk(group, first, count)] if count else []
+            return [ScheduledChunk(group, first, count, False)] if count else []
         if group.num_pending == 1:
-            if len(group.sequences) > budget:
-                return []
-            return [ScheduledChunk(group, sequence, 1) for sequence in group.sequences]
+            return self._last_tokens_of(group, budget)
         planned = []
         for sequence in group.sequences:
             count = min(sequence.num_pending - 1, budget)
             if count:
-                planned.append(ScheduledChunk(group, sequence, count))
+                planned.append(ScheduledChunk(group, sequence, count, False))
                 budget -= count
         return planned
+
+    @staticmethod
+    def _last_tokens_of(group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
+        """The last pending token of each sequence; of beams all at once or not at all."""
+        if len(group.sequences) > budget:
+            return []
+        return [ScheduledChunk(group, sequence, 1, True) for sequence in group.sequences]
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the lowest rank as needed; False: that was the group itself."""
