@@ -23,7 +23,7 @@ import numpy as np
 
 from radixkv.cache import OutOfBlocks, PrefixCache
 from radixkv.sampling_params import SamplingParams
-from radixkv.scheduling.admission_control import decode_growth_blocks
+from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.request import Request, SequenceGroup
@@ -71,6 +71,7 @@ class Scheduler:
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._deferred: _DeferredAdmission | None = None
         self._queue_looked_up = False  # in this step
+        self._growth: DecodeGrowth | None = None  # of the running groups, while this step admits
         self._arrivals = itertools.count()
 
     @property
@@ -91,9 +92,11 @@ class Scheduler:
     def start(self, group: SequenceGroup) -> None:
         """Run a group that has its block tables: one that was admitted, or forked from a running one."""
         group.started = True
+        last = next(reversed(self.running), group)
         self.running[group] = None
         # Groups start rarely: sorting here spares every step from doing so.
-        self.running = dict.fromkeys(sorted(self.running, key=lambda group: group.rank))
+        if group.rank < last.rank:
+            self.running = dict.fromkeys(sorted(self.running, key=lambda group: group.rank))
 
     def remove(self, group: SequenceGroup) -> None:
         """Take a group out of the queues; its sequences' tables must be released or dropped."""
@@ -211,6 +214,7 @@ class Scheduler:
         So a short prompt never waits for the end of a long one, which takes at most twice as long for that.
         """
         self._queue_looked_up = False
+        self._growth = None
         long, reserved = None, 0
         for group in prompts:
             if group not in self.running:
@@ -258,7 +262,7 @@ class Scheduler:
             if not self.waiting.is_preceded(group):
                 return group if self._may_fit_now(self._deferred) else None
             self._deferred = None
-        if self.num_free_seqs < 1:
+        if self._num_admissible_seqs < 1:
             return None
         candidates = self.waiting.candidates(look_up=not self._queue_looked_up)
         self._queue_looked_up = True
@@ -266,19 +270,30 @@ class Scheduler:
             (group for group in candidates if not self._in_flight_prefixes.should_wait(group, self.running)), None
         )
 
+    def _decode_growth(self) -> DecodeGrowth:
+        """That of the running groups: gone through once per step that admits, not once per group that it admits."""
+        if self._growth is None:
+            self._growth = DecodeGrowth(self.running, self._cache.block_size, self._max_num_batched_tokens)
+        return self._growth
+
+    @property
+    def _num_admissible_seqs(self) -> int:
+        """`num_free_seqs`, while this step admits."""
+        return self._max_num_seqs - self._decode_growth().num_seqs
+
     @property
     def _occupancy(self) -> tuple[int, int]:
         """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on."""
         return len(self.running), sum(group.num_pending > 1 for group in self.running)
 
     def _may_fit_now(self, deferred: _DeferredAdmission) -> bool:
-        if deferred.group.num_seqs > self.num_free_seqs:
+        if deferred.group.num_seqs > self._num_admissible_seqs:
             return False
         return self._cache.num_available_blocks >= deferred.num_blocks or self._occupancy != deferred.occupancy
 
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables and start it; False: it does not fit beside the running groups."""
-        if group.num_seqs > self.num_free_seqs:
+        if group.num_seqs > self._num_admissible_seqs:
             self._deferred = _DeferredAdmission(group, 0, self._occupancy)
             return False
         available = self._cache.num_available_blocks
@@ -286,6 +301,7 @@ class Scheduler:
             self._open_tables(group)
             self._check_decode_growth(group)
         except OutOfBlocks as error:
+            self._growth = None
             for sequence in group.sequences:
                 self.blocks.drop(sequence)
                 sequence.num_computed = 0
@@ -330,9 +346,11 @@ class Scheduler:
 
     def _check_decode_growth(self, group: SequenceGroup) -> None:
         """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `admission_control`."""
+        growth = self._decode_growth()
+        growth.add(group)
         if not self.running:
             return
         cache = self._cache
-        needed = decode_growth_blocks([*self.running, group], cache.block_size, self._max_num_batched_tokens)
+        needed = growth.num_blocks
         if cache.num_available_blocks < needed:
             raise OutOfBlocks(needed, cache.num_free_blocks, cache.num_evictable_blocks)
