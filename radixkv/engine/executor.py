@@ -57,10 +57,9 @@ class Executor:
         token_ids: list[int] = []
         for sequence, start, count in zip(sequences, starts, counts, strict=True):
             token_ids += sequence.token_ids[start : start + count]
-        num_logits = [
-            chunk.num_tokens if chunk.group.request.collects_prompt_logprobs else int(chunk.completes)
-            for chunk in chunks
-        ]
+        num_logits = np.array([chunk.completes for chunk in chunks], dtype=np.int64)
+        for i in _prompt_logprobs_of(batch):
+            num_logits[i] = counts[i]
         device_indices = np.full(len(chunks), HOST_TOKEN, dtype=np.int64)
         if in_flight is not None:
             indices = in_flight.token_indices()
@@ -70,18 +69,17 @@ class Executor:
         return ModelInput(
             token_ids=np.array(token_ids, dtype=np.int64),
             queries=QueryBatch(tables, np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)),
-            num_logits=np.array(num_logits, dtype=np.int64),
+            num_logits=num_logits,
             device_indices=device_indices,
         )
 
     def _commit(self, batch: Batch, num_logits: NDArray[np.int64]) -> bool:
         """Note the chunks as computed, and which sequences get a token; returns whether the host must sample them."""
         stops = num_logits.cumsum().tolist()
-        host_samples = False
-        for chunk, stop in zip(batch.chunks, stops, strict=True):
-            if chunk.group.request.collects_prompt_logprobs:
-                host_samples = True
-                self._collect_prompt_logprobs(chunk, batch.logits[stop - chunk.num_tokens : stop])
+        collecting = _prompt_logprobs_of(batch)
+        for i in collecting:
+            chunk, stop = batch.chunks[i], stops[i]
+            self._collect_prompt_logprobs(chunk, batch.logits[stop - chunk.num_tokens : stop])
         self._scheduler.blocks.commit(batch.chunks)
         beams: dict[SequenceGroup, list[int]] = {}
         for (group, sequence, _, completes), stop in zip(batch.chunks, stops, strict=True):
@@ -95,7 +93,7 @@ class Executor:
             if len(request.sequences) < request.num_seqs:
                 batch.sampled += (SampledRow(s, s.sequences[0], stop - 1) for s in self._start_siblings(group))
         batch.beam_steps = [BeamStep(group, rows) for group, rows in beams.items()]
-        return host_samples
+        return bool(collecting)
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
         """When a prompt with n > 1 is computed, the other samples start as forks of the first."""
@@ -121,3 +119,9 @@ class Executor:
         assert request.prompt_logprobs is not None
         tokens = prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
         request.prompt_logprobs.extend(logprobs_with_text(token, self._tokenizer) for token in tokens)
+
+
+def _prompt_logprobs_of(batch: Batch) -> list[int]:
+    """Which chunks are of prompts that are computed for the first time, and of which log-probabilities are wanted."""
+    wanted = [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.wants_prompt_logprobs]
+    return [i for i in wanted if batch.chunks[i].group.request.metrics.first_token_time is None]

@@ -98,11 +98,6 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
-    @property
-    def collects_prompt_logprobs(self) -> bool:
-        """Whether what is computed now is its prompt, for the first time, and log-probabilities of that are wanted."""
-        return self.wants_prompt_logprobs and self.metrics.first_token_time is None
-
 
 @dataclass(eq=False)
 class TokenSequence:

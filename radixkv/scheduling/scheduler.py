@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache import OutOfBlocks, PrefixCache
-from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
@@ -115,7 +114,6 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
@@ -123,13 +121,10 @@ class Scheduler:
             (decoding if group.num_pending == 1 else prompts).append(group)
         has_slots = self.blocks.reserve_next_slots(decoding)
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
-        for group in decoding:
-            planned = self._last_tokens_of(group, budget)
-            # A group that is no longer running was preempted for one before it.
-            if planned and (has_slots or (group in self.running and self._reserve_or_preempt(planned))):
-                chunks += planned
-                budget -= len(planned)
-        self._schedule_prompts(chunks, prompts, budget)
+        last_tokens = [ScheduledChunk(group, sequence, 1, True) for group in decoding for sequence in group.sequences]
+        all_fit = has_slots and len(last_tokens) <= budget
+        chunks = last_tokens if all_fit else self._schedule_some(decoding, has_slots, budget)
+        self._schedule_prompts(chunks, prompts, budget - len(chunks))
         return chunks
 
     def reserve_decoding(self) -> bool:
@@ -165,6 +160,16 @@ class Scheduler:
         if len(group.sequences) > budget:
             return []
         return [ScheduledChunk(group, sequence, 1, True) for sequence in group.sequences]
+
+    def _schedule_some(self, decoding: list[SequenceGroup], has_slots: bool, budget: int) -> list[ScheduledChunk]:
+        """The last tokens of those decoding groups that the budget and, without slots for all, the blocks suffice for."""
+        chunks: list[ScheduledChunk] = []
+        for group in decoding:
+            planned = self._last_tokens_of(group, budget - len(chunks))
+            # A group that is no longer running was preempted for one before it.
+            if planned and (has_slots or (group in self.running and self._reserve_or_preempt(planned))):
+                chunks += planned
+        return chunks
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the lowest rank as needed; False: that was the group itself."""
@@ -324,11 +329,8 @@ class Scheduler:
             OutOfBlocks: some tables may be open then.
         """
         cache, request = self._cache, group.request
-        wants_prompt_logprobs = (
-            isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
-        )
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not (wants_prompt_logprobs and request.metrics.first_token_time is None)
+        read = request.read_cache and not (request.wants_prompt_logprobs and request.metrics.first_token_time is None)
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
