@@ -36,39 +36,43 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
         )
 
 
-def append_token(sequence: TokenSequence, token: SampledToken, tokenizer: Any) -> None:
+def append_token(sequence: TokenSequence, token_id: int) -> None:
     """Append a sampled token to its sequence, or fill its placeholder; note whether that ends the sequence, and why."""
-    request, params = sequence.request, sequence.request.params
-    assert isinstance(params, SamplingParams)
-    assert sequence.sampling is not None
+    request, state = sequence.request, sequence.sampling
+    assert state is not None
+    params = state.params
     if sequence.num_placeholders:
-        sequence.fill_placeholder(token.token_id)
+        sequence.fill_placeholder(token_id)
     else:
-        sequence.token_ids.append(token.token_id)
-    sequence.sampling.output_token_ids.append(token.token_id)
-    if token.logprob is not None:
-        sequence.cumulative_logprob += token.logprob
-        sequence.logprobs.append(logprobs_with_text(token, tokenizer))
-    num_new = len(sequence.sampling.output_token_ids)
+        sequence.token_ids.append(token_id)
+    state.output_token_ids.append(token_id)
+    num_new = len(state.output_token_ids)
     may_stop = num_new >= params.min_tokens
-    if may_stop and token.token_id in request.end_token_ids:
+    if may_stop and token_id in request.end_token_ids:
         sequence.finish_reason = "stop"
-    elif may_stop and token.token_id in params.end_token_ids:
-        sequence.finish_reason, sequence.stop_reason = "stop", token.token_id
+    elif may_stop and token_id in params.end_token_ids:
+        sequence.finish_reason, sequence.stop_reason = "stop", token_id
     # A token that ends the sequence is one of its tokens, and not part of its text unless that is requested (as in vLLM).
     if sequence.detokenizer is not None and (params.include_stop_str_in_output or sequence.finish_reason is None):
-        stop = sequence.detokenizer.append([token.token_id], may_stop)
+        stop = sequence.detokenizer.append([token_id], may_stop)
         if stop is not None and sequence.finish_reason is None:
             sequence.finish_reason, sequence.stop_reason = "stop", stop
-    grammar = sequence.sampling.grammar
+    grammar = state.grammar
     if grammar is not None:
-        grammar.advance(token.token_id)
+        grammar.advance(token_id)
         if sequence.finish_reason is None and grammar.complete:
             sequence.finish_reason = "stop"
     if sequence.finish_reason is None and num_new >= request.max_new_tokens:
         sequence.finish_reason = "length"
     if sequence.finish_reason is not None and sequence.detokenizer is not None:
         sequence.detokenizer.finish()
+
+
+def append_logprobs(sequence: TokenSequence, token: SampledToken, tokenizer: Any) -> None:
+    """Append what is reported of a sampled token, if that was asked for."""
+    if token.logprob is not None:
+        sequence.cumulative_logprob += token.logprob
+        sequence.logprobs.append(logprobs_with_text(token, tokenizer))
 
 
 def logprobs_with_text(token: SampledToken, tokenizer: Any) -> dict[int, Logprob]:

@@ -241,8 +241,11 @@ class Engine:
             with self._failing_only(batch, in_flight):
                 if batch.chunks:
                     self._executor.execute(batch, in_flight)
+                stays_in_flight = self.async_scheduling and batch.tokens is not None
+                if stays_in_flight:
+                    batch.append_placeholders()
                 touched = self._process(in_flight, following=batch)
-                if self.async_scheduling and batch.tokens is not None:
+                if stays_in_flight:
                     self._in_flight = batch
                 else:
                     touched += self._process(batch)
@@ -267,8 +270,8 @@ class Engine:
         """Append a batch's tokens, and remove the requests that it ended."""
         if batch is None:
             return []
-        touched = self._output_processor.process(batch, following)
-        for request in touched:
+        touched, changed = self._output_processor.process(batch, following)
+        for request in dict.fromkeys(changed):
             if request.failure is not None:
                 self._discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
@@ -301,10 +304,10 @@ class Engine:
     @contextmanager
     def _failing_only(self, *batches: Batch | None) -> Iterator[None]:
         """If the code inside raises, fail the batches' requests, and no others."""
-        requests = [request for batch in batches if batch is not None for request in batch.requests]
         try:
             yield
         except BaseException as error:
+            requests = [request for batch in batches if batch is not None for request in batch.requests]
             # What the blocks contain now is unknown: nothing more of these batches may be published.
             for request in dict.fromkeys(requests):
                 if not request.finished:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixkv.attention import QueryBatch
-from radixkv.cache import BlockTable, PrefixCache
+from radixkv.cache import PrefixCache
 from radixkv.engine.completion import logprobs_with_text, prepare_sampling
 from radixkv.model.runner import HOST_TOKEN, ModelInput, ModelRunner
 from radixkv.sampling.sampler import InFlightTokens, prompt_logprobs
@@ -37,7 +38,7 @@ class Executor:
         model_input = self._model_input(batch, in_flight)
         device_tokens = None if in_flight is None or in_flight.tokens is None else in_flight.tokens.token_ids
         batch.logits = self._runner.run(model_input, device_tokens)
-        host_samples = self._commit(batch, model_input.num_logits.tolist())
+        host_samples = self._commit(batch, model_input.num_logits)
         if host_samples or batch.beam_steps:
             return
         states = batch.sampling_states
@@ -45,63 +46,61 @@ class Executor:
             return
         num_placeholders = [row.sequence.num_placeholders for row in batch.sampled]
         batch.tokens = InFlightTokens(batch.sampled_logits(), states, num_placeholders)
-        for row in batch.sampled:
-            row.sequence.append_placeholder()
 
     def _model_input(self, batch: Batch, in_flight: Batch | None) -> ModelInput:
-        """The batch column by column."""
+        """The batch column by column: a few passes over its chunks, each of little more than one look-up per chunk."""
+        chunks = batch.chunks
+        sequences = [chunk.sequence for chunk in chunks]
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
+        starts = [sequence.num_computed for sequence in sequences]
+        counts = [chunk.num_tokens for chunk in chunks]
         token_ids: list[int] = []
-        tables: list[BlockTable] = []
-        num_context, num_logits, device_indices = [], [], []
-        in_flight_indices = {} if in_flight is None else in_flight.token_indices()
-        for chunk in batch.chunks:
-            sequence, count = chunk.sequence, chunk.num_tokens
-            assert sequence.table is not None
-            start = sequence.num_computed
+        for sequence, start, count in zip(sequences, starts, counts, strict=True):
             token_ids += sequence.token_ids[start : start + count]
-            tables.append(sequence.table)
-            num_context.append(start)
-            num_logits.append(count if _collects_prompt_logprobs(chunk) else int(count == sequence.num_pending))
-            device_indices.append(in_flight_indices[sequence] if sequence.num_placeholders else HOST_TOKEN)
-        num_new = np.array([chunk.num_tokens for chunk in batch.chunks], dtype=np.int64)
+        num_logits = np.array([chunk.completes for chunk in chunks], dtype=np.int64)
+        for i in _prompt_logprobs_of(batch):
+            num_logits[i] = counts[i]
+        device_indices = np.full(len(chunks), HOST_TOKEN, dtype=np.int64)
+        if in_flight is not None:
+            indices = in_flight.token_indices()
+            for i, sequence in enumerate(sequences):
+                if sequence.num_placeholders:
+                    device_indices[i] = indices[sequence]
         return ModelInput(
             token_ids=np.array(token_ids, dtype=np.int64),
-            queries=QueryBatch(tables, np.array(num_context, dtype=np.int64), num_new),
-            num_logits=np.array(num_logits, dtype=np.int64),
-            device_indices=np.array(device_indices, dtype=np.int64),
+            queries=QueryBatch(tables, np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)),
+            num_logits=num_logits,
+            device_indices=device_indices,
         )
 
-    def _commit(self, batch: Batch, num_logits: list[int]) -> bool:
+    def _commit(self, batch: Batch, num_logits: NDArray[np.int64]) -> bool:
         """Note the chunks as computed, and which sequences get a token; returns whether the host must sample them."""
-        host_samples = False
-        completed: list[tuple[ScheduledChunk, int]] = []
-        stop = 0
-        for chunk, count in zip(batch.chunks, num_logits, strict=True):
-            start, stop = stop, stop + count
-            if _collects_prompt_logprobs(chunk):
-                host_samples = True
-                self._collect_prompt_logprobs(chunk, batch.logits[start:stop])
-            completes = chunk.num_tokens == chunk.sequence.num_pending
-            self._scheduler.blocks.commit(chunk.sequence, chunk.num_tokens)
-            if completes:
-                completed.append((chunk, stop - 1))
-        for chunk, row in completed:
-            group, sequence = chunk.group, chunk.sequence
-            if group.request.beam_search is None:
-                batch.sampled.append(SampledRow(group, sequence, row))
-                batch.sampled += (SampledRow(s, s.sequences[0], row) for s in self._start_siblings(group))
-            elif group.sequences[-1] is sequence:
-                batch.beam_steps.append(BeamStep(group, [row for c, row in completed if c.group is group]))
-        return host_samples
+        stops = num_logits.cumsum().tolist()
+        collecting = _prompt_logprobs_of(batch)
+        for i in collecting:
+            chunk, stop = batch.chunks[i], stops[i]
+            self._collect_prompt_logprobs(chunk, batch.logits[stop - chunk.num_tokens : stop])
+        self._scheduler.blocks.commit(batch.chunks)
+        beams: dict[SequenceGroup, list[int]] = {}
+        for (group, sequence, _, completes), stop in zip(batch.chunks, stops, strict=True):
+            if not completes:
+                continue
+            request = group.request
+            if request.beam_search is not None:
+                beams.setdefault(group, []).append(stop - 1)
+                continue
+            batch.sampled.append(SampledRow(group, sequence, stop - 1))
+            if len(request.sequences) < request.num_seqs:
+                batch.sampled += (SampledRow(s, s.sequences[0], stop - 1) for s in self._start_siblings(group))
+        batch.beam_steps = [BeamStep(group, rows) for group, rows in beams.items()]
+        return bool(collecting)
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
         """When a prompt with n > 1 is computed, the other samples start as forks of the first."""
         request = group.request
-        params = request.params
-        if not isinstance(params, SamplingParams) or len(request.sequences) == params.n:
-            return []
         siblings = []
-        for index, sequence in enumerate(self._scheduler.blocks.fork(request.sequences[0], params.n - 1), start=1):
+        forks = self._scheduler.blocks.fork(request.sequences[0], request.num_seqs - 1)
+        for index, sequence in enumerate(forks, start=1):
             sequence.index = index
             prepare_sampling(sequence, self._tokenizer)
             request.sequences.append(sequence)
@@ -122,7 +121,7 @@ class Executor:
         request.prompt_logprobs.extend(logprobs_with_text(token, self._tokenizer) for token in tokens)
 
 
-def _collects_prompt_logprobs(chunk: ScheduledChunk) -> bool:
-    request = chunk.group.request
-    wanted = isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
-    return wanted and request.metrics.first_token_time is None
+def _prompt_logprobs_of(batch: Batch) -> list[int]:
+    """Which chunks are of prompts that are computed for the first time, and of which log-probabilities are wanted."""
+    wanted = [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.wants_prompt_logprobs]
+    return [i for i in wanted if batch.chunks[i].group.request.metrics.first_token_time is None]

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from radixkv.engine.completion import append_token
+from radixkv.engine.completion import append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling.sampler import SampledToken, sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
+
+
+class Processed(NamedTuple):
+    """What a batch brought.
+
+    Attributes:
+        touched: the requests that got tokens or ended, some more than once.
+        changed: those of them that may have ended or failed, likewise.
+    """
+
+    touched: list[Request]
+    changed: list[Request]
 
 
 class OutputProcessor:
@@ -23,54 +35,58 @@ class OutputProcessor:
         self._blocks = scheduler.blocks
         self._tokenizer = tokenizer
 
-    def process(self, batch: Batch, following: Batch | None = None) -> list[Request]:
+    def process(self, batch: Batch, following: Batch | None = None) -> Processed:
         """Append the tokens of a batch, and end or fork sequences.
 
         Args:
             following: the batch that was launched from the tokens of this one.
-
-        Returns:
-            The requests that got tokens or ended; those with a ``failure`` are still to be discarded.
         """
-        touched: dict[Request, None] = {}
+        processed = Processed([], [])
         if batch.sampled:
-            touched.update(dict.fromkeys(self._append_tokens(batch, following)))
+            self._append_tokens(batch, following, processed)
         for group, rows in batch.beam_steps:
-            touched[group.request] = None
+            processed.touched.append(group.request)
             self._advance_beams(group, batch.logits[rows])
-        return list(touched)
+            processed.changed.append(group.request)
+        return processed
 
-    def _append_tokens(self, batch: Batch, following: Batch | None) -> list[Request]:
-        """Give sequences their tokens, and close those that have ended; returns whose they are."""
+    def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> None:
+        """Give sequences their tokens, and close those that have ended."""
         redrawn: frozenset[int] = frozenset()
+        described: list[SampledToken] | None = None
         if batch.tokens is None:
-            tokens = sample(batch.sampled_logits(), batch.sampling_states)
+            described = sample(batch.sampled_logits(), batch.sampling_states)
+            token_ids = [token.token_id for token in described]
         else:
             token_ids, redrawn = batch.tokens.fetch()
-            tokens = [SampledToken(token_id) for token_id in token_ids]
         now = time.monotonic()
-        touched: list[Request] = []
-        for index, ((group, sequence, _), token) in enumerate(zip(batch.sampled, tokens, strict=True)):
+        for index, ((group, sequence, _), token_id) in enumerate(zip(batch.sampled, token_ids, strict=True)):
             if sequence.table is None or sequence in batch.void:
                 continue  # it had ended, or was aborted, when this batch was already launched
             request = sequence.request
-            touched.append(request)
-            append_token(sequence, token, self._tokenizer)
+            processed.touched.append(request)
+            append_token(sequence, token_id)
+            if described is not None:
+                append_logprobs(sequence, described[index], self._tokenizer)
+                if sequence.sampling is not None and sequence.sampling.grammar is not None:
+                    request.failure = request.failure or sequence.sampling.grammar.failure
             if index in redrawn and following is not None and following.computes(sequence):
                 # The following batch computed another token at this position, which has to be computed again.
                 following.void.add(sequence)
                 sequence.drop_placeholders()
                 sequence.num_computed -= 1
-            self._blocks.publish_at_block_boundary(sequence)
+            if sequence.num_placeholders:
+                # The following batch computed this token, which was not known then.
+                self._blocks.publish_at_block_boundary(sequence)
             if request.metrics.first_token_time is None:
                 request.metrics.first_token_time = now
-            if sequence.sampling is not None and sequence.sampling.grammar is not None:
-                request.failure = request.failure or sequence.sampling.grammar.failure
             if sequence.finish_reason is not None:
                 sequence.drop_placeholders()
                 self._blocks.release(sequence)
                 self._scheduler.remove(group)
-        return touched
+                processed.changed.append(request)
+            elif request.failure is not None:
+                processed.changed.append(request)
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop beams without a continuation, fork those with several."""

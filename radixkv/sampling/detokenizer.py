@@ -29,6 +29,8 @@ class IncrementalDetokenizer:
     starts in the middle of one. Text is final once it does not end inside a character. (The scheme of vLLM and
     text-generation-inference.)
 
+    Without stop strings, tokens are decoded when somebody reads the text, all at once.
+
     Args:
         tokenizer: a transformers tokenizer.
         prompt_token_ids: the tokens before the answer; only the last few are used.
@@ -53,10 +55,10 @@ class IncrementalDetokenizer:
         self._stop_buffer_length = max((len(string) for string in self._stop), default=1) - 1
         self._token_ids = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
         self._prefix_offset = 0
-        self._read_offset = len(self._token_ids)
+        self._read_offset = self._tried_offset = len(self._token_ids)
         if self._decode(0, self._read_offset).endswith(_INCOMPLETE):
             # The first new bytes may complete a character of the prompt: they must not be decoded together with it.
-            self._token_ids, self._read_offset = [], 0
+            self._token_ids, self._read_offset, self._tried_offset = [], 0, 0
         self._text = ""
         self._num_streamed = 0
         self._complete = False
@@ -64,6 +66,7 @@ class IncrementalDetokenizer:
     @property
     def text(self) -> str:
         """All text so far, without the stop string."""
+        self._read_tokens()
         return self._text
 
     def append(self, token_ids: Sequence[int], may_stop: bool = True) -> str | None:
@@ -72,20 +75,20 @@ class IncrementalDetokenizer:
         Args:
             may_stop: False: stop strings are treated as plain text (before ``min_tokens``).
         """
+        if not self._stop:
+            self._token_ids += token_ids
+            return None
         for token_id in token_ids:
             self._token_ids.append(token_id)
-            before = self._decode(self._prefix_offset, self._read_offset)
-            after = self._decode(self._prefix_offset, len(self._token_ids))
-            if len(after) <= len(before) or after.endswith(_INCOMPLETE):
-                continue
-            stop = self._append_text(after[len(before) :], may_stop)
-            self._prefix_offset, self._read_offset = self._read_offset, len(self._token_ids)
+            text = self._read(len(self._token_ids))
+            stop = self._append_text(text, may_stop) if text else None
             if stop is not None:
                 return stop
         return None
 
     def finish(self) -> None:
         """End the text: incomplete characters become text, and `delta` withholds nothing any more."""
+        self._read_tokens()
         if not self._complete and self._read_offset < len(self._token_ids):
             before = self._decode(self._prefix_offset, self._read_offset)
             self._append_text(self._decode(self._prefix_offset, len(self._token_ids))[len(before) :], may_stop=False)
@@ -93,10 +96,33 @@ class IncrementalDetokenizer:
 
     def delta(self) -> str:
         """Text that is new since the last call and final: it cannot become part of a stop string."""
+        self._read_tokens()
         end = len(self._text) if self._complete else max(self._num_streamed, len(self._text) - self._stop_buffer_length)
         piece = self._text[self._num_streamed : end]
         self._num_streamed = end
         return piece
+
+    def _read_tokens(self) -> None:
+        """Make text of all tokens that are not yet; `append` does so if there are stop strings."""
+        stop = len(self._token_ids)
+        if self._complete or self._stop or self._tried_offset == stop:
+            return
+        text = self._read(stop)
+        if not text:
+            # The last tokens end inside a character: those before them may not.
+            for end in range(self._tried_offset + 1, stop):
+                text += self._read(end)
+        self._tried_offset = stop
+        self._append_text(text, may_stop=False)
+
+    def _read(self, end: int) -> str:
+        """The text of the tokens up to ``end`` that are not text yet; empty while they end inside a character."""
+        before = self._decode(self._prefix_offset, self._read_offset)
+        after = self._decode(self._prefix_offset, end)
+        if len(after) <= len(before) or after.endswith(_INCOMPLETE):
+            return ""
+        self._prefix_offset, self._read_offset = self._read_offset, end
+        return after[len(before) :]
 
     def _decode(self, start: int, stop: int) -> str:
         text: str = self._tokenizer.decode(

@@ -21,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
-from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, SamplingRow, draw
+from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
+from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
+from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
 
 # (token id, log-probability, rank from 1)
@@ -48,6 +50,16 @@ class SamplingState:
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
 
+    def __post_init__(self) -> None:
+        # Asked for in every step: what does not change is looked up once.
+        params = self.params
+        self.greedy = params.greedy
+        self._changes_all_logits = bool(
+            params.biases or params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        )
+        self._always_needs_host = self._changes_all_logits or self.grammar is not None or params.logprobs is not None
+        self._num_masked = params.min_tokens if self.forbidden_token_ids else 0
+
     def row(self, num_placeholders: int = 0) -> SamplingRow:
         """What the draw of the next token depends on, or of the one ``num_placeholders`` later."""
         return SamplingRow(self.params, self.seed, self.sample_index, len(self.output_token_ids) + num_placeholders)
@@ -55,18 +67,12 @@ class SamplingState:
     @property
     def needs_host(self) -> bool:
         """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
-        return self.changes_logits or self.grammar is not None or self.params.logprobs is not None
+        return self._always_needs_host or len(self.output_token_ids) < self._num_masked
 
     @property
     def changes_logits(self) -> bool:
-        params = self.params
-        return bool(
-            params.biases
-            or params.presence_penalty
-            or params.frequency_penalty
-            or params.repetition_penalty != 1.0
-            or (self.forbidden_token_ids and len(self.output_token_ids) < params.min_tokens)
-        )
+        """Whether biases, penalties or ``min_tokens`` change the next token's logits."""
+        return self._changes_all_logits or len(self.output_token_ids) < self._num_masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +130,13 @@ class InFlightTokens:
 
     def __init__(self, logits: torch.Tensor, states: Sequence[SamplingState], num_placeholders: Sequence[int]) -> None:
         self._logits = logits
-        self._drawn = [i for i, state in enumerate(states) if not state.params.greedy]
+        self._drawn = [i for i, state in enumerate(states) if not state.greedy]
         self._rows = [states[i].row(num_placeholders[i]) for i in self._drawn]
         final: torch.Tensor | None = None
         if len(self._drawn) == len(states):
             self.token_ids, final = draw(logits, self._rows)
         else:
-            self.token_ids = logits.argmax(-1)
+            self.token_ids = argmax_rows(logits) if logits.device.type == "cpu" else logits.argmax(-1)
             if self._drawn:
                 # Indexing by the list itself would synchronize with the device.
                 drawn = to_device(torch.tensor(self._drawn), logits.device)
@@ -146,8 +152,8 @@ class InFlightTokens:
         """The tokens; and the rows whose token differs from ``token_ids``, because it took more candidates to draw it."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        token_ids = [int(token_id) for token_id in self._on_host.tolist()]
-        if self._final is None:
+        token_ids: list[int] = self._on_host.tolist()
+        if self._final is None or bool(self._final.all()):
             return token_ids, frozenset()
         first = list(token_ids)
         pending = [

@@ -17,29 +17,57 @@ can still exhaust them sooner.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
 
 from radixkv.scheduling.request import SequenceGroup
 
 
-def decode_growth_blocks(groups: Collection[SequenceGroup], block_size: int, max_num_batched_tokens: int) -> int:
-    """Blocks, besides those they have, that ``groups`` may take before one of them may be preempted."""
-    num_pending = sum(s.num_pending for group in groups if group.num_pending > 1 for s in group.sequences)
-    # Decoding is scheduled first; prompts get the rest of each step.
-    prefill_tokens_per_step = max(1, max_num_batched_tokens - sum(group.num_seqs for group in groups))
-    num_steps = 2 * -(-num_pending // prefill_tokens_per_step) + block_size
-    return sum(_growth(group, num_steps, block_size) for group in groups)
+class DecodeGrowth:
+    """Blocks, besides those they have, that groups may take before one of them may be preempted.
 
+    Groups are added one by one as they are admitted; between two steps they change, and the sum is begun anew.
 
-def _growth(group: SequenceGroup, num_tokens: int, block_size: int) -> int:
-    """Blocks that the group takes for ``num_tokens`` more tokens per sequence, or as many as it may still generate."""
-    sequence = group.sequences[0]
-    num_tokens_now = len(sequence.token_ids)
-    left = group.request.max_new_tokens - (num_tokens_now - group.request.num_prompt_tokens)
-    # The last generated token is never computed and takes no slot.
-    needed = -(-(num_tokens_now + min(num_tokens, left) - 1) // block_size)
-    if group.num_seqs == 1:
-        assert sequence.table is not None
-        return max(0, needed - sequence.table.num_blocks)
-    # Forks share the full blocks they have in common; each writes its own copy of the last one.
-    return group.num_seqs * (needed - (group.num_shared_prefill_tokens or num_tokens_now) // block_size)
+    Args:
+        groups: those that run.
+    """
+
+    def __init__(self, groups: Iterable[SequenceGroup], block_size: int, max_num_batched_tokens: int) -> None:
+        self._block_size = block_size
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_pending = 0
+        # Of each group four numbers: tokens of its first sequence, tokens that it may still generate, blocks that each of
+        # its sequences has for itself or in common, and concurrent sequences. An array, because numpy copies it at once.
+        self._numbers = array("q")
+        self.num_seqs = 0
+        for group in groups:
+            self.add(group)
+
+    def add(self, group: SequenceGroup) -> None:
+        """Count a group that runs from now on."""
+        request, sequence, num_seqs = group.request, group.sequences[0], group.num_seqs
+        num_tokens = len(sequence.token_ids)
+        if num_seqs == 1:
+            assert sequence.table is not None
+            num_blocks = sequence.table.num_blocks
+        else:
+            # Forks share the full blocks they have in common; each writes its own copy of the last one.
+            num_blocks = (group.num_shared_prefill_tokens or num_tokens) // self._block_size
+        left = request.max_new_tokens - (num_tokens - request.num_prompt_tokens)
+        self._numbers.extend((num_tokens, left, num_blocks, num_seqs))
+        self.num_seqs += num_seqs
+        if group.num_pending > 1:
+            self._num_pending += sum(sequence.num_pending for sequence in group.sequences)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks that are."""
+        # Decoding is scheduled first; prompts get the rest of each step.
+        prefill_tokens_per_step = max(1, self._max_num_batched_tokens - self.num_seqs)
+        num_steps = 2 * -(-self._num_pending // prefill_tokens_per_step) + self._block_size
+        num_tokens, left, num_blocks, num_seqs = np.array(self._numbers).reshape(-1, 4).T
+        # The last generated token is never computed and takes no slot.
+        needed = -(-(num_tokens + np.minimum(num_steps, left) - 1) // self._block_size)
+        return int((num_seqs * np.maximum(needed - num_blocks, 0)).sum())

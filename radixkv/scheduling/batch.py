@@ -30,11 +30,12 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 
 
 class ScheduledChunk(NamedTuple):
-    """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step."""
+    """The next ``num_tokens`` pending tokens of ``sequence`` are computed in this step; ``completes``: those are all."""
 
     group: SequenceGroup
     sequence: TokenSequence
     num_tokens: int
+    completes: bool
 
 
 class SampledRow(NamedTuple):
@@ -79,7 +80,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum([chunk.num_tokens for chunk in self.chunks])
 
     @property
     def sampling_states(self) -> list[SamplingState]:
@@ -96,6 +97,11 @@ class Batch:
     def computes(self, sequence: TokenSequence) -> bool:
         """Whether some of the sequence's tokens are computed."""
         return any(chunk.sequence is sequence for chunk in self.chunks)
+
+    def append_placeholders(self) -> None:
+        """Let the sequences go on before their tokens are fetched."""
+        for row in self.sampled:
+            row.sequence.append_placeholder()
 
     def token_indices(self) -> dict[TokenSequence, int]:
         """Where in ``tokens`` each sequence's token is."""

@@ -50,10 +50,20 @@ class InFlightPrefixes:
         if not request.read_cache or len(group.sequences) > 1:
             return False
         size = self._cache.block_size
+        # The last token of a prompt is always computed, for its logits.
+        longest = len(group.prompt) - 1
+        blocks: dict[int, bytes] = {}
         for owner in self._owners(group, running):
-            # The last token of a prompt is always computed, for its logits.
-            num_common = min(_num_common_tokens(group, owner), len(group.prompt) - 1) // size * size
             num_computed = owner.sequences[0].num_computed
+            # Of most owners, the next block that they publish tells that it is not what the group waits for.
+            block = slice(num_computed, num_computed + size)
+            if block.stop > longest:
+                continue
+            if num_computed not in blocks:
+                blocks[num_computed] = group.prompt[block].tobytes()
+            if owner.prompt[block].tobytes() != blocks[num_computed]:
+                continue
+            num_common = min(_num_common_tokens(group, owner), longest) // size * size
             if num_common - num_computed >= size and (
                 num_common - self._cache.match(group.prompt, request.namespace) >= size
             ):

@@ -81,7 +81,7 @@ class Request:
         token_ids: list[int] = self.prompt_token_ids.tolist()
         return token_ids
 
-    @property
+    @cached_property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
 
@@ -89,10 +89,14 @@ class Request:
     def finished(self) -> bool:
         return self.metrics.finished_time is not None
 
-    @property
+    @cached_property
     def num_seqs(self) -> int:
         """How many sequences the request runs concurrently."""
         return self.params.beam_width if isinstance(self.params, BeamSearchParams) else self.params.n
+
+    @cached_property
+    def wants_prompt_logprobs(self) -> bool:
+        return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
 
 @dataclass(eq=False)

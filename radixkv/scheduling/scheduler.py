@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache import OutOfBlocks, PrefixCache
-from radixkv.sampling_params import SamplingParams
-from radixkv.scheduling.admission_control import decode_growth_blocks
+from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.request import Request, SequenceGroup
@@ -71,6 +70,7 @@ class Scheduler:
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._deferred: _DeferredAdmission | None = None
         self._queue_looked_up = False  # in this step
+        self._growth: DecodeGrowth | None = None  # of the running groups, while this step admits
         self._arrivals = itertools.count()
 
     @property
@@ -91,9 +91,11 @@ class Scheduler:
     def start(self, group: SequenceGroup) -> None:
         """Run a group that has its block tables: one that was admitted, or forked from a running one."""
         group.started = True
+        last = next(reversed(self.running), group)
         self.running[group] = None
         # Groups start rarely: sorting here spares every step from doing so.
-        self.running = dict.fromkeys(sorted(self.running, key=lambda group: group.rank))
+        if group.rank < last.rank:
+            self.running = dict.fromkeys(sorted(self.running, key=lambda group: group.rank))
 
     def remove(self, group: SequenceGroup) -> None:
         """Take a group out of the queues; its sequences' tables must be released or dropped."""
@@ -112,7 +114,6 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        chunks: list[ScheduledChunk] = []
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
@@ -120,14 +121,10 @@ class Scheduler:
             (decoding if group.num_pending == 1 else prompts).append(group)
         has_slots = self.blocks.reserve_next_slots(decoding)
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
-        for group in decoding:
-            if group not in self.running:
-                continue  # preempted for a group before it
-            planned = self._chunks_of(group, budget)
-            if planned and (has_slots or self._reserve_or_preempt(planned)):
-                chunks.extend(planned)
-                budget -= len(planned)
-        self._schedule_prompts(chunks, prompts, budget)
+        last_tokens = [ScheduledChunk(group, sequence, 1, True) for group in decoding for sequence in group.sequences]
+        all_fit = has_slots and len(last_tokens) <= budget
+        chunks = last_tokens if all_fit else self._schedule_some(decoding, has_slots, budget)
+        self._schedule_prompts(chunks, prompts, budget - len(chunks))
         return chunks
 
     def reserve_decoding(self) -> bool:
@@ -137,26 +134,42 @@ class Scheduler:
     # -- decoding and preemption ---------------------------------------------------------------------------------
 
     def _chunks_of(self, group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
-        """As many of the group's pending tokens as the budget allows; the last tokens of beams all at once or not at all."""
+        """As many of the group's pending tokens as the budget allows."""
         if len(group.sequences) == 1:
             (sequence,) = group.sequences
-            count = min(sequence.num_pending, budget)
-            return [ScheduledChunk(group, sequence, count)] if count else []
+            pending = sequence.num_pending
+            count = min(pending, budget)
+            return [ScheduledChunk(group, sequence, count, count == pending)] if count else []
         if group.num_shared_prefill_tokens:
             first = group.sequences[0]
             count = min(group.num_shared_prefill_tokens - first.num_computed, budget)
-            return [ScheduledChunk(group, first, count)] if count else []
+            return [ScheduledChunk(group, first, count, False)] if count else []
         if group.num_pending == 1:
-            if len(group.sequences) > budget:
-                return []
-            return [ScheduledChunk(group, sequence, 1) for sequence in group.sequences]
+            return self._last_tokens_of(group, budget)
         planned = []
         for sequence in group.sequences:
             count = min(sequence.num_pending - 1, budget)
             if count:
-                planned.append(ScheduledChunk(group, sequence, count))
+                planned.append(ScheduledChunk(group, sequence, count, False))
                 budget -= count
         return planned
+
+    @staticmethod
+    def _last_tokens_of(group: SequenceGroup, budget: int) -> list[ScheduledChunk]:
+        """The last pending token of each sequence; of beams all at once or not at all."""
+        if len(group.sequences) > budget:
+            return []
+        return [ScheduledChunk(group, sequence, 1, True) for sequence in group.sequences]
+
+    def _schedule_some(self, decoding: list[SequenceGroup], has_slots: bool, budget: int) -> list[ScheduledChunk]:
+        """The last tokens of those decoding groups that the budget and, without slots for all, the blocks suffice for."""
+        chunks: list[ScheduledChunk] = []
+        for group in decoding:
+            planned = self._last_tokens_of(group, budget - len(chunks))
+            # A group that is no longer running was preempted for one before it.
+            if planned and (has_slots or (group in self.running and self._reserve_or_preempt(planned))):
+                chunks += planned
+        return chunks
 
     def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
         """Make the chunks' slots writable, preempting the lowest rank as needed; False: that was the group itself."""
@@ -206,6 +219,7 @@ class Scheduler:
         So a short prompt never waits for the end of a long one, which takes at most twice as long for that.
         """
         self._queue_looked_up = False
+        self._growth = None
         long, reserved = None, 0
         for group in prompts:
             if group not in self.running:
@@ -253,7 +267,7 @@ class Scheduler:
             if not self.waiting.is_preceded(group):
                 return group if self._may_fit_now(self._deferred) else None
             self._deferred = None
-        if self.num_free_seqs < 1:
+        if self._num_admissible_seqs < 1:
             return None
         candidates = self.waiting.candidates(look_up=not self._queue_looked_up)
         self._queue_looked_up = True
@@ -261,19 +275,30 @@ class Scheduler:
             (group for group in candidates if not self._in_flight_prefixes.should_wait(group, self.running)), None
         )
 
+    def _decode_growth(self) -> DecodeGrowth:
+        """That of the running groups: gone through once per step that admits, not once per group that it admits."""
+        if self._growth is None:
+            self._growth = DecodeGrowth(self.running, self._cache.block_size, self._max_num_batched_tokens)
+        return self._growth
+
+    @property
+    def _num_admissible_seqs(self) -> int:
+        """`num_free_seqs`, while this step admits."""
+        return self._max_num_seqs - self._decode_growth().num_seqs
+
     @property
     def _occupancy(self) -> tuple[int, int]:
         """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on."""
         return len(self.running), sum(group.num_pending > 1 for group in self.running)
 
     def _may_fit_now(self, deferred: _DeferredAdmission) -> bool:
-        if deferred.group.num_seqs > self.num_free_seqs:
+        if deferred.group.num_seqs > self._num_admissible_seqs:
             return False
         return self._cache.num_available_blocks >= deferred.num_blocks or self._occupancy != deferred.occupancy
 
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables and start it; False: it does not fit beside the running groups."""
-        if group.num_seqs > self.num_free_seqs:
+        if group.num_seqs > self._num_admissible_seqs:
             self._deferred = _DeferredAdmission(group, 0, self._occupancy)
             return False
         available = self._cache.num_available_blocks
@@ -281,6 +306,7 @@ class Scheduler:
             self._open_tables(group)
             self._check_decode_growth(group)
         except OutOfBlocks as error:
+            self._growth = None
             for sequence in group.sequences:
                 self.blocks.drop(sequence)
                 sequence.num_computed = 0
@@ -303,11 +329,8 @@ class Scheduler:
             OutOfBlocks: some tables may be open then.
         """
         cache, request = self._cache, group.request
-        wants_prompt_logprobs = (
-            isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None
-        )
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not (wants_prompt_logprobs and request.metrics.first_token_time is None)
+        read = request.read_cache and not (request.wants_prompt_logprobs and request.metrics.first_token_time is None)
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
@@ -325,9 +348,11 @@ class Scheduler:
 
     def _check_decode_growth(self, group: SequenceGroup) -> None:
         """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `admission_control`."""
+        growth = self._decode_growth()
+        growth.add(group)
         if not self.running:
             return
         cache = self._cache
-        needed = decode_growth_blocks([*self.running, group], cache.block_size, self._max_num_batched_tokens)
+        needed = growth.num_blocks
         if cache.num_available_blocks < needed:
             raise OutOfBlocks(needed, cache.num_free_blocks, cache.num_evictable_blocks)

@@ -6,9 +6,10 @@ token in between, and brought up to date before a fork and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.request import SequenceGroup, TokenSequence
 
 
@@ -21,6 +22,7 @@ class SequenceBlocks:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
+        self._block_size = cache.block_size
 
     def reserve(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Make the slots of the next ``num_tokens`` writable; False, with nothing changed, if blocks run out."""
@@ -41,17 +43,19 @@ class SequenceBlocks:
             return False
         return True
 
-    def commit(self, sequence: TokenSequence, num_tokens: int) -> None:
-        """Note that the next ``num_tokens`` were computed, and publish blocks that are full."""
-        sequence.num_computed += num_tokens
-        if num_tokens > 1:
-            self.publish(sequence)
-        else:
-            self.publish_at_block_boundary(sequence)
+    def commit(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """Note the chunks as computed, and publish blocks that are full."""
+        for _, sequence, num_tokens, _ in chunks:
+            sequence.num_computed += num_tokens
+            if num_tokens > 1:
+                self.publish(sequence)
+            else:
+                self.publish_at_block_boundary(sequence)
 
     def publish_at_block_boundary(self, sequence: TokenSequence) -> None:
         """Publish if the last computed token filled a block; in between, there is nothing new that could be shared."""
-        if min(sequence.num_computed, sequence.num_known_tokens) % self._cache.block_size == 0:
+        stop, num_known = sequence.num_computed, len(sequence.token_ids) - sequence.num_placeholders
+        if (stop if stop < num_known else num_known) % self._block_size == 0:
             self.publish(sequence)
 
     def publish(self, sequence: TokenSequence) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.kernel_cases import Case, make_tree, relative_error
 
-from radixkv.sampling.exponential import SamplingRow, draw, rng_states
+from radixkv.sampling.exponential import draw
+from radixkv.sampling.variates import SamplingRow, rng_states
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import (
     BlockCopier,

@@ -31,6 +31,26 @@ def test_deltas_add_up_to_the_full_text(default_tokenizer: Any, parts: list[str]
     assert "".join(pieces) == detokenizer.text == default_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), parts=st.lists(st.sampled_from([*TEXTS, "<|im_end|>"]), min_size=1, max_size=4))
+def test_text_is_the_same_however_seldom_it_is_read(
+    default_tokenizer: Any, data: st.DataObject, parts: list[str]
+) -> None:
+    """Against a detokenizer that must read every token at once, because it looks for a stop string."""
+    ids = default_tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
+    often, seldom = IncrementalDetokenizer(default_tokenizer, stop=["\0"]), IncrementalDetokenizer(default_tokenizer)
+    pieces = ""
+    for token_id in ids:
+        often.append([token_id])
+        seldom.append([token_id])
+        if data.draw(st.booleans()):
+            pieces += seldom.delta()
+            assert pieces == seldom.text == often.text
+    often.finish()
+    seldom.finish()
+    assert pieces + seldom.delta() == seldom.text == often.text
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stop", [["two"], ["o, t"], ["three", "wo"], ["one, two, three"]])
 def test_a_stop_string_truncates_the_text_and_is_never_streamed(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from radixkv.sampling import exponential
 from radixkv.sampling import sampler as sampler_module
 from radixkv.sampling.sampler import SamplingState, sample
+from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -50,8 +51,8 @@ def reference_probs(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
     return probs / probs.sum()
 
 
-def variates(row: exponential.SamplingRow, ids: torch.Tensor) -> torch.Tensor:
-    return exponential.exponential_variates(exponential.rng_states([row], ids.device), ids.unsqueeze(0))[0].double()
+def variates(row: SamplingRow, ids: torch.Tensor) -> torch.Tensor:
+    return exponential_variates(rng_states([row], ids.device), ids.unsqueeze(0))[0].double()
 
 
 @settings(max_examples=300, deadline=None)
@@ -64,7 +65,7 @@ def variates(row: exponential.SamplingRow, ids: torch.Tensor) -> torch.Tensor:
     penalties=st.sampled_from([(0.0, 0.0, 1.0), (1.0, 0.5, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.3, 0.8)]),
     bias=st.sampled_from([None, {3: 4.0, 7: -100.0}]),
     min_tokens=st.sampled_from([0, 9]),
-    first_num_candidates=st.sampled_from([1, 4, 1024]),
+    first_num_candidates=st.sampled_from([None, 1, 4, 1024]),
 )
 def test_the_draw_wins_the_race_of_the_reference_distribution(
     seed: int,
@@ -75,7 +76,7 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     penalties: tuple[float, float, float],
     bias: dict[int, float] | None,
     min_tokens: int,
-    first_num_candidates: int,
+    first_num_candidates: int | None,
 ) -> None:
     logits = torch.randn(80, generator=torch.Generator().manual_seed(seed)) * 3
     presence, frequency, repetition = penalties
@@ -92,12 +93,13 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     )
     state = sampling_state(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "FIRST_NUM_CANDIDATES", first_num_candidates)
-        patch.setattr(
-            sampler_module,
-            "draw",
-            lambda logits, rows, count=first_num_candidates: exponential.draw(logits, rows, count),
-        )
+        if first_num_candidates is not None:  # as on a GPU
+            patch.setattr(sampler_module, "FIRST_NUM_CANDIDATES", first_num_candidates)
+            patch.setattr(
+                sampler_module,
+                "draw",
+                lambda logits, rows, count=first_num_candidates: exponential.draw(logits, rows, count),
+            )
         (token,) = sample(logits.unsqueeze(0), [state])
     ratios = reference_probs(logits, state) / variates(state.row(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
@@ -118,7 +120,7 @@ def test_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("vocab_size", [256, 257, 700, 1024])
 def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int) -> None:
     logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
-    rows = [exponential.SamplingRow(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
+    rows = [SamplingRow(SamplingParams(temperature=(0.5, 2.0)[i % 2]), i, 0, i) for i in range(40)]
     token_ids, final = exponential.draw(logits, rows)
     assert final.all()
     for row_logits, row, token_id in zip(logits, rows, token_ids.tolist(), strict=True):
@@ -129,13 +131,75 @@ def test_blocks_race_first_and_then_the_ids_of_the_one_that_won(vocab_size: int)
         assert token_id == ids[(blocks[winner] / variates(row, ids)).argmax()]
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    num_rows=st.integers(1, 12),
+    vocab_size=st.sampled_from([1, 7, 300, 9000]),
+    spacing=st.sampled_from([None, 0.5, 4.0]),
+    data=st.data(),
+)
+def test_a_cpu_draws_what_a_gpu_draws(
+    seed: int, num_rows: int, vocab_size: int, spacing: float | None, data: st.DataObject
+) -> None:
+    """Of logits with ties, a CPU leaves the lower ids, and a GPU some: the same number, of the same probability."""
+    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+    if spacing is not None:
+        logits = (logits / spacing).round() * spacing
+    kinds = st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.3, 1.0, 2.0]),
+            "top_p": st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+            "top_k": st.sampled_from([0, 1, 5, 60]),
+            "min_p": st.sampled_from([0.0, 0.05, 1.0]),
+        }
+    )
+    rows = [SamplingRow(SamplingParams(**data.draw(kinds)), seed + i, i % 2, i) for i in range(num_rows)]
+    on_host, final = exponential.draw(logits, rows)
+    assert final.all()
+    as_on_gpu, final = exponential.draw(logits, rows, num_candidates=vocab_size)
+    assert final.all()
+    if spacing is None:
+        assert on_host.tolist() == as_on_gpu.tolist()
+    for i, (row, token_id) in enumerate(zip(rows, on_host.tolist(), strict=True)):
+        if not row.truncates:
+            continue
+        probs = (logits[i] / row.params.temperature).softmax(-1)
+        order = (-probs).argsort(stable=True)
+        ordered = probs[order]
+        left = ordered >= row.params.min_p * ordered[0]
+        if row.params.top_k:
+            left[row.params.top_k :] = False
+        total = float((ordered * left).sum())
+        cumulative = (ordered * left).double().cumsum(-1)
+        likelier = torch.cat((torch.zeros(1), cumulative[:-1]))
+        # Where the sum is this close to the mass, rounding decides.
+        sure = left & (likelier < row.params.top_p * total - 1e-5) if row.params.top_p < 1 else left
+        possible = left & (likelier < row.params.top_p * total + 1e-5)
+        sure[0] = possible[0] = True
+        ratios = ordered.double() / variates(row, order)
+        assert token_id in order[possible]
+        assert float(ratios[order == token_id]) >= float(ratios[sure].max()) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3), SamplingParams()])
+def test_a_row_that_is_no_numbers_disturbs_no_other(params: SamplingParams) -> None:
+    logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
+    rows = [SamplingRow(params, i, 0, 0) for i in range(5)]
+    expected = exponential.draw(logits, rows)[0].tolist()
+    logits[2] = float("nan")
+    found = exponential.draw(logits, rows)[0].tolist()
+    assert [*found[:2], *found[3:]] == [*expected[:2], *expected[3:]]
+    assert 0 <= found[2] < 300
+
+
 def test_draws_from_many_blocks_follow_the_distribution() -> None:
     """Some likely tokens in all blocks, the last one partly there, and each block's others together."""
     logits = torch.full((700,), -6.0)
     likely = [0, 3, 255, 256, 400, 511, 512, 699]
     logits[likely] = torch.tensor([1.0, 0.0, 2.0, -1.0, 1.5, 0.5, 0.0, 1.0])
     num_draws = 20_000
-    rows = [exponential.SamplingRow(SamplingParams(), 7, 0, number) for number in range(num_draws)]
+    rows = [SamplingRow(SamplingParams(), 7, 0, number) for number in range(num_draws)]
     token_ids, _ = exponential.draw(logits.expand(num_draws, -1), rows)
     # Each likely token is a class of its own, the rest of a block another.
     classes = torch.arange(700) // 256 + len(likely)

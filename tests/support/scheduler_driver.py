@@ -161,10 +161,10 @@ class SchedulerDriver:
         """Note what the chunks compute; returns the groups that get a token from it, new samples among them."""
         ready = []
         for chunk in chunks:
-            completes = chunk.num_tokens == chunk.sequence.num_pending
-            self.scheduler.blocks.commit(chunk.sequence, chunk.num_tokens)
+            assert chunk.completes == (chunk.num_tokens == chunk.sequence.num_pending)
+            self.scheduler.blocks.commit([chunk])
             self.num_computed_tokens += chunk.num_tokens
-            if completes:
+            if chunk.completes:
                 ready.append(chunk)
         groups = []
         for chunk in ready:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.sampling.exponential import SamplingRow, draw, rng_states
+from radixkv.sampling.exponential import draw
+from radixkv.sampling.variates import SamplingRow, rng_states
 from radixkv.sampling_params import SamplingParams
 from radixkv_kernels import draw_tokens
 

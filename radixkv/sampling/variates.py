@@ -1,0 +1,99 @@
+"""Random numbers that belong to a request: a pure function of its seed, the sample, the token's index and the candidate.
+
+They come from SplitMix64 (Steele, Lea, Flood 2014), counted from an RNG state that the first three determine, in 64-bit
+integers throughout, so that every device draws the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.memory.upload import to_device
+from radixkv.sampling_params import SamplingParams
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+class SamplingRow(NamedTuple):
+    """What the draw of one row of a batch depends on, besides its logits.
+
+    Attributes:
+        seed: the request's.
+        sample_index: which of the request's samples.
+        token_index: index of the drawn token in the sample's output.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    token_index: int
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top_k, top_p or min_p remove candidates."""
+        params = self.params
+        return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def rng_states(rows: Sequence[SamplingRow], device: torch.device) -> torch.Tensor:
+    """The state from which each row's variates are counted, int64 ``[rows]``."""
+    keys = [(row.seed & (2**63 - 1), row.sample_index, row.token_index) for row in rows]
+    seed, sample, index = np.array(keys, dtype=np.uint64).T
+    states = _mix_on_host(seed + np.uint64(_GOLDEN))
+    for number in (sample, index):
+        states = _mix_on_host(states + (number + np.uint64(1)) * np.uint64(_GOLDEN))
+    return to_device(torch.from_numpy(states.view(np.int64)), device)
+
+
+def exponential_variates(states: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Variates of mean 1, float32; never 0 or infinite.
+
+    Args:
+        states: RNG states, see `rng_states`.
+        token_ids: int64, of a shape that fits that of ``states``; block b of a vocabulary counts as ``-2 - b``.
+    """
+    counters = states + (token_ids + 1).mul_(_signed(_GOLDEN))
+    if counters.device.type == "cpu":
+        # numpy has unsigned integers; torch only signed ones, whose shifts need a mask.
+        bits = _mix_on_host(counters.numpy().view(np.uint64))
+        bits >>= np.uint64(11)
+        whole = torch.from_numpy(bits.view(np.int64))
+    else:
+        whole = _shift(_mix(counters), 11)
+    # Rounded to float32 last: small variates decide the draw, and keep their relative precision this way.
+    uniform = whole.double().mul_(2**-53).float()
+    return uniform.clamp_(2**-60, 1 - 2**-24).neg_().log1p_().neg_()
+
+
+def _mix_on_host(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mixed = x >> np.uint64(30)
+    mixed ^= x
+    mixed *= np.uint64(_MIX_1)
+    shifted = mixed >> np.uint64(27)
+    mixed ^= shifted
+    mixed *= np.uint64(_MIX_2)
+    np.right_shift(mixed, np.uint64(31), out=shifted)
+    mixed ^= shifted
+    return mixed
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)).mul_(_signed(_MIX_1))
+    x = x.bitwise_xor_(_shift(x, 27)).mul_(_signed(_MIX_2))
+    return x.bitwise_xor_(_shift(x, 31))
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift to the right: torch has no arithmetic on unsigned 64-bit integers."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - 2**64
