@@ -52,8 +52,8 @@ class NativeDecoderLayer(nn.Module):
     ) -> torch.Tensor:
         batch = None if self.radixkv_runner is None else self.radixkv_runner.native_batch(self.layer_idx)
         if batch is not None:
-            cos, sin = position_embeddings
-            return self._layer.run(hidden_states[0], cos[0].contiguous(), sin[0].contiguous(), *batch).unsqueeze(0)
+            cos, sin = (part[0].contiguous() for part in position_embeddings)
+            return self._layer.run(hidden_states[0].contiguous(), cos, sin, *batch).unsqueeze(0)
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
         hidden_states = hidden_states + attended
         mlp: torch.Tensor = self.mlp(self.post_norm(hidden_states))
