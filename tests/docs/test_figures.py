@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "radixkv" / "bench" / "results"
 BENCHMARKS = ROOT / "docs" / "benchmarks" / "index.md"
+CPU = ROOT / "docs" / "benchmarks" / "cpu.md"
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 GPU = ROOT / "docs" / "gpu.md"
@@ -41,6 +42,31 @@ def end_to_end() -> str:
         for row in results("e2e-cpu")["rows"]
     ]
     return table(("workload", "generate", "RadixKV", "times faster", "equal answers"), rows)
+
+
+def against_vllm(precision: str) -> str:
+    document = results(f"against-vllm-{precision}")
+    rows = [
+        (
+            row["name"],
+            f"{statistics.median(row['ours']):.2f}",
+            f"{statistics.median(row['theirs']):.2f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in document["rows"]
+    ]
+    ready = document["ready"]
+    ours, theirs = ready["ours"], ready["theirs"]
+    rows.append(("process start to first answer", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
+    return table(("workload", "RadixKV", "vLLM", "ratio"), rows)
+
+
+def bfloat16_against_vllm() -> str:
+    return against_vllm("bf16")
+
+
+def float32_against_vllm() -> str:
+    return against_vllm("f32")
 
 
 def microseconds(value: float) -> str:
@@ -113,6 +139,9 @@ def reserved_memory() -> str:
     ("path", "expected"),
     [
         (README, end_to_end),
+        (README, bfloat16_against_vllm),
+        (CPU, bfloat16_against_vllm),
+        (CPU, float32_against_vllm),
         (BENCHMARKS, end_to_end),
         (BENCHMARKS, bookkeeping),
         (BENCHMARKS, eviction),
