@@ -23,7 +23,7 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 from radixkv_cpu.attention import PagedAttention
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
-from radixkv_cpu.library import VARIANTS, library, supported_variants
+from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
 
@@ -38,6 +38,7 @@ __all__ = [
     "QuantisedWeight",
     "RMSNorm",
     "Weight",
+    "cpu_flags",
     "dequantise",
     "is_packable",
     "is_quantisable",

@@ -57,7 +57,7 @@ class Library:
 
 def supported_variants() -> list[str]:
     """The variants that this processor can run and that were compiled, the best first."""
-    flags = _cpu_flags()
+    flags = cpu_flags()
     return [name for name, needed in VARIANTS.items() if needed <= flags and _path(name).exists()]
 
 
@@ -103,7 +103,8 @@ def _path(variant: str) -> Path:
     return FOLDER / f"libradixkv_cpu_{variant}.so"
 
 
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """What the processor offers, by the names that /proc/cpuinfo lists; nothing where there is no such file."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

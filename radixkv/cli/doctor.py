@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import time
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -21,7 +22,16 @@ from radixkv.model.default_model import (
     find_damage,
     find_default_model,
 )
-from radixkv_cpu import library
+from radixkv_cpu import cpu_flags, library
+
+# What makes products faster, by the names that /proc/cpuinfo lists.
+_INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX512-VNNI",
+    "avx512_bf16": "AVX512-BF16",
+    "amx_bf16": "AMX",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,11 @@ def examine() -> list[Finding]:
     findings = [Finding("RadixKV", __version__), Finding("Python", platform.python_version())]
     for package in ("torch", "transformers", "numpy", "tokenizers"):
         findings.append(Finding(package, importlib.metadata.version(package)))
-    capability = torch.backends.cpu.get_cpu_capability()
-    findings.append(Finding("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}"))
+    flags = cpu_flags()
+    instructions = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    findings.append(Finding("CPU", ", ".join([cores, *instructions])))
+    findings.append(Finding("memory", f"read at {_read_bandwidth() / 1e9:.0f} GB/s"))
     compiled = library()
     findings.append(
         Finding(
@@ -71,6 +84,19 @@ def examine() -> list[Finding]:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     findings.append(Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free"))
     return findings
+
+
+def _read_bandwidth() -> float:
+    """Bytes per second that all threads read from memory: what a decoding step is bound by."""
+    import torch
+
+    numbers = torch.ones(2**26)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        numbers.sum()
+        seconds.append(time.perf_counter() - start)
+    return numbers.nbytes / min(seconds)
 
 
 def report(console: Console) -> None:

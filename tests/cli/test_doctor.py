@@ -1,0 +1,42 @@
+"""`radixkv doctor` says what the machine offers and what is done with it."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from radixkv.cli import doctor
+
+
+def found(what: str) -> doctor.Finding:
+    (finding,) = [finding for finding in doctor.examine() if finding.what == what]
+    return finding
+
+
+def test_instructions_are_named_as_their_makers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx512f", "avx2", "amx_bf16", "sse2"}))
+    assert found("CPU").found.endswith("threads, AVX2, AVX-512, AMX")
+    monkeypatch.setattr(doctor, "cpu_flags", frozenset)
+    assert found("CPU").found.endswith("threads")
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_the_variant_is_named_with_the_type_that_it_computes_in(
+    is_fast: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "library", lambda: SimpleNamespace(variant="some", is_fast_in_bf16=is_fast))
+    assert found("compiled code") == doctor.Finding("compiled code", f"some, {dtype}")
+
+
+def test_without_compiled_code_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "library", lambda: None)
+    assert found("compiled code").found == "none"
+    assert "install g++" in found("compiled code").advice
+
+
+def test_bandwidth_is_measured() -> None:
+    match = re.fullmatch(r"read at (\d+) GB/s", found("memory").found)
+    assert match is not None
+    assert int(match[1]) > 0
