@@ -60,7 +60,10 @@ class DecoderLayer:
         gate_up: gated, with an activation.
         down: back to the layer's width.
         head_dim: of queries, keys and values.
-        scale, softcap, window, sinks: as `PagedAttention.attend` takes them.
+        scale: scores are multiplied by it.
+        softcap: as `PagedAttention.attend` takes it.
+        window: likewise.
+        sinks: likewise.
 
     Raises:
         ValueError: the parts do not belong together.

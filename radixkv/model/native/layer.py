@@ -60,17 +60,12 @@ class NativeDecoderLayer(nn.Module):
         return hidden_states + mlp
 
 
-def is_candidate(module: nn.Module) -> bool:
-    """Whether the module has the parts that `NativeDecoderLayer` is made of, and no others."""
-    if isinstance(module, NativeDecoderLayer):
-        return False
-    kinds = sorted(type(child).__name__ for child in module.children())
-    parts = (NativeGatedMLP, NativeRMSNorm, NativeRMSNorm, NativeSelfAttention)
-    return kinds == [part.__name__ for part in parts] and not any(True for _ in module.parameters(recurse=False))
-
-
-def native_layer(module: nn.Module) -> NativeDecoderLayer:
-    """What computes the same if the module calls its parts in the usual order; `is_candidate` holds for it."""
+def native_layers(module: nn.Module) -> list[NativeDecoderLayer]:
+    """What would compute the same if the module calls its parts in the usual order; nothing if it has other parts."""
+    if isinstance(module, NativeDecoderLayer) or any(True for _ in module.parameters(recurse=False)):
+        return []
     children: list[Any] = sorted(module.children(), key=lambda child: type(child).__name__)
+    if [type(child) for child in children] != [NativeGatedMLP, NativeRMSNorm, NativeRMSNorm, NativeSelfAttention]:
+        return []
     mlp, input_norm, post_norm, attention = children
-    return NativeDecoderLayer(input_norm, attention, post_norm, mlp)
+    return [NativeDecoderLayer(input_norm, attention, post_norm, mlp)]

@@ -13,15 +13,14 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface
 
-from radixkv.model.native import attention, layer
-from radixkv.model.native.attention import OPTIONS, NativeSelfAttention
+from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
+from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
 from radixkv.model.packed_linear import is_unchanged, pack_linears
 from radixkv_cpu import library
 
-_IsWanted = Callable[[nn.Module], bool]
 # What could stand in for a module, with weights as they are or quantised.
 _Make = Callable[[nn.Module, str | None], Sequence[nn.Module]]
 
@@ -53,17 +52,19 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
     """
 
     def make_attention(module: nn.Module, quantization: str | None) -> list[nn.Module]:
-        given = options.get(int(module.layer_idx))  # type: ignore[arg-type]
-        return [] if given is None else [NativeSelfAttention(module, given, quantization)]
+        given = options.get(getattr(module, "layer_idx", None))
+        return [NativeSelfAttention(module, given, quantization)] if given is not None and is_candidate(module) else []
 
-    options: dict[int, dict[str, Any]] = {}
+    options: dict[Any, dict[str, Any]] = {}
     with torch.inference_mode(), _probe_attention(model, options):
         if native and library() is not None and model.dtype in _TOLERANCES:
+            calls = _record_calls(model)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
-            _replace(model, lambda module: bool(native_norms(module)), lambda module, _: native_norms(module), None)
-            _replace(model, lambda module: hasattr(module, "gate_proj"), native_mlps, quantization)
-            _replace(model, attention.is_candidate, make_attention, quantization)
-            _replace(model, layer.is_candidate, lambda module, _: [layer.native_layer(module)], None)
+            _replace(model, calls, lambda module, _: native_norms(module), None)
+            _replace(model, calls, native_mlps, quantization)
+            # Then attention, whose heads may be normed, and layers, which are made of all these.
+            _replace(model, calls, make_attention, quantization)
+            _replace(model, calls, lambda module, _: native_layers(module), None)
             head = model.get_output_embeddings()
             for parent, name, child in _children(model):
                 if isinstance(child, nn.Linear) and is_replaceable(child):
@@ -73,14 +74,14 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
         pack_linears(model, lambda: _compute_a_few_tokens(model))
 
 
-def _replace(model: transformers.PreTrainedModel, is_wanted: _IsWanted, make: _Make, quantization: str | None) -> None:
-    """Replace wanted modules by what gives the same for random input.
+def _replace(model: nn.Module, calls: dict[nn.Module, _Call], make: _Make, quantization: str | None) -> None:
+    """Replace modules by what gives the same for random input.
 
     Args:
+        calls: of the modules that may be replaced.
         make: what could stand in for a module. What is compared is not quantised: a pattern that fits computes the same with
             other weights.
     """
-    calls = _record(model, is_wanted)
     for parent, name, child in _children(model):
         if child not in calls:
             continue
@@ -96,17 +97,14 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     yield from [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
 
 
-def _record(model: transformers.PreTrainedModel, is_wanted: _IsWanted) -> dict[nn.Module, _Call]:
-    """The last call of each wanted module when the model computes a few tokens."""
+def _record_calls(model: transformers.PreTrainedModel) -> dict[nn.Module, _Call]:
+    """The last call of each module, of those that nobody changed, when the model computes a few tokens."""
     calls: dict[nn.Module, _Call] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         calls[module] = _Call(args, kwargs)
 
-    wanted = [module for module in model.modules() if is_unchanged(module) and is_wanted(module)]
-    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in wanted]
-    if not hooks:
-        return calls
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in [*model.modules()] if is_unchanged(m)]
     try:
         _compute_a_few_tokens(model)
     finally:
