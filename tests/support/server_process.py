@@ -27,7 +27,9 @@ class ServerProcess:
 
     def __init__(self, *options: str, prelude: str = "") -> None:
         program = f"{prelude}\nfrom radixkv.cli.main import main; main()"
-        command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY, *options]
+        command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY]
+        # Tests compare with the library's answers in float32; "auto" depends on the processor.
+        command += ["--dtype", "float32", *options]
         # Passive waiting: on a small machine, spinning threads of several processes would only block each other.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
