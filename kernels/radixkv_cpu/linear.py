@@ -133,6 +133,29 @@ class PackedWeight(Weight):
         check_weights(weights, biases, activation)
         super().__init__(pack(stack(weights, activation)), weights, biases, activation)
 
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        """The weights of some features, as they were: of an output head, the embeddings of tokens.
+
+        Args:
+            features: ``[...]`` integers, their numbers.
+
+        Returns:
+            ``[..., inputs]``.
+
+        Raises:
+            ValueError: the weights are those of a gated product.
+            IndexError: there is no such feature.
+        """
+        if self._call.activation:
+            raise ValueError("rows: the weights of a gated product lie in turns")
+        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
+            raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
+        panels, lanes = features // PANEL, features % PANEL
+        if self.dtype == torch.float32:
+            return self._panels[panels, 0, :, lanes]
+        pairs: torch.Tensor = self._panels[panels, 0, :, lanes]
+        return pairs.flatten(-2)
+
 
 def is_packable(weight: torch.Tensor) -> bool:
     """Whether products with this weight, ``[features, inputs]``, can be computed here."""

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
+from radixkv.model.heap import trim_heap
 from radixkv.model.native import prepare_for_cpu, weights_of
 from radixkv_cpu import QuantisedWeight, library
 
@@ -105,6 +106,7 @@ def load_model(
         prepare_for_cpu(model, native, config.quantization)
         if config.quantization is not None:
             _report_quantised(model, name, config.quantization, num_linears)
+        trim_heap()
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -150,10 +152,8 @@ def _report_quantised(model: torch.nn.Module, name: str, quantization: str, num_
             f"quantization: expected None for {name}, got {quantization!r}: of its {num_linears} linear layers, none has a "
             "multiple of 32 inputs and is of a kind that can be replaced"
         )
-    num_quantised, megabytes = (
-        sum(weight.num_weights for weight in weights),
-        sum(weight.nbytes for weight in weights) / 1e6,
-    )
+    num_quantised = sum(weight.num_weights for weight in weights)
+    megabytes = sum(weight.nbytes for weight in weights) / 1e6
     _log.info("%s: %s in %d linear layers, whose weights take %.1f MB", name, quantization, num_quantised, megabytes)
 
 

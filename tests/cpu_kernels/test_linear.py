@@ -175,3 +175,17 @@ def test_several_threads_multiply_by_one_weight(variant: str) -> None:
         with ThreadPoolExecutor(2) as pool:
             same = pool.map(lambda x, y: all(torch.equal(packed.multiply(x), y) for _ in range(300)), xs, expected)
         assert list(same) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_the_weights_as_they_were(dtype: torch.dtype) -> None:
+    weights = [torch.randn(features, 64).to(dtype) for features in (40, 33)]
+    packed = PackedWeight(weights, [torch.ones(40, dtype=dtype), None])
+    features = torch.tensor([[0, 72, 31], [32, 40, 0]])
+    torch.testing.assert_close(packed.rows(features), torch.cat(weights)[features], rtol=0, atol=0)
+    assert packed.rows(features[:0]).shape == (0, 3, 64)
+    for wrong in (-1, 73):
+        with pytest.raises(IndexError, match="from 0 to 72"):
+            packed.rows(torch.tensor([wrong]))
+    with pytest.raises(ValueError, match="gated"):
+        PackedWeight([weights[0], weights[0]], activation="silu").rows(features)

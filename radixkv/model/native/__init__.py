@@ -4,6 +4,7 @@ No model is rewritten: a module is replaced only after its replacement gave the 
 need not know every model that it fits, and what it does not fit stays as transformers made it. One pattern per file::
 
     linear      nn.Linear: weights packed into panels
+    embedding   nn.Embedding, where it has the weights of the output head
     norm        RMS norms, whatever class they are of
     mlp         down(activation(gate(x)) * up(x))
     weights     as they are, or quantised

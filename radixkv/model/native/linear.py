@@ -15,18 +15,21 @@ class NativeLinear(nn.Module):
 
     Args:
         quantization: of the weight; see `make_weight`.
+
+    Attributes:
+        packed: the weight and its bias.
     """
 
     def __init__(self, linear: nn.Linear, quantization: str | None = None) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self._packed = make_weight([linear.weight], [linear.bias], quantization=quantization)
+        self.packed = make_weight([linear.weight], [linear.bias], quantization=quantization)
         # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._packed.multiply(x)
+        return self.packed.multiply(x)
 
 
 def is_replaceable(module: nn.Module) -> bool:

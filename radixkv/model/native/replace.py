@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from radixkv.model.native.attention import OPTIONS, NativeSelfAttention, is_candidate
+from radixkv.model.native.embedding import native_embedding
 from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
@@ -65,12 +66,7 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
             # Then attention, whose heads may be normed, and layers, which are made of all these.
             _replace(model, calls, make_attention, quantization)
             _replace(model, calls, lambda module, _: native_layers(module), None)
-            head = model.get_output_embeddings()
-            for parent, name, child in _children(model):
-                if isinstance(child, nn.Linear) and is_replaceable(child):
-                    setattr(
-                        parent, name, NativeLinear(child, quantization and ("int8" if child is head else quantization))
-                    )
+            _replace_linears(model, quantization)
         pack_linears(model, lambda: _compute_a_few_tokens(model))
 
 
@@ -90,6 +86,20 @@ def _replace(model: nn.Module, calls: dict[nn.Module, _Call], make: _Make, quant
         if errors and min(errors) <= 1:
             best = errors.index(min(errors))
             setattr(parent, name, candidates[best] if quantization is None else make(child, quantization)[best])
+
+
+def _replace_linears(model: transformers.PreTrainedModel, quantization: str | None) -> None:
+    """Replace the linear layers that are not parts of what has been replaced, and an embedding tied to the head."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = isinstance(head, nn.Linear) and getattr(embedding, "weight", None) is head.weight
+    for parent, name, child in _children(model):
+        if isinstance(child, nn.Linear) and is_replaceable(child):
+            bits = "int8" if quantization is not None and child is head else quantization
+            setattr(parent, name, NativeLinear(child, bits))
+    if tied:
+        replacement = native_embedding(embedding, model.get_output_embeddings())
+        if replacement is not None:
+            model.set_input_embeddings(replacement)
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

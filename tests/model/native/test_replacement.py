@@ -11,6 +11,7 @@ import transformers
 from support.model_zoo import SUPPORTED, WIDE, build, build_supported
 from torch import nn
 
+from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace
 from radixkv.model.native.attention import NativeSelfAttention
@@ -63,6 +64,28 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_architectures(name: str) -> None:
     assert counts(load_model(build_supported(name)).model) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_embedding_is_held_once(dtype: torch.dtype) -> None:
+    tied = build("llama", {"tie_word_embeddings": True}).to(dtype)
+    tokens = torch.tensor([[0, 5, tied.config.vocab_size - 1]])
+    expected = tied.get_input_embeddings()(tokens)
+    prepared = load_model(tied).model
+    assert not sum(parameter.nbytes for parameter in prepared.parameters())
+    assert (prepared.dtype, prepared.device.type) == (dtype, "cpu")
+    torch.testing.assert_close(prepared.get_input_embeddings()(tokens), expected, rtol=0, atol=0)
+
+
+def test_embeddings_that_stay_as_they_are() -> None:
+    """Of a head of its own or with fewer bits, of another class, or with a hook."""
+    hooked = build("llama", {"tie_word_embeddings": True})
+    hooked.get_input_embeddings().register_forward_hook(lambda *_: None)
+    quantised = load_model(build("llama", {"tie_word_embeddings": True}), ModelConfig(quantization="int8")).model
+    others = [hooked, build("llama", {"tie_word_embeddings": False}), build("gemma", {"tie_word_embeddings": True})]
+    for model in (quantised, *(load_model(other).model for other in others)):
+        assert isinstance(model.get_input_embeddings(), nn.Embedding)
+        assert len(model.get_input_embeddings().weight) == model.config.vocab_size
 
 
 def test_norms_multiply_by_what_the_original_does() -> None:

@@ -1,0 +1,47 @@
+"""Token embeddings that are the weights of the output head, too."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radixkv.model.native.linear import NativeLinear
+from radixkv.model.packed_linear import is_unchanged
+from radixkv_cpu import PackedWeight
+
+
+class NativeEmbedding(nn.Module):
+    """Reads tokens' embeddings out of the head's packed weights, so that a tied weight is held once.
+
+    A row is read a number at a time. For 1,000 tokens that is less than a hundredth of what the model computes for them.
+
+    Args:
+        weight: of the head.
+    """
+
+    def __init__(self, weight: PackedWeight) -> None:
+        super().__init__()
+        self.num_embeddings = weight.out_features
+        self.embedding_dim = weight.in_features
+        self._head = weight
+        # Of all parameters it may be the only one left, from which transformers takes the model's dtype and device.
+        self.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._head.rows(token_ids)
+
+
+def native_embedding(embedding: nn.Module, head: nn.Module) -> NativeEmbedding | None:
+    """What can stand in for an embedding.
+
+    Args:
+        head: what the linear layer that had the embedding's weight was replaced by.
+
+    Returns:
+        None: the embedding is of a class that may compute something else, or the head's weights are not kept as they were.
+    """
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not is_unchanged(embedding):
+        return None
+    if not isinstance(head, NativeLinear) or not isinstance(head.packed, PackedWeight):
+        return None
+    return NativeEmbedding(head.packed)
