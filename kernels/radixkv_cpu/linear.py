@@ -150,11 +150,12 @@ class PackedWeight(Weight):
             raise ValueError("rows: the weights of a gated product lie in turns")
         if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
             raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
-        panels, lanes = features // PANEL, features % PANEL
-        if self.dtype == torch.float32:
-            return self._panels[panels, 0, :, lanes]
-        pairs: torch.Tensor = self._panels[panels, 0, :, lanes]
-        return pairs.flatten(-2)
+        # A word is a number in float32, and a pair of inputs in bfloat16. Words of a feature lie PANEL apart.
+        words = self._panels.view(torch.int32).view(-1)
+        num_words = words.numel() // (len(self._panels) * PANEL)
+        first = features // PANEL * (num_words * PANEL) + features % PANEL
+        rows: torch.Tensor = words[first.unsqueeze(-1) + torch.arange(0, num_words * PANEL, PANEL)].view(self.dtype)
+        return rows
 
 
 def is_packable(weight: torch.Tensor) -> bool:

@@ -13,7 +13,8 @@ from radixkv_cpu import PackedWeight
 class NativeEmbedding(nn.Module):
     """Reads tokens' embeddings out of the head's packed weights, so that a tied weight is held once.
 
-    A row is read a number at a time. For 1,000 tokens that is less than a hundredth of what the model computes for them.
+    A row is not in one piece there. For 1,000 different tokens of a model of 576 dimensions, reading them takes 10 to
+    20 ms instead of one, of the 600 to 1,200 that the model takes; a token more often used is in a processor's cache.
 
     Args:
         weight: of the head.
