@@ -36,6 +36,7 @@ class Weight:
         in_features: inputs of a row.
         out_features: features of a product; of a gated one, those of its gate.
         dtype: of inputs and products, float32 or bfloat16.
+        panels: the weights in the order in which products read them.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Weight:
         self.in_features = weights[0].shape[1]
         self.dtype = weights[0].dtype
         self.out_features = weights[0].shape[0] if activation else sum(len(weight) for weight in weights)
-        self._panels = panels
+        self.panels = panels
         self._bias: torch.Tensor | None = None
         if any(bias is not None for bias in biases):
             parts = [
@@ -59,7 +60,7 @@ class Weight:
             self._bias = torch.cat(parts)
         # Of every call, which copies it: several threads may multiply by one weight.
         self._call = _Linear(
-            weight=self._panels.data_ptr(),
+            weight=self.panels.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
@@ -78,7 +79,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Of the panels, in bytes."""
-        return self._panels.nbytes
+        return self.panels.nbytes
 
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ weight.T + bias + residual``.
@@ -151,8 +152,8 @@ class PackedWeight(Weight):
         if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
             raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
         # A word is a number in float32, and a pair of inputs in bfloat16. Words of a feature lie PANEL apart.
-        words = self._panels.view(torch.int32).view(-1)
-        num_words = words.numel() // (len(self._panels) * PANEL)
+        words = self.panels.view(torch.int32).view(-1)
+        num_words = words.numel() // (len(self.panels) * PANEL)
         first = features // PANEL * (num_words * PANEL) + features % PANEL
         rows: torch.Tensor = words[first.unsqueeze(-1) + torch.arange(0, num_words * PANEL, PANEL)].view(self.dtype)
         return rows

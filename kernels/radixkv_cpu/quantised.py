@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from radixkv_cpu.checks import check_tensor
 from radixkv_cpu.linear import PANEL, Weight, check_weights, is_packable, pack, stack
 
 GROUP = 32
@@ -52,6 +53,7 @@ class QuantisedWeight(Weight):
         quantization: a key of `QUANTIZATIONS`.
         biases: one per weight, or None.
         activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
+        panels: the attribute of another object that was made of the same weights; None: they are quantised here.
 
     Raises:
         ValueError: the weights cannot be quantised, of which `is_quantisable` says so before, or are not finite; or they,
@@ -67,13 +69,20 @@ class QuantisedWeight(Weight):
         quantization: str,
         biases: Sequence[torch.Tensor | None] = (),
         activation: str | None = None,
+        panels: torch.Tensor | None = None,
     ) -> None:
         check_weights(weights, biases, activation)
         _check_quantization(quantization)
         _check_inputs(weights[0])
         self.quantization = quantization
         self.num_weights = len(weights)
-        panels = _quantised_panels(stack(weights, activation), quantization)
+        if panels is None:
+            panels = _quantised_panels(stack(weights, activation), quantization)
+        else:
+            features, inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+            count = 2 if activation else 1
+            expected = _shape_of_panels(count, features // count, inputs, quantization)
+            check_tensor("panels", panels, expected, [torch.uint8])
         super().__init__(panels, weights, biases, activation, QUANTIZATIONS[quantization])
 
 
@@ -168,10 +177,8 @@ def _not_zero(scales: torch.Tensor) -> torch.Tensor:
 def _quantised_panels(weights: torch.Tensor, quantization: str) -> torch.Tensor:
     """``[weights, features, inputs]`` to bytes ``[panels, weights, inputs / 32, bytes of a group]``."""
     count, features, inputs = weights.shape
-    headers = 1 if quantization == "int8" else 2
-    header_bytes, bits = 2 * PANEL * headers, QUANTIZATIONS[quantization]
-    shape = -(-features // PANEL), count, inputs // GROUP, header_bytes + GROUP * PANEL * bits // 8
-    panels = torch.empty(shape, dtype=torch.uint8)
+    header_bytes, bits = _header_bytes(quantization), QUANTIZATIONS[quantization]
+    panels = torch.empty(_shape_of_panels(count, features, inputs, quantization), dtype=torch.uint8)
     for part, out in zip(
         weights.split(_FEATURES_AT_ONCE, dim=1), panels.split(_FEATURES_AT_ONCE // PANEL), strict=True
     ):
@@ -181,6 +188,17 @@ def _quantised_panels(weights: torch.Tensor, quantization: str) -> torch.Tensor:
         for header, number in zip(out[..., :header_bytes].split(2 * PANEL, dim=-1), numbers, strict=False):
             header[:] = pack(torch.stack(number).view(torch.int16)).view(torch.uint8)
     return panels
+
+
+def _shape_of_panels(count: int, features: int, inputs: int, quantization: str) -> tuple[int, int, int, int]:
+    """Bytes of ``count`` weights that alternate by panels."""
+    group_bytes = _header_bytes(quantization) + GROUP * PANEL * QUANTIZATIONS[quantization] // 8
+    return -(-features // PANEL), count, inputs // GROUP, group_bytes
+
+
+def _header_bytes(quantization: str) -> int:
+    """Of the scales of a group of a panel, and of its centres."""
+    return 2 * PANEL * (1 if quantization == "int8" else 2)
 
 
 def _nibbles(integers: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,15 @@ from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
-from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, ensure_converted, find_default_model
+from radixkv.model.default_model import (
+    DEFAULT_MODEL_NAME,
+    ProgressCallback,
+    cache_folder,
+    ensure_converted,
+    find_default_model,
+)
 from radixkv.model.heap import trim_heap
-from radixkv.model.native import prepare_for_cpu, weights_of
+from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
 from radixkv_cpu import QuantisedWeight, library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,6 +91,7 @@ def load_model(
     target_device = _resolve_device(config.device)
     torch_dtype = _resolve_dtype(config.dtype, target_device, native)
     tokenizer, max_model_len = config.tokenizer, config.max_model_len
+    panel_cache = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
         _check_quantization(config.quantization, model.device, model.dtype, native)
@@ -92,6 +99,7 @@ def load_model(
         _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
         folder = _resolve_folder(model, progress or _print_progress)
+        panel_cache = PanelCache(cache_folder() / "quantised")
         with _silence_transformers(), _load_errors(name):
             tokenizer = _load_tokenizer(folder)
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype).to(target_device)
@@ -103,7 +111,8 @@ def load_model(
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     if model.device.type == "cpu":
         num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-        prepare_for_cpu(model, native, config.quantization)
+        quantiser = None if config.quantization is None else Quantiser(config.quantization, panel_cache)
+        prepare_for_cpu(model, native, quantiser)
         if config.quantization is not None:
             _report_quantised(model, name, config.quantization, num_linears)
         trim_heap()

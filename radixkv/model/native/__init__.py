@@ -8,12 +8,14 @@ need not know every model that it fits, and what it does not fit stays as transf
     norm        RMS norms, whatever class they are of
     mlp         down(activation(gate(x)) * up(x))
     weights     as they are, or quantised
+    panel_cache quantised weights on disk
     attention   query, key and value projected at once, normed and turned in place, attended, projected
     layer       all of a decoder layer, in one call
     replace     finds the modules, compares, replaces
 """
 
+from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
-from radixkv.model.native.weights import weights_of
+from radixkv.model.native.weights import Quantiser, weights_of
 
-__all__ = ["prepare_for_cpu", "weights_of"]
+__all__ = ["PanelCache", "Quantiser", "prepare_for_cpu", "weights_of"]

@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv.model.native.weights import make_weight
+from radixkv.model.native.weights import Quantiser, make_weight
 from radixkv_cpu import rms_norm, rope_
 
 # What an attention function is told of a layer, besides what changes with every batch.
@@ -23,10 +23,10 @@ class NativeSelfAttention(nn.Module):
     Args:
         attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
         options: those of `OPTIONS` that the module gives its attention function.
-        quantization: of the weights; see `make_weight`.
+        quantiser: of the weights; see `make_weight`.
     """
 
-    def __init__(self, attention: nn.Module, options: dict[str, Any], quantization: str | None = None) -> None:
+    def __init__(self, attention: nn.Module, options: dict[str, Any], quantiser: Quantiser | None = None) -> None:
         super().__init__()
         parts: dict[str, Any] = dict(attention.named_children())
         query, key, value, output = (parts[f"{name}_proj"] for name in "qkvo")
@@ -39,8 +39,8 @@ class NativeSelfAttention(nn.Module):
         self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
         self.is_causal = True
         together = (query, key, value)
-        self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantization)
-        self.project_back = make_weight([output.weight], [output.bias], None, quantization)
+        self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantiser)
+        self.project_back = make_weight([output.weight], [output.bias], None, quantiser)
         self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None
         if "q_norm" in parts:
             self.norms = parts["q_norm"], parts["k_norm"]

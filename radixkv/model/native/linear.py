@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radixkv.model.native.weights import make_weight
+from radixkv.model.native.weights import Quantiser, make_weight
 from radixkv.model.packed_linear import is_unchanged
 from radixkv_cpu import is_packable
 
@@ -14,17 +14,17 @@ class NativeLinear(nn.Module):
     """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept.
 
     Args:
-        quantization: of the weight; see `make_weight`.
+        quantiser: of the weight; see `make_weight`.
 
     Attributes:
         packed: the weight and its bias.
     """
 
-    def __init__(self, linear: nn.Linear, quantization: str | None = None) -> None:
+    def __init__(self, linear: nn.Linear, quantiser: Quantiser | None = None) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.packed = make_weight([linear.weight], [linear.bias], quantization=quantization)
+        self.packed = make_weight([linear.weight], [linear.bias], quantiser=quantiser)
         # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
 

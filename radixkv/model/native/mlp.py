@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from radixkv.model.native.linear import is_replaceable
-from radixkv.model.native.weights import make_weight
+from radixkv.model.native.weights import Quantiser, make_weight
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -25,17 +25,17 @@ class NativeGatedMLP(nn.Module):
     """Both projections up in one product, whose results meet before they are written."""
 
     def __init__(
-        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantization: str | None
+        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantiser: Quantiser | None
     ) -> None:
         super().__init__()
-        self.gate_up = make_weight([gate.weight, up.weight], (), activation, quantization)
-        self.down = make_weight([down.weight], [down.bias], None, quantization)
+        self.gate_up = make_weight([gate.weight, up.weight], (), activation, quantiser)
+        self.down = make_weight([down.weight], [down.bias], None, quantiser)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down.multiply(self.gate_up.multiply(x))
 
 
-def native_mlps(module: nn.Module, quantization: str | None = None) -> list[NativeGatedMLP]:
+def native_mlps(module: nn.Module, quantiser: Quantiser | None = None) -> list[NativeGatedMLP]:
     """What would compute the same if the module is a gated MLP, but for quantisation; nothing if it has other parts."""
     children: dict[str, Any] = dict(module.named_children())
     gate, up, down = (children.pop(f"{name}_proj", None) for name in ("gate", "up", "down"))
@@ -46,7 +46,7 @@ def native_mlps(module: nn.Module, quantization: str | None = None) -> list[Nati
     activation = _name_of(getattr(module, "act_fn", None))
     if activation is None or any(True for child in children.values() for _ in child.parameters()):
         return []
-    return [NativeGatedMLP(gate, up, down, activation, quantization)]
+    return [NativeGatedMLP(gate, up, down, activation, quantiser)]
 
 
 def _name_of(activation: Any) -> str | None:

@@ -19,11 +19,12 @@ from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
+from radixkv.model.native.weights import Quantiser
 from radixkv.model.packed_linear import is_unchanged, pack_linears
 from radixkv_cpu import library
 
 # What could stand in for a module, with weights as they are or quantised.
-_Make = Callable[[nn.Module, str | None], Sequence[nn.Module]]
+_Make = Callable[[nn.Module, Quantiser | None], Sequence[nn.Module]]
 
 _PROBE_NAME = "radixkv_probe"
 # The length of the difference to what the original gives for a token, relative to the length of that.
@@ -42,19 +43,20 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, quantization: str | None = None) -> None:
+def prepare_for_cpu(
+    model: transformers.PreTrainedModel, native: bool = True, quantiser: Quantiser | None = None
+) -> None:
     """Replace what can be replaced; the linear layers that are left are packed for torch's own matrix kernels.
 
     Args:
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
-        quantization: of the weights of linear layers that compiled code stands in for, a key of
-            `radixkv_cpu.QUANTIZATIONS`. The output head has 8 bits at least: each of its errors is one of a logit.
+        quantiser: of the weights of linear layers that compiled code stands in for; None: they stay as they are.
     """
 
-    def make_attention(module: nn.Module, quantization: str | None) -> list[nn.Module]:
+    def make_attention(module: nn.Module, quantiser: Quantiser | None) -> list[nn.Module]:
         given = options.get(getattr(module, "layer_idx", None))
-        return [NativeSelfAttention(module, given, quantization)] if given is not None and is_candidate(module) else []
+        return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_candidate(module) else []
 
     options: dict[Any, dict[str, Any]] = {}
     with torch.inference_mode(), _probe_attention(model, options):
@@ -62,15 +64,15 @@ def prepare_for_cpu(model: transformers.PreTrainedModel, native: bool = True, qu
             calls = _record_calls(model)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
             _replace(model, calls, lambda module, _: native_norms(module), None)
-            _replace(model, calls, native_mlps, quantization)
+            _replace(model, calls, native_mlps, quantiser)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
-            _replace(model, calls, make_attention, quantization)
+            _replace(model, calls, make_attention, quantiser)
             _replace(model, calls, lambda module, _: native_layers(module), None)
-            _replace_linears(model, quantization)
+            _replace_linears(model, quantiser)
         pack_linears(model, lambda: _compute_a_few_tokens(model))
 
 
-def _replace(model: nn.Module, calls: dict[nn.Module, _Call], make: _Make, quantization: str | None) -> None:
+def _replace(model: nn.Module, calls: dict[nn.Module, _Call], make: _Make, quantiser: Quantiser | None) -> None:
     """Replace modules by what gives the same for random input.
 
     Args:
@@ -85,17 +87,18 @@ def _replace(model: nn.Module, calls: dict[nn.Module, _Call], make: _Make, quant
         errors = [_error(candidate, child, calls[child]) for candidate in candidates]
         if errors and min(errors) <= 1:
             best = errors.index(min(errors))
-            setattr(parent, name, candidates[best] if quantization is None else make(child, quantization)[best])
+            setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
 
 
-def _replace_linears(model: transformers.PreTrainedModel, quantization: str | None) -> None:
+def _replace_linears(model: transformers.PreTrainedModel, quantiser: Quantiser | None) -> None:
     """Replace the linear layers that are not parts of what has been replaced, and an embedding tied to the head."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = isinstance(head, nn.Linear) and getattr(embedding, "weight", None) is head.weight
     for parent, name, child in _children(model):
         if isinstance(child, nn.Linear) and is_replaceable(child):
-            bits = "int8" if quantization is not None and child is head else quantization
-            setattr(parent, name, NativeLinear(child, bits))
+            setattr(
+                parent, name, NativeLinear(child, quantiser and (quantiser.for_head() if child is head else quantiser))
+            )
     if tied:
         replacement = native_embedding(embedding, model.get_output_embeddings())
         if replacement is not None:
