@@ -1,4 +1,4 @@
-"""`radixkv bench against`: the same workloads by RadixKV and by vLLM, in turns, each in its own process and environment."""
+"""`radixkv bench against`: the same workloads by RadixKV and by a peer, in turns, each in its own process and environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -35,8 +35,8 @@ class Row:
 class _Engine:
     """A process that runs workloads one at a time; see `peer_process`."""
 
-    def __init__(self, python: Path, engine: str, model: str, dtype: str) -> None:
-        command = [str(python), peer_process.__file__, engine, model, dtype]
+    def __init__(self, python: Path, engine: str, model: Path, options: dict[str, str | None]) -> None:
+        command = [str(python), peer_process.__file__, engine, str(model), json.dumps(options)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -64,38 +64,54 @@ class _Engine:
 
 
 def run_against(
-    console: Console, vllm_python: Path, dtype: str, rounds: int, only: str | None, json_path: Path | None
+    console: Console,
+    peer: Literal["vllm", "llama.cpp"],
+    peer_python: Path,
+    dtype: str,
+    quantization: str | None,
+    rounds: int,
+    only: str | None,
+    json_path: Path | None,
 ) -> None:
     """Measure, print a table, and write the figures to ``json_path``.
 
     Args:
-        vllm_python: the interpreter of an environment in which vLLM for CPUs is installed.
-        dtype: of both, "float32" or "bfloat16".
+        peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
+            package xllamacpp.
+        dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
+        quantization: of our weights.
 
     Raises:
         RuntimeError: an engine's process has ended.
     """
-    model = str(ensure_converted(find_default_model(), console.print))
-    with console.status("starting vLLM, which compiles for some minutes"):
-        theirs = _Engine(vllm_python, "vllm", model, dtype)
-    ours = _Engine(Path(sys.executable), "radixkv", model, dtype)
+    gguf = find_default_model()
+    model = ensure_converted(gguf, console.print)
+    with console.status(f"starting {peer}"):
+        if peer == "vllm":
+            theirs = _Engine(peer_python, peer, model, {"dtype": dtype})
+        else:
+            theirs = _Engine(peer_python, peer, gguf, {})
+    ours = _Engine(Path(sys.executable), "radixkv", model, {"dtype": dtype, "quantization": quantization})
     try:
         rows = []
-        for name in ours.workloads:
+        for name in theirs.workloads:
             if only is None or only in name:
                 with console.status(name):
                     rows.append(_measure(name, ours, theirs, rounds))
         document = {
             **describe_machine("torch", "radixkv"),
+            "peer": peer,
             "dtype": dtype,
+            "quantization": quantization,
             "ready": {"ours": ours.ready, "theirs": theirs.ready},
             "rows": [asdict(row) for row in rows],
         }
     finally:
         ours.close()
         theirs.close()
-    console.print(_table(document["cpu"], dtype, rows))
-    console.print(f"from the start of the process to the first answer: {ours.ready:.1f} s, vLLM {theirs.ready:.1f} s")
+    precision = dtype if quantization is None else f"{dtype}, {quantization}"
+    console.print(_table(f"{document['cpu']}, {precision}, seconds", peer, rows))
+    console.print(f"from the start of the process to the first answer: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s")
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n")
 
@@ -106,8 +122,8 @@ def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
     return Row(name, our_seconds, their_seconds, median(our_seconds) / median(their_seconds))
 
 
-def _table(cpu: str, dtype: str, rows: list[Row]) -> Table:
-    table = Table("workload", "RadixKV", "vLLM", "ratio", title=f"{cpu}, {dtype}, seconds")
+def _table(title: str, peer: str, rows: list[Row]) -> Table:
+    table = Table("workload", "RadixKV", peer, "ratio", title=title)
     for row in rows:
         style = "green" if row.ratio < 1 else "red"
         cells = (f"{median(row.ours):.2f}", f"{median(row.theirs):.2f}", f"[{style}]{row.ratio:.2f}[/]")

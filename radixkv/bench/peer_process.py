@@ -1,8 +1,9 @@
-"""One engine in a process of its own, which runs workloads by name when it is told to: ours, or vLLM in its own environment.
+"""One engine in a process of its own, which runs workloads by name when told to: ours, or a peer in its own environment.
 
-Run as ``python peer_process.py ENGINE MODEL DTYPE``. It imports nothing of RadixKV unless that is the engine, so any
-environment can run it. It prints a line of JSON when the engine can serve, reads a workload's name per line, and answers
-each with a line of JSON: the seconds that it took. Both engines have the same offline API, down to its arguments.
+Run as ``python peer_process.py ENGINE MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is the
+engine, so any environment can run it. It prints a line of JSON when the engine can serve, reads a workload's name per line,
+and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as RadixKV, down to its
+arguments; for llama.cpp, `LlamaCpp` gives its server that form.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 # vLLM picks its memory and processes by these.
@@ -41,7 +44,7 @@ class Workloads:
 
     def names(self) -> dict[str, Callable[[], float]]:
         """What can be run; each returns seconds."""
-        return {
+        rows = {
             "16 chats, one system prompt, cold": self.chats_cold,
             "the same, warm": self.chats_warm,
             "first token of 1,000, cold": lambda: self._seconds([self._tokens(1000)], 1, reset=True),
@@ -50,10 +53,11 @@ class Workloads:
             "one stream, 128 tokens": lambda: self._seconds([self._tokens(8)], 128),
             "6 conversations of 4 turns": self.conversations,
             "n = 8 samples": lambda: self._seconds([self._tokens(1000)], 64, reset=True, n=8, temperature=0.8, top_p=0.95),
-            "beam 4, 48 tokens": self.beams,
         }  # fmt: skip
+        return rows | ({"beam 4, 48 tokens": self.beams} if hasattr(self._api, "BeamSearchParams") else {})
 
     def chats_cold(self) -> float:
+        self._system = self._tokens(1000)
         return self._seconds([self._system + self._tokens(20) for _ in range(16)], 64, reset=True)
 
     def chats_warm(self) -> float:
@@ -98,7 +102,44 @@ class Workloads:
         return outputs
 
 
-def main(engine: str, model: str, dtype: str) -> None:
+class LlamaCpp:
+    """llama.cpp's server, in this process, with as much of the others' API as the workloads use.
+
+    Args:
+        model: a GGUF file.
+        max_num_seqs: of the others; llama.cpp reserves its memory by sequences, and 16 is what the workloads need.
+    """
+
+    _NUM_SLOTS = 16
+
+    def __init__(self, model: str, max_num_seqs: int) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = model
+        params.n_parallel = min(max_num_seqs, self._NUM_SLOTS)
+        params.n_ctx = params.n_parallel * 2048
+        params.kv_unified = True
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count()
+        self._server = xllamacpp.Server(params)
+        self._threads = ThreadPoolExecutor(params.n_parallel)
+
+    def generate(self, inputs: list[dict[str, list[int]]], params: dict[str, Any], use_tqdm: bool) -> list[Any]:
+        def complete(prompt: dict[str, list[int]]) -> Any:
+            # Verbose for the tokens of the answer.
+            request = {"prompt": prompt["prompt_token_ids"], "verbose": True, "return_tokens": True, **params}
+            answer = self._server.handle_completions(request)
+            if len(answer["choices"]) != params.get("n", 1):
+                raise RuntimeError(f"llama.cpp: {answer}")
+            return SimpleNamespace(outputs=[SimpleNamespace(token_ids=answer.get("__verbose", {}).get("tokens"))])
+
+        return [*self._threads.map(complete, inputs)]
+
+    def reset_prefix_cache(self) -> None:
+        """It has no such call. What should be cold is a new prompt in any case."""
+
+
+def main(engine: str, model: str, options: str) -> None:
     start = time.perf_counter()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the engine prints is no reply
@@ -108,9 +149,11 @@ def main(engine: str, model: str, dtype: str) -> None:
         from vllm.sampling_params import BeamSearchParams
 
         api.BeamSearchParams = BeamSearchParams
+    elif engine == "llama.cpp":
+        api = SimpleNamespace(LLM=LlamaCpp, SamplingParams=dict)
     else:
         import radixkv as api
-    workloads = Workloads(api, api.LLM(model, dtype=dtype, max_num_seqs=MAX_NUM_SEQS))
+    workloads = Workloads(api, api.LLM(model, max_num_seqs=MAX_NUM_SEQS, **json.loads(options)))
     rows = workloads.names()
     rows["one stream, 128 tokens"]()
     print(json.dumps({"ready": time.perf_counter() - start, "workloads": list(rows)}), file=replies)

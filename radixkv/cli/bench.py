@@ -13,6 +13,10 @@ from radixkv.cli.output_paths import writable_plot
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
 
+PeerPython = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="python of an environment in which it is installed")
+]
+
 
 @app.command()
 def e2e(
@@ -28,18 +32,23 @@ def e2e(
 
 @app.command()
 def against(
-    vllm: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="python of an environment with vLLM for CPUs")
-    ],
-    dtype: Annotated[str, typer.Option(help="of both engines")] = "bfloat16",
+    vllm: PeerPython = None,
+    llama_cpp: PeerPython = None,
+    dtype: Annotated[str, typer.Option(help="of both engines; llama.cpp has its file's")] = "bfloat16",
+    quantization: Annotated[str | None, typer.Option(help="of our weights: int8 or int4")] = None,
     json_path: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
 ) -> None:
-    """End to end against vLLM on this processor."""
+    """End to end against vLLM or llama.cpp on this processor."""
     from radixkv.bench.against import run_against
 
-    run_against(Console(), vllm, dtype, rounds, only, json_path)
+    if (vllm is None) == (llama_cpp is None):
+        raise typer.BadParameter("expected one of --vllm and --llama-cpp")
+    if vllm is not None:
+        run_against(Console(), "vllm", vllm, dtype, quantization, rounds, only, json_path)
+    if llama_cpp is not None:
+        run_against(Console(), "llama.cpp", llama_cpp, dtype, quantization, rounds, only, json_path)
 
 
 @app.command()
