@@ -34,7 +34,7 @@ QUESTIONS = [
     "What does it cost to be three days late?",
 ]
 TURNS = ["I would like to read about the sea. What do you suggest?", "Something shorter?", "And for a child of ten?"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+ANSWER_TOKENS = 32
 NO_CACHE = {"read": False, "write": False}
 
 
@@ -73,7 +73,7 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
         console.print(f"[green]✓[/] {name}: answers equal" if rows[-1].equal else f"[red]✗[/] {name}: answers differ")
     console.print()
     console.print(f"[bold]{QUESTIONS[0]}[/]")
-    console.print(llm.chat(_question(QUESTIONS[0]), GREEDY, use_tqdm=False)[0].outputs[0].text)
+    console.print(llm.chat(_question(QUESTIONS[0]), _greedy(), use_tqdm=False)[0].outputs[0].text)
     console.print()
     console.print(draw_tree(llm.inspect()))
     console.print()
@@ -112,25 +112,29 @@ def _compare(llm: LLM, name: str, work: Callable[[LLM, bool], Any]) -> Row:
     )
 
 
+def _greedy() -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
+
+
 def _question(text: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
 def _chats(llm: LLM, cached: bool) -> list[list[int]]:
     conversations = [_question(question) for question in QUESTIONS]
-    outputs = llm.chat(conversations, GREEDY, use_tqdm=False, cache=None if cached else NO_CACHE)
+    outputs = llm.chat(conversations, _greedy(), use_tqdm=False, cache=None if cached else NO_CACHE)
     return [output.outputs[0].token_ids for output in outputs]
 
 
 def _conversation(llm: LLM, cached: bool) -> list[str]:
     if cached:
-        chat = Chat(llm, SYSTEM, GREEDY)
+        chat = Chat(llm, SYSTEM, _greedy())
         return [chat.send(turn) for turn in TURNS]
     messages: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
     answers = []
     for turn in TURNS:
         messages.append({"role": "user", "content": turn})
-        answers.append(llm.chat(messages, GREEDY, use_tqdm=False, cache=NO_CACHE)[0].outputs[0].text)
+        answers.append(llm.chat(messages, _greedy(), use_tqdm=False, cache=NO_CACHE)[0].outputs[0].text)
         messages.append({"role": "assistant", "content": answers[-1]})
     return answers
 
@@ -142,9 +146,9 @@ def _samples(llm: LLM, cached: bool) -> list[list[int]]:
     """
     prompt = SYSTEM + "Question: What can you do for me?\nAnswer:"
     if cached:
-        params = SamplingParams(n=8, temperature=1e-4, max_tokens=32)
+        params = SamplingParams(n=8, temperature=1e-4, max_tokens=ANSWER_TOKENS)
         return [sample.token_ids for sample in llm.generate(prompt, params, use_tqdm=False)[0].outputs]
-    outputs = llm.generate([{"prompt": prompt, "cache": NO_CACHE}] * 8, GREEDY, use_tqdm=False)
+    outputs = llm.generate([{"prompt": prompt, "cache": NO_CACHE}] * 8, _greedy(), use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -155,7 +159,7 @@ def _beams(llm: LLM, cached: bool) -> list[list[int]]:
         prompt: dict[str, Any] = {"prompt": f"{SYSTEM}Question: {question}\nAnswer:"}
         if not cached:
             prompt["cache"] = NO_CACHE
-        beams = llm.beam_search(prompt, BeamSearchParams(beam_width=4, max_tokens=24))[0].sequences
+        beams = llm.beam_search(prompt, BeamSearchParams(beam_width=4, max_tokens=3 * ANSWER_TOKENS // 4))[0].sequences
         found += [beam.tokens for beam in beams]
     return found
 

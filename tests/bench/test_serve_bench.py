@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.bench.serve import Arrivals, collect
 from radixkv.bench.serve_client import Answer, HttpClient, Messages
@@ -249,9 +250,8 @@ def test_the_table_and_the_plot_are_drawn(tmp_path: Path) -> None:
 def test_the_command_writes_its_figures(server: FakeServer, tmp_path: Path) -> None:
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     options = "--conversations 12 --turns 2 --rate 1000 --answer-tokens 3 --no-ignore-eos --api-key k".split()
-    command = [sys.executable, "-m", "radixkv", "bench", "serve", "--url", f"{server.url}/v1", *options]
-    command += ["--json", str(figures), "--plot", str(plot)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["bench", "serve", "--url", f"{server.url}/v1", *options, "--json", str(figures), "--plot", str(plot)]
+    result = run_preloaded(COMMAND_LINE, *command)
     assert result.returncode == 0, result.stderr
     assert "24 requests answered" in result.stdout
     document = json.loads(figures.read_text())
@@ -274,8 +274,7 @@ def test_an_unreachable_server_is_a_one_line_error() -> None:
 def test_the_cost_of_http_is_measured_on_equal_work(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     options = ["--streams", "2", "--answer-tokens", "3", "--rounds", "1", "--json", str(figures)]
-    command = [sys.executable, "-m", "radixkv", "bench", "http-cost", *options]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run_preloaded(COMMAND_LINE, "bench", "http-cost", *options)
     assert result.returncode == 0, result.stderr
     document = json.loads(figures.read_text())
     ((direct,), (http,)) = document["direct"], document["http"]

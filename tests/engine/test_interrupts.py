@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+
+from support.preloaded_process import PreloadedProcess
 
 from radixkv import LLM, SamplingParams
 from radixkv.engine.interrupts import deferred_interrupt
@@ -29,14 +29,13 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_in_the_middle_is_a_clean_stop() -> None:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    process = PreloadedProcess(PROGRAM)
     assert process.stdout is not None
     for _ in range(3):
         assert process.stdout.readline() == "step\n"
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=600)
-    assert rest.endswith("clean\n")
-    assert process.returncode == 0
+    assert process.stdout.read().endswith("clean\n")
+    assert process.wait(600) == 0
 
 
 def test_the_program_gets_its_own_handler_back(llm: LLM) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from types import TracebackType
 from typing import Any
 
 import httpx
 import openai
+from support.preloaded_process import COMMAND_LINE, PreloadedProcess
 
 ADMIN_KEY = "the-admin-key"
 TENANT_A, TENANT_B = "key-of-tenant-a", "key-of-tenant-b"
@@ -26,13 +24,9 @@ class ServerProcess:
     """
 
     def __init__(self, *options: str, prelude: str = "") -> None:
-        program = f"{prelude}\nfrom radixkv.cli.main import main; main()"
-        command = [sys.executable, "-c", program, "serve", "--port", "0", "--admin-key", ADMIN_KEY]
         # Tests compare with the library's answers in float32; "auto" depends on the processor.
-        command += ["--dtype", "float32", *options]
-        # Passive waiting: on a small machine, spinning threads of several processes would only block each other.
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        arguments = ["serve", "--port", "0", "--admin-key", ADMIN_KEY, "--dtype", "float32", *options]
+        self.process = PreloadedProcess(f"{prelude}\n{COMMAND_LINE}", *arguments)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("Serving "), f"the server did not start: {line!r}"
