@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from radixkv import __version__
 from radixkv.server.admin import admin_routes
+from radixkv.server.authentication import Authentication
 from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
@@ -19,11 +20,12 @@ from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
 
 
-def create_app(service: Service, max_body_bytes: int) -> FastAPI:
+def create_app(service: Service, max_body_bytes: int, metrics_key: str | None = None) -> FastAPI:
     """The server as an ASGI application.
 
     Args:
         max_body_bytes: a request with a longer body is answered 413.
+        metrics_key: see `Authentication`.
     """
     app = FastAPI(
         title="RadixKV",
@@ -33,7 +35,9 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
         redoc_url=None,
         responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
     )
+    # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key)
     add_error_handlers(app)
     app.include_router(chat_completion_routes(service))
     app.include_router(completion_routes(service))

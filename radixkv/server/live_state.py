@@ -24,8 +24,9 @@ from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.engine import Engine
 from radixkv.scheduling.request import SequenceGroup
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.service import Service
-from radixkv.server.tenants import Credentials, Tenant
+from radixkv.server.tenants import Tenant
 
 _MAX_NODES = 120
 _MAX_REQUESTS = 12
@@ -179,9 +180,9 @@ def live_state_routes(service: Service) -> APIRouter:
     live_states = LiveStateCache(service)
 
     @router.get("/live", tags=["observation"])
-    async def live(credentials: Credentials) -> LiveState:
+    async def live(tenant: CurrentTenant) -> LiveState:
         """The state of the engine: blocks, requests, and the radix tree of the key's own prompts."""
-        return await live_states.get(service.tenants.authenticate(credentials))
+        return await live_states.get(tenant)
 
     return router
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from radixkv import __version__
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
-from radixkv.server.tenants import Credentials
 
 
 class Model(BaseModel):
@@ -45,15 +45,13 @@ def model_routes(service: Service) -> APIRouter:
         return Model(id=service.model_name, created=service.started, max_model_len=service.llm.loaded.max_model_len)
 
     @router.get("/v1/models", tags=["models"])
-    async def list_models(credentials: Credentials) -> ModelList:
+    async def list_models(tenant: CurrentTenant) -> ModelList:
         """The models that can be requested."""
-        service.tenants.authenticate(credentials)
         return ModelList(data=[model()])
 
     @router.get("/v1/models/{name:path}", tags=["models"])
-    async def get_model(name: str, credentials: Credentials) -> Model:
+    async def get_model(name: str, tenant: CurrentTenant) -> Model:
         """One model."""
-        service.tenants.authenticate(credentials)
         service.check_model(name)
         return model()
 

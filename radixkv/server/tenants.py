@@ -63,7 +63,13 @@ class Tenants:
 
     @property
     def open_to_all(self) -> bool:
+        """Whether requests need no key."""
         return not self._api_keys
+
+    @property
+    def has_admin_key(self) -> bool:
+        """Whether there is administration."""
+        return self._admin_key is not None
 
     def authenticate(self, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
         """The tenant that a request's key belongs to.
@@ -80,7 +86,7 @@ class Tenants:
             if hmac.compare_digest(key, sent):
                 found = tenant
         if found is None:
-            raise _unauthorized("API key")
+            raise unauthorized("API key")
         return found
 
     def authenticate_admin(self, credentials: HTTPAuthorizationCredentials | None) -> None:
@@ -93,7 +99,7 @@ class Tenants:
             raise ApiError(HTTPStatus.FORBIDDEN, "administration is off: the server was started without --admin-key")
         sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
         if not hmac.compare_digest(self._admin_key.encode(), sent):
-            raise _unauthorized("admin key")
+            raise unauthorized("admin key")
 
     def anonymous_tenant(self) -> Tenant:
         """The one tenant where no keys are configured."""
@@ -135,7 +141,8 @@ def _keyed_hash(secret: bytes, context: str, text: str) -> str:
     return hashlib.blake2b(data, key=secret, digest_size=16).hexdigest()
 
 
-def _unauthorized(expected: str) -> ApiError:
+def unauthorized(expected: str) -> ApiError:
+    """The answer to a request without the key that it needs."""
     return ApiError(
         HTTPStatus.UNAUTHORIZED,
         f"this needs a valid {expected} in the header 'Authorization: Bearer ...'",

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
-import httpx
 import pytest
+from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.app import create_app
-from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service, max_characters
-from radixkv.server.tenants import Tenants
-from radixkv.server.token_text import TokenTexts
 
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
-
-
-def make_client(llm: AsyncLLM) -> httpx.AsyncClient:
-    service = Service(
-        llm=llm,
-        model_name="model",
-        tenants=Tenants(),
-        metrics=ServerMetrics(llm),
-        token_texts=TokenTexts(llm.loaded.tokenizer),
-        max_characters=max_characters(llm.loaded),
-        started=int(time.time()),
-        drain=llm.start_draining,
-    )
-    transport = httpx.ASGITransport(create_app(service, max_body_bytes=1 << 20), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://server")
 
 
 def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
