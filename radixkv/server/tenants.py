@@ -31,6 +31,11 @@ class Tenant:
     name: str
     _secret: bytes
 
+    @property
+    def label(self) -> str:
+        """What the tenant is called in logs."""
+        return self.name[:8]
+
     def namespace(self, cache_salt: str | None = None) -> str:
         """The namespace of the tenant's prompts with this salt."""
         return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
