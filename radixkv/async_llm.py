@@ -8,12 +8,15 @@ import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from radixkv.config import LLM_OPTIONS, LLMOptions, refuse_unknown
 from radixkv.engine.engine import Engine
+from radixkv.engine.heartbeat import Heartbeat
+from radixkv.engine.panics import as_exception
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.engine.thread import EngineThread, StepResult
@@ -66,7 +69,8 @@ class AsyncLLM:
         # Called in the event loop after every step; for metrics.
         self.on_step: Callable[[EngineStats], None] | None = None
         self._max_num_seqs = engine.max_num_seqs
-        self._engine_thread = EngineThread(engine, self._deliver)
+        self._heartbeat = Heartbeat()
+        self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._grammars = engine.grammars
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-grammar")
@@ -78,6 +82,7 @@ class AsyncLLM:
         self._ids = itertools.count()
         self._draining = False
         self._stopped = False
+        self.abandoned = False  # since `abandon`
         self._cut_short = False  # whether a shutdown aborted a request
         self._idle = asyncio.Event()
         self._idle.set()
@@ -158,6 +163,13 @@ class AsyncLLM:
         if request_id in self._streams:
             self._engine_thread.abort(request_id)
 
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Abort a request before the next step; its iteration raises ``error``, after what it has not read yet is dropped."""
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            stream.put(error)
+            self._engine_thread.abort(request_id)
+
     async def submit(
         self,
         prompts: Sequence[Prompt],
@@ -179,9 +191,7 @@ class AsyncLLM:
         self._start()
         self._refuse_if_full(len(prompts))
         if params.structured_outputs is not None:
-            await asyncio.get_running_loop().run_in_executor(
-                self._grammar_thread, self._grammars.compile, params.structured_outputs
-            )
+            await self._run_in(self._grammar_thread, partial(self._grammars.compile, params.structured_outputs))
             self._refuse_if_full(len(prompts))
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
@@ -240,7 +250,7 @@ class AsyncLLM:
         """
         if self._stopped:
             self._refuse_if_full(1)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, self.loaded)
+        return await self._run_in(self._tokenizer_thread, lambda: function(self.loaded))
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -253,6 +263,11 @@ class AsyncLLM:
     def death(self) -> EngineDeadError | None:
         """Why the engine takes no further step; None while it is alive."""
         return self._death
+
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the engine has been at its current step or call; 0 while it has nothing to do."""
+        return self._heartbeat.seconds
 
     @property
     def num_unfinished(self) -> int:
@@ -269,6 +284,16 @@ class AsyncLLM:
         """From now on refuse new requests; unfinished ones go on."""
         self._draining = True
 
+    def abandon(self, reason: str) -> None:
+        """Give up an engine that is stuck: it is dead from now on, every request fails, and `shutdown` does not wait for it.
+
+        Its thread cannot be ended, so the process should.
+        """
+        death = EngineDeadError(f"the engine is dead: {reason}")
+        self.abandoned = True
+        self._engine_thread.refuse_calls(death)
+        self._distribute(StepResult(dict.fromkeys(self._streams, death), self.stats, death))
+
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
 
@@ -279,7 +304,7 @@ class AsyncLLM:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         self._cut_short = self._cut_short or bool(self._streams)
-        if self._loop is not None:
+        if self._loop is not None and not self.abandoned:
             await self._loop.run_in_executor(None, self._engine_thread.stop)
         self._stopped = True
         self._tokenizer_thread.shutdown(wait=False)
@@ -325,6 +350,14 @@ class AsyncLLM:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
         (stream,) = await self.submit(prompts, params, request_id, priority=priority)
         return stream
+
+    async def _run_in(self, thread: ThreadPoolExecutor, function: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, function)
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise as_exception(error) from error
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ __all__ = [
     "PinQuotaExceeded",
     "PromptTooLongError",
     "QueueFullError",
+    "RequestTimeoutError",
     "RequestTooLargeError",
     "StepFailedError",
     "StructuredOutputError",
@@ -65,6 +66,10 @@ class StructuredOutputError(EngineError, ValueError):
 
 class StepFailedError(EngineError):
     """The step that a request was in crashed; the cause says how. Other requests go on."""
+
+
+class RequestTimeoutError(EngineError):
+    """A request took longer than it may; the message says which limit it met."""
 
 
 class QueueFullError(EngineError):

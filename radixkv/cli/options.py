@@ -22,7 +22,7 @@ Model = Annotated[str | None, typer.Option(help=ServerConfig.model_fields["model
 JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="also write the figures to this file")]
 
 _ARGUMENTS = frozenset({"model"})
-_FLAGS: Mapping[str, str] = {"api_keys": "--api-key"}  # repeated: one key each
+_FLAGS: Mapping[str, str] = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated: one key each
 _CALLBACKS: Mapping[str, Callable[..., Any]] = {"record_trace": writable}
 _NO_TEXT = frozenset({"tokenizer"})  # an object, which no command line can name
 

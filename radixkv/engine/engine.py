@@ -25,6 +25,7 @@ from radixkv.config import EngineConfig
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
 from radixkv.engine.output_processor import OutputProcessor
+from radixkv.engine.panics import as_exception
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
 from radixkv.memory import Fp8KVPool, KVPool
@@ -206,6 +207,10 @@ class Engine:
         request.sequences = [sequence]
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
 
+    def unfinished_request(self, request_id: str) -> Request | None:
+        """The request with this id, if it is waiting or running."""
+        return self._requests.get(request_id)
+
     def abort(self, request_id: str) -> bool:
         """End a request early and release its blocks; False: there is no such unfinished request.
 
@@ -311,7 +316,7 @@ class Engine:
             # What the blocks contain now is unknown: nothing more of these batches may be published.
             for request in dict.fromkeys(requests):
                 if not request.finished:
-                    request.failure = error if isinstance(error, Exception) else RuntimeError(f"interrupted: {error!r}")
+                    request.failure = as_exception(error)
                     self._discard(request)
             raise
 

@@ -14,10 +14,13 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from radixkv.engine.engine import Engine
+from radixkv.engine.heartbeat import Heartbeat
+from radixkv.engine.panics import as_exception
 from radixkv.engine.request_output import beam_output, delta_output
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError, NoBlocksLeftError, StepFailedError, StructuredOutputError
@@ -57,7 +60,7 @@ class _Call(Generic[_T]):
         try:
             result = self.function(engine)
         except BaseException as error:  # the caller handles it
-            self.future.set_exception(error)
+            self.future.set_exception(as_exception(error))
         else:
             self.future.set_result(result)
 
@@ -76,15 +79,18 @@ class EngineThread:
 
     A step that crashes fails the requests that were in it. The cache is then verified: if its rules hold, the engine
     continues; if not, or if it is not known which requests the crash concerns, the engine is dead and every request fails.
+    A panic in Rust code (tokenizers, grammars), which is no `Exception`, is a crash like any other.
 
     Args:
         engine: from `start` on, only this thread may touch it.
         deliver: called on this thread after every step; it must neither block nor raise.
+        heartbeat: is kept up to date.
     """
 
-    def __init__(self, engine: Engine, deliver: Callable[[StepResult], None]) -> None:
+    def __init__(self, engine: Engine, deliver: Callable[[StepResult], None], heartbeat: Heartbeat) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._heartbeat = heartbeat
         self._calls: queue.SimpleQueue[_Call[Any] | _Abort | None] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         # Guards `_closed`, so that no call is queued after the queue was drained for the last time.
@@ -121,7 +127,7 @@ class EngineThread:
                 for request in requests:
                     engine.add(request)
                     added.append(request)
-            except Exception:
+            except BaseException:
                 for request in added:
                     engine.abort(request.request_id)
                 raise
@@ -146,23 +152,28 @@ class EngineThread:
         try:
             while self._run_calls(wait=not engine.has_unfinished_requests):
                 if engine.has_unfinished_requests:
+                    self._heartbeat.begin()
                     self._deliver(self._step())
-        except Exception as error:
+            unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
+            reason, updates, death = EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None
+        except BaseException as error:
             death = EngineDeadError(f"the engine is dead: {error}")
             death.__cause__ = error
             _log.critical("%s", death, exc_info=error)
-            self._close(death, dict.fromkeys(self._requests, death), death)
-        else:
-            unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
-            self._close(EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None)
+            reason, updates = death, dict.fromkeys(self._requests, death)
+        self._heartbeat.rest()
+        self._close(reason, updates, death)
 
     def _run_calls(self, wait: bool) -> bool:
         """Run the queued functions; with ``wait``, block until there is one. False: stop."""
         while True:
+            if wait:
+                self._heartbeat.rest()
             try:
                 call = self._calls.get(block=wait)
             except queue.Empty:
                 return True
+            self._heartbeat.begin()
             if call is None:
                 return False
             if isinstance(call, _Abort):
@@ -180,7 +191,7 @@ class EngineThread:
         engine = self._engine
         try:
             touched = engine.step()
-        except Exception as error:
+        except BaseException as error:
             touched = [request for request in self._requests.values() if request.failure is not None]
             self._check_after_crash(error, bool(touched))
         for request in touched:
@@ -188,7 +199,7 @@ class EngineThread:
                 self._requests.pop(request.request_id, None)
         return StepResult(self._updates_of(touched), engine_stats(engine))
 
-    def _check_after_crash(self, error: Exception, concerns_known_requests: bool) -> None:
+    def _check_after_crash(self, error: BaseException, concerns_known_requests: bool) -> None:
         """Raise unless the engine can continue."""
         _log.error("a step crashed", exc_info=error)
         if not concerns_known_requests:
@@ -212,14 +223,19 @@ class EngineThread:
         self, reason: EngineDeadError, updates: Mapping[str, RequestUpdate], death: EngineDeadError | None
     ) -> None:
         """Refuse further calls, and fail the queued ones and all requests."""
-        with self._lock:
-            self._closed = reason
-        while not self._calls.empty():
-            call = self._calls.get()
-            if isinstance(call, _Call):
-                call.refuse(reason)
+        self.refuse_calls(reason)
         self._requests.clear()
         self._deliver(StepResult(updates, engine_stats(self._engine), death))
+
+    def refuse_calls(self, reason: EngineDeadError) -> None:
+        """Refuse the queued calls and all later ones; it does not wait for the thread, which may be stuck."""
+        with self._lock:
+            self._closed = reason
+        with suppress(queue.Empty):
+            while True:
+                call = self._calls.get(block=False)
+                if isinstance(call, _Call):
+                    call.refuse(reason)
 
 
 def _failure_of(request: Request) -> Exception:

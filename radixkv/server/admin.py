@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from http import HTTPStatus
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from radixkv.cache import InvariantViolation
 from radixkv.engine.engine import Engine
+from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
-from radixkv.server.tenants import Credentials
 
 
 class ClearRequest(StrictModel):
@@ -53,13 +53,12 @@ class DrainResponse(BaseModel):
 
 def admin_routes(service: Service) -> APIRouter:
     """The endpoints; all need the admin key."""
-    router = APIRouter(prefix="/admin", tags=["administration"])
+    router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
     llm = service.llm
 
     @router.post("/clear_cache")
-    async def clear_cache(body: ClearRequest, credentials: Credentials) -> ClearResponse:
+    async def clear_cache(body: ClearRequest) -> ClearResponse:
         """Clear cached prefixes: all, one tenant's, or one salt's."""
-        service.tenants.authenticate_admin(credentials)
         selected = _namespace_filter(body, service)
 
         def clear(engine: Engine) -> tuple[int, int]:
@@ -76,9 +75,8 @@ def admin_routes(service: Service) -> APIRouter:
         )
 
     @router.post("/check")
-    async def check(credentials: Credentials) -> CheckResponse:
+    async def check() -> CheckResponse:
         """Verify every rule of the cache's bookkeeping; 500 if one is broken. It takes longer the fuller the cache is."""
-        service.tenants.authenticate_admin(credentials)
         try:
             await llm.call(lambda engine: engine.cache.check())
         except InvariantViolation as violation:
@@ -93,9 +91,8 @@ def admin_routes(service: Service) -> APIRouter:
         )
 
     @router.post("/drain")
-    async def drain(credentials: Credentials) -> DrainResponse:
+    async def drain() -> DrainResponse:
         """What SIGTERM does: refuse new requests, finish the unfinished ones, and exit."""
-        service.tenants.authenticate_admin(credentials)
         service.drain()
         return DrainResponse(unfinished_requests=llm.num_unfinished)
 

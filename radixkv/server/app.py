@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from radixkv import __version__
 from radixkv.server.admin import admin_routes
+from radixkv.server.authentication import Authentication
 from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
@@ -15,15 +20,26 @@ from radixkv.server.live_state import live_state_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
 from radixkv.server.page import page_routes
+from radixkv.server.request_log import HEADER, RequestLog
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
 
 
-def create_app(service: Service, max_body_bytes: int) -> FastAPI:
+def create_app(
+    service: Service,
+    max_body_bytes: int,
+    *,
+    metrics_key: str | None = None,
+    cors_origins: Sequence[str] = (),
+    access_log: Callable[[str], object] | None = None,
+) -> ASGIApp:
     """The server as an ASGI application.
 
     Args:
         max_body_bytes: a request with a longer body is answered 413.
+        metrics_key: see `Authentication`.
+        cors_origins: origins whose pages may call the server from a browser; "*": any.
+        access_log: called with a line of JSON per request.
     """
     app = FastAPI(
         title="RadixKV",
@@ -33,7 +49,17 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
         redoc_url=None,
         responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
     )
+    # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
+        )
     add_error_handlers(app)
     app.include_router(chat_completion_routes(service))
     app.include_router(completion_routes(service))
@@ -44,4 +70,4 @@ def create_app(service: Service, max_body_bytes: int) -> FastAPI:
     app.include_router(page_routes())
     app.include_router(admin_routes(service))
     app.include_router(insight_routes(service))
-    return app
+    return RequestLog(app, access_log)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
@@ -17,10 +17,10 @@ from radixkv.observe.explain import decode_explanation
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.sampling_params import SamplingParams
+from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
-from radixkv.server.tenants import Credentials
 
 
 class CacheExplanation(BaseModel):
@@ -58,7 +58,7 @@ class PinList(BaseModel):
 
 def insight_routes(service: Service) -> APIRouter:
     """The endpoints; all need the admin key."""
-    router = APIRouter(prefix="/admin", tags=["administration"])
+    router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
     llm = service.llm
     pin_numbers = itertools.count()
     # By pin id; accessed on the engine's thread only.
@@ -77,23 +77,20 @@ def insight_routes(service: Service) -> APIRouter:
         ]
 
     @router.get("/snapshot")
-    async def snapshot(credentials: Credentials) -> Response:
+    async def snapshot() -> Response:
         """All that is cached, of every tenant, with texts, for `radixkv inspect`. No step runs while it is taken."""
-        service.tenants.authenticate_admin(credentials)
         decode = llm.loaded.require_tokenizer().decode
         cache_snapshot = await llm.call(lambda engine: take_snapshot(engine.cache, decode, engine.pool.block_nbytes))
         return Response(cache_snapshot.to_json(), media_type="application/json")
 
     @router.get("/pins")
-    async def list_pins(credentials: Credentials) -> PinList:
+    async def list_pins() -> PinList:
         """The active pins."""
-        service.tenants.authenticate_admin(credentials)
         return PinList(pins=await llm.call(active_pins))
 
     @router.post("/pins")
-    async def pin(body: PinRequest, credentials: Credentials) -> PinState:
+    async def pin(body: PinRequest) -> PinState:
         """Keep a prompt from eviction; what of it is not cached is computed first. 409: the pin quota would be exceeded."""
-        service.tenants.authenticate_admin(credentials)
         tenant = service.tenants.selected_by_admin(body.api_key)
         with client_errors({"prompts": "prompt", "prompt_token_ids": "prompt"}):
             service.check_length("prompt", body.prompt)
@@ -120,9 +117,8 @@ def insight_routes(service: Service) -> APIRouter:
             raise ApiError(HTTPStatus.CONFLICT, f"prompt: {error}", param="prompt") from error
 
     @router.delete("/pins/{name}")
-    async def release(name: str, credentials: Credentials) -> PinList:
+    async def release(name: str) -> PinList:
         """Make a pinned prompt evictable again; returns the pins that are left."""
-        service.tenants.authenticate_admin(credentials)
 
         def release_pin(engine: Engine) -> list[PinState] | None:
             active_pins(engine)

@@ -16,21 +16,21 @@ from typing_extensions import TypedDict
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.prompts import Message, Prompt, as_chat_prompts
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
-from radixkv.server.chat_messages import ChatMessage, as_messages
+from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, respond
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
-from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
 
 
 class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     """A conversation to be continued by the assistant."""
 
-    messages: list[ChatMessage]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -143,9 +143,8 @@ def chat_completion_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", tags=["generation"], response_model=ChatCompletion)
-    async def chat(body: ChatCompletionRequest, request: Request, credentials: Credentials) -> Response:
+    async def chat(body: ChatCompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Answer a conversation."""
-        tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors(body.request_field_names):
             if body.top_logprobs is not None and not body.logprobs:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from radixkv.prompts import Message, as_template_message
 from radixkv.server.strict import StrictModel
+
+# So that refusing a request takes little time; the model's length bounds what is accepted.
+_MAX_MESSAGES = 4096
 
 
 class TextPart(StrictModel):
@@ -28,6 +33,9 @@ class ChatMessage(StrictModel):
     audio: None = None
     function_call: None = None
     tool_calls: None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES)]
 
 
 def as_messages(messages: list[ChatMessage]) -> list[Message]:

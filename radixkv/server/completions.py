@@ -14,23 +14,33 @@ from pydantic import BaseModel, Field
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, as_prompts
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import ChoiceDelta, Generation, respond
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
-from radixkv.server.tenants import Credentials
 from radixkv.server.token_text import TokenTexts
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
+# So that refusing a request takes little time; what fits into the queue and the model is checked afterwards.
+_MAX_PROMPTS = 4096
+_MAX_PROMPT_TOKENS = 1 << 20
+
+TokenIds = Annotated[list[int], Field(max_length=_MAX_PROMPT_TOKENS)]
 
 
 class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
     """One prompt or several, as texts or token ids."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(max_length=_MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(max_length=_MAX_PROMPTS)]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -76,9 +86,8 @@ def completion_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", tags=["generation"], response_model=Completion)
-    async def complete(body: CompletionRequest, request: Request, credentials: Credentials) -> Response:
+    async def complete(body: CompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Complete prompts."""
-        tenant = service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors(body.request_field_names):
             if body.best_of not in (None, body.num_choices):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
+
+from pydantic import Field, model_validator
 
 from radixkv.config import Config
 
@@ -13,18 +15,51 @@ class ServerConfig(Config):
     model: str | None = None
     """Hub id, folder or GGUF file; by default SmolLM2-135M-Instruct."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0: reachable from other machines."""
+    """Address to listen on; 0.0.0.0: reachable from other machines, which needs API keys (or allow_unauthenticated)."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0: any free one."""
     api_keys: tuple[str, ...] = Field(default=(), strict=False, repr=False)
     """Keys that requests must bring, each a tenant of its own; without any, every request is accepted."""
     admin_key: str | None = Field(default=None, repr=False)
     """Key for /admin; without it, administration is off."""
-    served_model_name: str | None = None
-    """What requests call the model; by default its own name."""
+    metrics_key: str | None = Field(default=None, repr=False)
+    """Key for /metrics, and for /live where there are no API keys. Without it, /metrics needs the admin key where there are
+    API keys, and no key elsewhere."""
+    allow_unauthenticated: bool = False
+    """Listen beyond this machine even without API keys: whoever reaches the port may use the model."""
+    uds: str | Path | None = None
+    """Listen on a Unix socket at this path instead of a host and a port."""
+    ssl_certfile: str | Path | None = None
+    """Serve HTTPS with this certificate (PEM, with its chain)."""
+    ssl_keyfile: str | Path | None = None
+    """Private key of ssl_certfile, where it is not in the same file."""
+    cors_origins: tuple[str, ...] = Field(default=(), strict=False)
+    """Origins, such as https://app.example, whose pages may call the server from a browser; *: any. None by default."""
+    served_model_name: tuple[str, ...] = Field(default=(), strict=False)
+    """What requests call the model; by default its own name. Of several, answers contain the first."""
     max_queue: int = Field(default=256, ge=0)
     """Requests that may be unfinished beyond those that run side by side (max_num_seqs); more are answered 429."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     """A longer request body is answered 413."""
+    receive_timeout: float = Field(default=60.0, gt=0)
+    """Seconds for a request to arrive, headers and body; a slower one is answered 408 and disconnected."""
+    send_timeout: float = Field(default=60.0, gt=0)
+    """A client that reads nothing of its answer for so many seconds is disconnected, and its request aborted."""
+    queue_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a request that still waits to be scheduled is answered 504. By default no limit."""
+    first_token_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a request without a first token is ended by a 504. By default no limit."""
+    request_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which an unfinished request is ended by a 504. By default no limit; requests can set a timeout, too."""
+    step_timeout: float = Field(default=300.0, gt=0)
+    """Seconds after which a step of the engine is stuck: /health is 503, and the process ends with status 1."""
+    access_log: str | Path | None = None
+    """Write one line of JSON per request to this file; -: to standard error."""
     grace_seconds: float = Field(default=30.0, ge=0)
     """After SIGTERM, seconds to finish what runs."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> ServerConfig:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile: expected an ssl_certfile with it")
+        return self

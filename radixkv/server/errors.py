@@ -22,6 +22,7 @@ from radixkv.errors import (
     NoBlocksLeftError,
     PromptTooLongError,
     QueueFullError,
+    RequestTimeoutError,
     StructuredOutputError,
 )
 
@@ -77,6 +78,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
     if isinstance(error, StructuredOutputError):
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
+    if isinstance(error, RequestTimeoutError):
+        return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout")
     if isinstance(error, DrainingError | NoBlocksLeftError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="unavailable")
     if not isinstance(error, EngineDeadError):  # the engine logs this one itself, once

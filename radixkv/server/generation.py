@@ -26,6 +26,7 @@ from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.service import Service
+from radixkv.server.time_limits import Deadlines
 
 _T = TypeVar("_T")
 
@@ -56,15 +57,22 @@ class Generation:
         num_choices: int,
         streams: list[RequestStream],
         metrics: ServerMetrics,
+        deadlines: Deadlines,
+        request_id: str,
     ) -> None:
         self._loaded = loaded
         self._prompts = prompts
         self._params = params
         self._num_choices = num_choices
         self._streams = streams
+        self._deadlines = deadlines
         self._timers = [RequestTimer(metrics) for _ in streams]
+        self.request_id = request_id
+        # From the arrival of the request to its first token; None before.
+        self.first_token_seconds: float | None = None
         self._num_cached_tokens = [0] * len(prompts)
         self._num_completion_tokens = 0
+        self._finished: set[int] = set()  # choices
         # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         # By prompt; None unless the request asked for them.
@@ -78,12 +86,27 @@ class Generation:
         body: GenerationRequest,
         request_id: str,
     ) -> Generation:
-        """Submit all prompts, or none: raises what `AsyncLLM.submit` raises."""
-        cache_explanations = await explanations(service, prompts) if body.explain_cache else None
-        streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
-        generation = Generation(service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics)
+        """Submit all prompts, or none.
+
+        Raises:
+            RequestTimeoutError: it took longer than the first time limit.
+            Exception: what `AsyncLLM.submit` raises.
+        """
+        deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
+        async with deadlines.before_admission():
+            cache_explanations = await explanations(service, prompts) if body.explain_cache else None
+            streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
+        deadlines.watch(streams)
+        generation = Generation(
+            service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics, deadlines, request_id
+        )
         generation.explanations = cache_explanations
         return generation
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice came to its own end."""
+        return len(self._finished) == self._num_choices * len(self._prompts)
 
     @property
     def usage(self) -> Usage:
@@ -98,28 +121,30 @@ class Generation:
 
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
+        self._deadlines.close()
         for stream, timer in zip(self._streams, self._timers, strict=True):
             if not stream.closed:
                 stream.close()
                 timer.observe_abort()
 
     async def __aiter__(self) -> AsyncGenerator[ChoiceDelta, None]:
-        finished: set[int] = set()
         try:
             async with aclosing(_merge_streams(self._streams)) as deltas:
                 async for prompt, delta in deltas:
                     self._timers[prompt].observe(delta)
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
+                    if self.first_token_seconds is None and delta.metrics.first_token_time is not None:
+                        self.first_token_seconds = delta.metrics.first_token_time - delta.metrics.arrival_time
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
                     for output in self._outputs(delta):
                         choice = prompt * self._num_choices + output.index
                         if output.finish_reason == "abort":
                             raise DrainingError("the server is shutting down; the answer is incomplete")
-                        if choice in finished:
+                        if choice in self._finished:
                             continue
                         if output.finish_reason is not None:
-                            finished.add(choice)
+                            self._finished.add(choice)
                         self._num_completion_tokens += len(output.token_ids)
                         yield ChoiceDelta(choice, prompt, output)
         finally:
@@ -216,6 +241,7 @@ async def respond(request: Request, generation: Generation, writer: ResponseWrit
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
+    request.state.generation = generation
     if stream:
         return EventStream(writer.chunks(generation), generation)
     try:

@@ -3,8 +3,9 @@
 A snapshot is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
 most twice a second per tenant however many pages are open. Token ids are decoded on the tokenizer's thread.
 
-A tenant sees the texts and the tree of its own namespaces. Of others it learns no more than `/metrics` shows without a key:
-how many blocks and requests there are in all.
+A tenant sees the texts and the tree of its own namespaces. Of others it learns how many blocks and requests there are in all.
+Without API keys, all clients are one tenant, and strangers to each other: then nobody sees what was sent with a cache salt,
+and nobody sees anything of prompts where clients of other machines can connect.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import asyncio
 import itertools
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -24,8 +27,9 @@ from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.engine import Engine
 from radixkv.scheduling.request import SequenceGroup
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.service import Service
-from radixkv.server.tenants import Credentials, Tenant
+from radixkv.server.tenants import Tenant
 
 _MAX_NODES = 120
 _MAX_REQUESTS = 12
@@ -143,7 +147,7 @@ class LiveStateCache:
 
     async def _refresh(self, tenant: Tenant) -> LiveState:
         service, llm = self._service, self._service.llm
-        snapshot = await llm.call(lambda engine: _snapshot_engine(engine, tenant))
+        snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
         stats = llm.stats
         trees = await llm.run_tokenizer(
             lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees]
@@ -172,6 +176,14 @@ class LiveStateCache:
             trees=trees,
         )
 
+    def _visible(self, tenant: Tenant) -> Callable[[str], bool]:
+        """A predicate: whether a tenant may see what is in a namespace."""
+        if not self._service.tenants.open_to_all:
+            return tenant.owns
+        if not self._service.shows_prompts_without_keys:
+            return lambda namespace: False
+        return lambda namespace: namespace == tenant.namespace()
+
 
 def live_state_routes(service: Service) -> APIRouter:
     """`GET /live`, which the page polls once a second."""
@@ -179,18 +191,18 @@ def live_state_routes(service: Service) -> APIRouter:
     live_states = LiveStateCache(service)
 
     @router.get("/live", tags=["observation"])
-    async def live(credentials: Credentials) -> LiveState:
+    async def live(tenant: CurrentTenant) -> LiveState:
         """The state of the engine: blocks, requests, and the radix tree of the key's own prompts."""
-        return await live_states.get(service.tenants.authenticate(credentials))
+        return await live_states.get(tenant)
 
     return router
 
 
-def _snapshot_engine(engine: Engine, tenant: Tenant) -> _EngineSnapshot:
+def _snapshot_engine(visible: Callable[[str], bool], engine: Engine) -> _EngineSnapshot:
     cache, scheduler = engine.cache, engine.scheduler
     trees: list[tuple[str, NodeOutline]] = []
     node_budget = _MAX_NODES
-    for namespace in itertools.islice(filter(tenant.owns, cache.namespaces), _MAX_NODES):
+    for namespace in itertools.islice(filter(visible, cache.namespaces), _MAX_NODES):
         outline = cache.outline(namespace, node_budget)
         if outline is not None and outline.children:
             trees.append((namespace, outline))
@@ -198,7 +210,7 @@ def _snapshot_engine(engine: Engine, tenant: Tenant) -> _EngineSnapshot:
     groups = itertools.chain(
         (("running", group) for group in scheduler.running), (("waiting", group) for group in scheduler.waiting)
     )
-    own = (_request_state(state, group) for state, group in groups if tenant.owns(group.request.namespace))
+    own = (_request_state(state, group) for state, group in groups if visible(group.request.namespace))
     return _EngineSnapshot(trees, list(itertools.islice(own, _MAX_REQUESTS)), cache.now(), cache.block_size)
 
 

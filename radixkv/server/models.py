@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /version` and `GET /health`."""
+"""`GET /v1/models`, `GET /version`, `GET /health` and `GET /ready`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from radixkv import __version__
+from radixkv.server.authentication import CurrentTenant
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
-from radixkv.server.tenants import Credentials
 
 
 class Model(BaseModel):
@@ -25,7 +25,7 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The list of models: one."""
+    """The model by each of its names."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -41,32 +41,44 @@ def model_routes(service: Service) -> APIRouter:
     """The endpoints; only those about the model need a key."""
     router = APIRouter()
 
-    def model() -> Model:
-        return Model(id=service.model_name, created=service.started, max_model_len=service.llm.loaded.max_model_len)
+    def model(name: str) -> Model:
+        return Model(id=name, created=service.started, max_model_len=service.llm.loaded.max_model_len)
 
     @router.get("/v1/models", tags=["models"])
-    async def list_models(credentials: Credentials) -> ModelList:
+    async def list_models(tenant: CurrentTenant) -> ModelList:
         """The models that can be requested."""
-        service.tenants.authenticate(credentials)
-        return ModelList(data=[model()])
+        return ModelList(data=[model(name) for name in service.model_names])
 
     @router.get("/v1/models/{name:path}", tags=["models"])
-    async def get_model(name: str, credentials: Credentials) -> Model:
+    async def get_model(name: str, tenant: CurrentTenant) -> Model:
         """One model."""
-        service.tenants.authenticate(credentials)
         service.check_model(name)
-        return model()
+        return model(name)
 
     @router.get("/version", tags=["observation"])
     async def version() -> Version:
         """The server's version."""
         return Version(version=__version__)
 
-    @router.get("/health", tags=["observation"], response_class=Response)
-    async def health() -> Response:
-        """200 while new requests are accepted; 503 when draining or when the engine is dead."""
+    def check_alive() -> None:
         if service.llm.death is not None:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead", code="unavailable")
+        if service.llm.seconds_in_step > service.step_timeout:
+            stuck = f"the engine is stuck: its step has taken more than {service.step_timeout:g} seconds"
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, stuck, code="unavailable")
+
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", tags=["observation"], response_class=Response)
+    async def health() -> Response:
+        """Liveness: 200, also while draining; 503 when the engine is dead or stuck, and the process is about to end."""
+        check_alive()
+        return Response()
+
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", tags=["observation"], response_class=Response)
+    async def ready() -> Response:
+        """Readiness: 200 while new requests are accepted; 503 when draining, too."""
+        check_alive()
         if service.llm.draining:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is draining", code="unavailable")
         return Response()

@@ -105,6 +105,8 @@ class GenerationRequest(StructuredRequest):
     cache: CacheOptions | None = None
     # Explain in the response how much of the prompt was cached and why not more; not for streams.
     explain_cache: bool | None = None
+    # Seconds after which the request may be given up, if it is not finished; the server may have a lower limit.
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     # Lower values are scheduled earlier. Not below the default: a client may lower its own precedence, not raise it.
     priority: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 

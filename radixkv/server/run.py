@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import ssl
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 import uvloop
 
 from radixkv.config import LLMOptions
 from radixkv.server.config import ServerConfig
+from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
+from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -45,43 +51,81 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     tenants = Tenants(config.api_keys, config.admin_key)
+    _check(config)
+    write_log = None if config.access_log is None else open_access_log(str(config.access_log))
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
-    with _bound_socket(config.host, config.port) as listener:
+    with _listener(config) as listener:
+        if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
+            raise ValueError(
+                f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
+                "set api_keys, or allow_unauthenticated if that is what you want"
+            )
         from radixkv.async_llm import AsyncLLM
 
         llm = AsyncLLM(config.model, max_queue=config.max_queue, **options)
         llm.loaded.require_tokenizer()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(llm, config, tenants, listener))
+            status = runner.run(_serve(llm, config, tenants, listener, write_log))
+    if llm.abandoned:
+        # The usual end of a process would wait for threads, and one is stuck.
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
-async def _serve(llm: AsyncLLM, config: ServerConfig, tenants: Tenants, listener: socket.socket) -> int:
+async def _serve(
+    llm: AsyncLLM,
+    config: ServerConfig,
+    tenants: Tenants,
+    listener: socket.socket,
+    write_log: Callable[[str], object] | None,
+) -> int:
     from radixkv.server.app import create_app
+    from radixkv.server.connection import ConnectionLimits, LimitedProtocol
     from radixkv.server.metrics import ServerMetrics
     from radixkv.server.service import Service, max_characters
+    from radixkv.server.time_limits import TimeLimits
     from radixkv.server.token_text import TokenTexts
+    from radixkv.server.watchdog import watch_engine
 
     drain, abort = asyncio.Event(), asyncio.Event()
+    model_name, *other_names = config.served_model_name or (llm.loaded.name,)
     service = Service(
         llm=llm,
-        model_name=config.served_model_name or llm.loaded.name,
+        model_name=model_name,
+        other_names=tuple(other_names),
         tenants=tenants,
         metrics=ServerMetrics(llm),
         token_texts=TokenTexts(llm.loaded.tokenizer),
         max_characters=max_characters(llm.loaded),
         started=int(time.time()),
         drain=drain.set,
+        time_limits=TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout),
+        step_timeout=config.step_timeout,
+        shows_prompts_without_keys=is_private(listener),
     )
+    app = create_app(
+        service,
+        config.max_body_bytes,
+        metrics_key=config.metrics_key,
+        cors_origins=config.cors_origins,
+        access_log=write_log,
+    )
+    limits = ConnectionLimits(config.receive_timeout, config.send_timeout)
     uvicorn_config = uvicorn.Config(
-        create_app(service, config.max_body_bytes),
-        http="httptools",
+        app,
+        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=_SECONDS_TO_READ,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
     )
-    server = _Server(uvicorn_config, f"{service.model_name} at http://{_address(listener)}")
+    address = address_of(listener, encrypted=config.ssl_certfile is not None)
+    server = _Server(uvicorn_config, f"{service.model_name} at {address}")
+    watch = asyncio.ensure_future(watch_engine(llm, config.step_timeout))
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, lambda: abort.set() if drain.is_set() else drain.set())
@@ -97,6 +141,7 @@ async def _serve(llm: AsyncLLM, config: ServerConfig, tenants: Tenants, listener
         finished = await llm.shutdown()
         server.should_exit = True
         await serving
+        watch.cancel()
     if llm.death is not None:
         return 1
     _log.info("stopped; %s", "all requests were answered" if finished else "some requests were aborted")
@@ -134,18 +179,24 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
+def _check(config: ServerConfig) -> None:
+    """Refuse options that would fail only after the model is loaded.
+
+    Raises:
+        ValueError: a key or a certificate cannot be used.
+    """
+    key = config.metrics_key
+    if key is not None and not (key and key.isascii() and key.isprintable()):
+        raise ValueError("metrics_key: expected printable ASCII characters, at least one")
+    if config.ssl_certfile is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        except OSError as error:
+            message = (
+                f"ssl_certfile: {config.ssl_certfile} with ssl_keyfile {config.ssl_keyfile} cannot be used: {error}"
+            )
+            raise ValueError(message) from error
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _listener(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    return tcp_listener(config.host, config.port) if config.uds is None else unix_listener(Path(config.uds))

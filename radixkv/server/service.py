@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
@@ -15,6 +15,7 @@ from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
 from radixkv.server.tenants import Tenant, Tenants
+from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
 
 
@@ -23,10 +24,14 @@ class Service:
     """One served model.
 
     Attributes:
-        model_name: the name by which requests select the model.
+        model_name: the name by which requests select the model, and by which answers call it.
         started: start time, in seconds since 1970.
         max_characters: of the longest text that could fit into the model; longer ones are refused untokenized.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
+        other_names: by which requests select the model, too.
+        time_limits: of every request.
+        step_timeout: seconds after which a step of the engine is taken to be stuck.
+        shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
     """
 
     llm: AsyncLLM
@@ -37,6 +42,15 @@ class Service:
     max_characters: int
     started: int
     drain: Callable[[], None]
+    other_names: tuple[str, ...] = ()
+    time_limits: TimeLimits = field(default_factory=TimeLimits)
+    step_timeout: float = 300.0
+    shows_prompts_without_keys: bool = True
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names by which requests select the model."""
+        return (self.model_name, *self.other_names)
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
@@ -44,7 +58,7 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        if name not in (None, self.model_name):
+        if name not in (None, *self.model_names):
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
                 f"model: {name!r} is not served here, {self.model_name!r} is",

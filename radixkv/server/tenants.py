@@ -31,6 +31,11 @@ class Tenant:
     name: str
     _secret: bytes
 
+    @property
+    def label(self) -> str:
+        """What the tenant is called in logs."""
+        return self.name[:8]
+
     def namespace(self, cache_salt: str | None = None) -> str:
         """The namespace of the tenant's prompts with this salt."""
         return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
@@ -63,7 +68,13 @@ class Tenants:
 
     @property
     def open_to_all(self) -> bool:
+        """Whether requests need no key."""
         return not self._api_keys
+
+    @property
+    def has_admin_key(self) -> bool:
+        """Whether there is administration."""
+        return self._admin_key is not None
 
     def authenticate(self, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
         """The tenant that a request's key belongs to.
@@ -80,7 +91,7 @@ class Tenants:
             if hmac.compare_digest(key, sent):
                 found = tenant
         if found is None:
-            raise _unauthorized("API key")
+            raise unauthorized("API key")
         return found
 
     def authenticate_admin(self, credentials: HTTPAuthorizationCredentials | None) -> None:
@@ -93,7 +104,7 @@ class Tenants:
             raise ApiError(HTTPStatus.FORBIDDEN, "administration is off: the server was started without --admin-key")
         sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
         if not hmac.compare_digest(self._admin_key.encode(), sent):
-            raise _unauthorized("admin key")
+            raise unauthorized("admin key")
 
     def anonymous_tenant(self) -> Tenant:
         """The one tenant where no keys are configured."""
@@ -135,7 +146,8 @@ def _keyed_hash(secret: bytes, context: str, text: str) -> str:
     return hashlib.blake2b(data, key=secret, digest_size=16).hexdigest()
 
 
-def _unauthorized(expected: str) -> ApiError:
+def unauthorized(expected: str) -> ApiError:
+    """The answer to a request without the key that it needs."""
     return ApiError(
         HTTPStatus.UNAUTHORIZED,
         f"this needs a valid {expected} in the header 'Authorization: Bearer ...'",

@@ -9,11 +9,11 @@ from pydantic import BaseModel, Field
 
 from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
-from radixkv.server.chat_messages import ChatMessage, as_messages
+from radixkv.server.authentication import CurrentTenant
+from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
-from radixkv.server.tenants import Credentials
 
 
 class TokenizeRequest(StrictModel):
@@ -22,7 +22,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool = True
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
@@ -55,9 +55,8 @@ def tokenization_routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, credentials: Credentials) -> TokenizeResponse:
+    async def tokenize(body: TokenizeRequest, tenant: CurrentTenant) -> TokenizeResponse:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
-        service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
             messages = as_messages(body.messages or [])
@@ -71,9 +70,8 @@ def tokenization_routes(service: Service) -> APIRouter:
         )
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest, credentials: Credentials) -> DetokenizeResponse:
+    async def detokenize(body: DetokenizeRequest, tenant: CurrentTenant) -> DetokenizeResponse:
         """Turn token ids into text."""
-        service.tenants.authenticate(credentials)
         service.check_model(body.model)
         with client_errors():
             return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _decode(body, loaded)))

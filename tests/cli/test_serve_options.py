@@ -169,6 +169,7 @@ def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
     assert "command line > environment > file > default" in text
     for config in (ServerConfig, ModelConfig, EngineConfig):
         for name in set(config.model_fields) - {"tokenizer", "model"}:
-            assert f"--{'api-key' if name == 'api_keys' else name.replace('_', '-')} " in text
+            flag = {"api_keys": "api-key", "cors_origins": "cors-origin"}.get(name, name.replace("_", "-"))
+            assert f"--{flag} " in text
             assert f"RADIXKV_{name.upper()}]" in text
     assert "8192 on a GPU, 512 on a CPU" in text

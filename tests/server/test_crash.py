@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from typing import Any
 
-import httpx
 import pytest
+from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.app import create_app
-from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service, max_characters
-from radixkv.server.tenants import Tenants
-from radixkv.server.token_text import TokenTexts
+from radixkv.server.watchdog import watch_engine
 
 BODY = {"prompt": "One, two,", "max_tokens": 5, "temperature": 0}
-
-
-def make_client(llm: AsyncLLM) -> httpx.AsyncClient:
-    service = Service(
-        llm=llm,
-        model_name="model",
-        tenants=Tenants(),
-        metrics=ServerMetrics(llm),
-        token_texts=TokenTexts(llm.loaded.tokenizer),
-        max_characters=max_characters(llm.loaded),
-        started=int(time.time()),
-        drain=llm.start_draining,
-    )
-    transport = httpx.ASGITransport(create_app(service, max_body_bytes=1 << 20), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://server")
 
 
 def test_a_crashed_step_is_a_500_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +62,121 @@ def test_after_the_engine_s_death_everything_is_refused(llm: LLM, monkeypatch: p
     monkeypatch.undo()
     for request_id in list(llm.engine._requests):
         llm.engine.abort(request_id)
+
+
+class Panic(BaseException):
+    """Like a panic in Rust code: no `Exception`."""
+
+
+def test_a_panic_in_a_step_is_a_crash_like_any_other(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the engine's thread unnoticed: requests hung, and /health stayed 200."""
+    run = llm.engine._runner.run
+    panics = iter([True])
+
+    def panic_once(*arguments: Any) -> Any:
+        if next(panics, False):
+            raise Panic("planted")
+        return run(*arguments)
+
+    monkeypatch.setattr(llm.engine._runner, "run", panic_once)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_panic_between_steps_is_the_engine_s_death(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic() -> Any:
+        raise Panic("planted")
+
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", panic)
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        async with make_client(engine) as client:
+            for _ in range(2):
+                assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+            assert isinstance((await engine.wait_for_death()).__cause__, Panic)
+            for path in ("/health", "/ready"):
+                assert (await client.get(path)).status_code == 503
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    for request_id in list(llm.engine._requests):
+        llm.engine.abort(request_id)
+
+
+def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*arguments: Any) -> Any:
+        raise Panic("planted")
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            with monkeypatch.context() as broken:
+                broken.setattr("radixkv.server.completions.as_prompts", panic)
+                refused = await client.post("/v1/completions", json=BODY)
+            assert refused.status_code == 500
+            assert refused.json()["error"]["type"] == "server_error"
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, reached, release = [0.0], threading.Event(), threading.Event()
+    schedule = llm.engine.scheduler.schedule
+
+    def stuck() -> Any:
+        reached.set()
+        release.wait()
+        return schedule()
+
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", stuck)
+
+    async def main() -> None:
+        engine = AsyncLLM(llm)
+        engine._heartbeat._clock = lambda: seconds[0]
+        async with make_client(engine, step_timeout=30.0) as client:
+            in_the_step = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
+            await asyncio.to_thread(reached.wait)
+            after_it = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
+            seconds[0] = 30.0
+            assert (await client.get("/health")).status_code == 200
+            seconds[0] = 31.0
+            for path in ("/health", "/ready"):
+                assert (await client.get(path)).status_code == 503
+            await watch_engine(engine, 30.0)
+            for request in (in_the_step, after_it):
+                assert (await request).status_code == 500
+            assert "more than 30 seconds" in str(engine.death)
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+            await engine.shutdown()  # without waiting for the thread
+        release.set()
+        engine._engine_thread.stop()
+
+    asyncio.run(main())
+
+
+def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
+    seconds = [0.0]
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            engine._heartbeat._clock = lambda: seconds[0]
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+            while engine.seconds_in_step:
+                seconds[0] += 1.0
+                await asyncio.sleep(0)
+            seconds[0] += 10_000
+            for method in ("GET", "HEAD"):
+                for path in ("/health", "/ready"):
+                    assert (await client.request(method, path)).status_code == 200
+            engine.start_draining()
+            # A server that finishes what it has is alive: nobody should kill it.
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/ready")).status_code == 503
+
+    asyncio.run(main())

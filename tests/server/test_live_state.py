@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+from support.in_process_server import make_client
 from support.server_process import TENANT_A, TENANT_B, ServerProcess
+
+from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv.prompts import Prompt
+from radixkv.server.tenants import Tenants
 
 
 def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> None:
@@ -91,3 +97,36 @@ def test_a_key_is_needed_for_the_state_and_not_for_the_page(server: ServerProces
             response = http.get(path)
             assert response.status_code == 200
             assert response.headers["content-type"].startswith(kind)
+
+
+def seen_without_keys(llm: LLM, **changes: Any) -> str:
+    """`/live` as clients without keys see it, while a request with a salt runs and after several without."""
+
+    tenants = Tenants()
+
+    async def main() -> str:
+        async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants, **changes) as client:
+            for prompt, options in (("A plain prompt", {}), ("A salted secret", {"cache_salt": "pepper"})):
+                body = {"prompt": prompt * 4, "max_tokens": 2, "temperature": 0, **options}
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+            salted = Prompt([7] * 40, namespace=tenants.anonymous_tenant().namespace("other"))
+            (stream,) = await engine.submit([salted], SamplingParams(max_tokens=4000, ignore_eos=True), "of-a-stranger")
+            await anext(stream)
+            text = (await client.get("/live")).text
+            stream.close()
+            return text
+
+    return asyncio.run(main())
+
+
+def test_without_keys_nobody_sees_what_was_sent_with_a_salt(llm: LLM) -> None:
+    text = seen_without_keys(llm)
+    assert "A plain prompt" in text
+    for hidden in ("secret", "salt ", "of-a-stranger"):
+        assert hidden not in text
+
+
+def test_without_keys_strangers_from_elsewhere_see_no_prompts(llm: LLM) -> None:
+    text = seen_without_keys(llm, shows_prompts_without_keys=False)
+    assert "plain" not in text
+    assert '"trees":[]' in text

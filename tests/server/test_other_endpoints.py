@@ -38,5 +38,5 @@ def test_endpoints_without_a_key(server: object, http: httpx.Client) -> None:
     with httpx.Client(base_url=http.base_url) as anonymous:
         assert anonymous.get("/health").status_code == 200
         assert anonymous.get("/version").json() == {"version": radixkv.__version__}
-        assert anonymous.get("/metrics").headers["content-type"].startswith("text/plain")
+        assert anonymous.get("/metrics").status_code == 401
         assert "/v1/chat/completions" in anonymous.get("/openapi.json").json()["paths"]

@@ -49,7 +49,7 @@ def test_full_queue_and_drain(small_server: ServerProcess) -> None:
                 assert too_many.status_code == 400
 
                 small_server.process.send_signal(signal.SIGTERM)
-                while (await client.get("/health")).status_code == 200:
+                while (await client.get("/ready")).status_code == 200:
                     await asyncio.sleep(0)
                 draining = await client.post("/v1/completions", json={"prompt": "Once"})
                 assert draining.status_code == 503
@@ -71,7 +71,7 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
             lines = response.iter_lines()
             next(lines)
             assert server.admin("drain")["unfinished_requests"] == 1
-            while client.get("/health").status_code == 200:
+            while client.get("/ready").status_code == 200:
                 pass
             server.process.send_signal(signal.SIGINT)
             rest = [line for line in lines if line]
@@ -86,6 +86,27 @@ def test_a_dead_engine_ends_the_process_with_status_1() -> None:
         with server.client() as client:
             assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
         assert server.process.wait(600) == 1
+
+
+def test_a_stuck_engine_ends_the_process_with_status_1(tmp_path: Path) -> None:
+    """And half a request, sent to the same server, is answered 408."""
+    imports = "import time\nfrom radixkv.scheduling.scheduler import Scheduler"
+    stuck = f"{imports}\nScheduler.schedule = lambda self: time.sleep(1e6)"
+    path, log = str(tmp_path / "socket"), tmp_path / "access.log"
+    options = ("--uds", path, "--step-timeout", "1", "--receive-timeout", "0.5", "--access-log", str(log))
+    with ServerProcess(*options, prelude=stuck) as server:
+        assert server.url == f"unix:{path}"
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(path)
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 40\r\n\r\n{")
+            answer = b"".join(iter(lambda: half.recv(1000), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://server", timeout=600) as client:
+            response = client.post("/v1/completions", json={"prompt": "Once"})
+        assert response.status_code == 500
+        assert server.process.wait(600) == 1
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert logged[-1]["request_id"] == response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class ServerProcess:
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its name, labels included."""
-        with self.client() as client:
+        with self.client(ADMIN_KEY) as client:
             lines = client.get("/metrics").text.splitlines()
         samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}

@@ -1,0 +1,104 @@
+"""Who sent a request is known before a byte of its body is read: without a valid key, the server does no more work for it.
+
+Which key a path needs::
+
+    /, /health, /ready, /version, /openapi.json     none
+    /admin/...                                      the admin key
+    /metrics                                        the metrics key; without one, the admin key where there are API keys
+    /live                                           an API key; without API keys, the metrics key if there is one
+    everything else                                 an API key, if there are any
+"""
+
+from __future__ import annotations
+
+import hmac
+from http import HTTPStatus
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from radixkv.server.errors import ApiError
+from radixkv.server.tenants import Credentials, Tenant, Tenants, unauthorized
+
+# The page's own files hold nothing of any prompt.
+_OPEN_PATHS = frozenset(
+    {"/", "/favicon.svg", "/page.css", "/page.js", "/health", "/ready", "/version", "/openapi.json"}
+)
+
+
+class Authentication:
+    """ASGI middleware: answers 401 or 403, or puts the tenant into the scope's state, for `CurrentTenant`.
+
+    Args:
+        tenants: who may use the model, and who may administer.
+        metrics_key: for /metrics, and for /live where there are no API keys.
+    """
+
+    def __init__(self, app: ASGIApp, tenants: Tenants, metrics_key: str | None = None) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._metrics_key = metrics_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._authenticate(scope)
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _authenticate(self, scope: Scope) -> None:
+        path: str = scope["path"]
+        if path in _OPEN_PATHS:
+            return
+        credentials = sent_credentials(Headers(scope=scope))
+        if path == "/admin" or path.startswith("/admin/"):
+            self._tenants.authenticate_admin(credentials)
+            scope.setdefault("state", {})["is_admin"] = True
+        elif path == "/metrics":
+            self._authenticate_operator(credentials)
+        else:
+            if path == "/live" and self._tenants.open_to_all:
+                self._authenticate_operator(credentials)
+            scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(credentials)
+
+    def _authenticate_operator(self, credentials: HTTPAuthorizationCredentials | None) -> None:
+        if self._metrics_key is not None:
+            sent = b"" if credentials is None else credentials.credentials.encode(errors="replace")
+            if not hmac.compare_digest(self._metrics_key.encode(), sent):
+                raise unauthorized("metrics key")
+        elif not self._tenants.open_to_all:
+            if not self._tenants.has_admin_key:
+                raise ApiError(
+                    HTTPStatus.FORBIDDEN,
+                    "metrics are off: the server was started with API keys, but neither --metrics-key nor --admin-key",
+                )
+            self._tenants.authenticate_admin(credentials)
+
+
+def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:
+    """The key in ``Authorization: Bearer``, as OpenAI's clients send it, or in ``x-api-key``, as Anthropic's do."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        key = headers.get("x-api-key", "")
+    return HTTPAuthorizationCredentials(scheme="Bearer", credentials=key.strip()) if key else None
+
+
+# What follows fails, rather than lets anyone in, where a route is served without the middleware. `described` is in the
+# signatures for the OpenAPI description only.
+
+
+def administrator(request: Request, described: Credentials) -> None:
+    """A dependency of what is for administrators only."""
+    assert request.state.is_admin
+
+
+def _current_tenant(request: Request, described: Credentials) -> Tenant:
+    return cast(Tenant, request.state.tenant)
+
+
+CurrentTenant = Annotated[Tenant, Depends(_current_tenant)]

@@ -1,0 +1,129 @@
+"""A connection's time limits: uvicorn has none for clients that send half a request, or do not read their answer."""
+
+from __future__ import annotations
+
+from asyncio import Transport
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from radixkv.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
+# A request may be so much longer than twice its body: request line, headers, and what separates chunks.
+_MAX_OVERHEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """How long a client may take.
+
+    Attributes:
+        receive_timeout: seconds until a request has arrived, headers and body; then it is answered 408.
+        send_timeout: seconds for which a client may read nothing of an answer that waits; then the connection is closed.
+    """
+
+    receive_timeout: float
+    send_timeout: float
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol with time limits and a limit of the headers' length.
+
+    A closed connection is a disconnected client: what it had requested is aborted, and its blocks are released.
+
+    Args:
+        limits: of every connection.
+        options: as uvicorn passes them.
+    """
+
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._receiving: TimerHandle | None = None
+        self._sending: TimerHandle | None = None
+        self._overhead = 0
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_receiving()
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiving is None:  # the next request on this connection
+            self._begin_receiving()
+        self._overhead += len(data)
+        super().data_received(data)
+        if self._overhead > _MAX_OVERHEAD_BYTES and not self.transport.is_closing():
+            limit = f"the request's headers are longer than {_MAX_OVERHEAD_BYTES} bytes"
+            self._refuse(ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, limit))
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead -= 2 * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._overhead = 0
+        self._end_receiving()
+
+    def _begin_receiving(self) -> None:
+        self._receiving = self.loop.call_later(self._limits.receive_timeout, self._on_receive_timeout)
+
+    def _end_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _on_receive_timeout(self) -> None:
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if answering or self.flow.read_paused:  # what follows on this connection has to wait for the server
+            self._begin_receiving()
+            return
+        self._receiving = None
+        seconds = f"{self._limits.receive_timeout:g} seconds"
+        self._refuse(
+            ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the request did not arrive within {seconds}", code="timeout")
+        )
+
+    def _refuse(self, error: ApiError) -> None:
+        """Close the connection, with an answer unless this request got one."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or (cycle.response_complete and not cycle.more_body):
+            body = error.body.model_dump_json().encode()
+            head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._sending = self.loop.call_later(self._limits.send_timeout, self._on_send_timeout)
+
+    def resume_writing(self) -> None:
+        self._end_sending()
+        super().resume_writing()
+
+    def _end_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _on_send_timeout(self) -> None:
+        self._sending = None
+        self.transport.abort()  # `close` would wait until all is sent
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_receiving()
+        self._end_sending()
+        super().connection_lost(exc)

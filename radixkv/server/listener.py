@@ -1,0 +1,76 @@
+"""The socket that the server listens on: of TCP, or at a path."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def tcp_listener(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound to an address.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        yield listener
+
+
+@contextmanager
+def unix_listener(path: Path) -> Iterator[socket.socket]:
+    """A socket bound to a path, which is removed at the end. Who may connect follows from the process's umask.
+
+    Raises:
+        OSError: the path cannot be used, or another process listens there.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            if _is_left_over(path):
+                path.unlink()
+            listener.bind(os.fspath(path))
+        except OSError as error:
+            raise OSError(f"cannot listen on {path}: {error.strerror or error}") from error
+        try:
+            yield listener
+        finally:
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+
+def is_private(listener: socket.socket) -> bool:
+    """Whether only processes of this machine can connect."""
+    if listener.family == socket.AF_UNIX:
+        return True
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def address_of(listener: socket.socket, *, encrypted: bool) -> str:
+    """Where clients find it, such as "http://127.0.0.1:8000" or "unix:/run/radixkv.sock"."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{'https' if encrypted else 'http'}://" + (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether there is a socket that nobody listens on: of a process that was killed."""
+    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return True
+    return False

@@ -1,0 +1,97 @@
+"""A name for every request, in the header ``X-Request-Id`` and in the access log: one line of JSON per request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from logging.handlers import WatchedFileHandler
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "X-Request-Id"
+# What a log can hold without being misread: no spaces, no quotes, no line ends.
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestLog:
+    """ASGI middleware, the outermost: names each request, and logs it when its answer is sent.
+
+    Args:
+        write: called with each line; None: nothing is logged.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, app: ASGIApp, write: Callable[[str], object] | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app = app
+        self._write = write
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get(HEADER, "")
+        # A name that is not valid, or none, is replaced: the client sees in the answer what it is called here.
+        request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+        began, status = self._clock(), None
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if self._write is not None:
+                fields = {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "request_id": request_id,
+                    "tenant": state["tenant"].label if "tenant" in state else None,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "seconds": round(self._clock() - began, 6),
+                }
+                self._write(json.dumps(fields | _generated(state)))
+
+
+def _generated(state: dict[str, Any]) -> dict[str, Any]:
+    """What is logged of a request that was answered by the model: `radixkv.server.generation.respond` puts it there."""
+    generation = state.get("generation")
+    if generation is None:
+        return {}
+    usage = generation.usage
+    return {
+        "id": generation.request_id,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "first_token_seconds": generation.first_token_seconds,
+        "complete": generation.complete,
+    }
+
+
+def open_access_log(path: str) -> Callable[[str], object]:
+    """What writes lines to a file, which is opened anew when it was moved away, or to standard error for "-".
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    handler = logging.StreamHandler(sys.stderr) if path == "-" else WatchedFileHandler(path)
+    logger = logging.Logger("radixkv.access")  # not a registered one: nobody else's configuration applies to it
+    logger.addHandler(handler)
+    return logger.info

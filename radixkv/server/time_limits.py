@@ -1,0 +1,115 @@
+"""How long a request may wait in the queue, wait for its first token, and take in all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from radixkv.async_llm import AsyncLLM
+from radixkv.engine.engine import Engine
+from radixkv.engine.request_stream import RequestStream
+from radixkv.errors import EngineDeadError, RequestTimeoutError
+from radixkv.scheduling.request import Request
+
+
+class _Stage(NamedTuple):
+    limit: float  # seconds from the request's arrival
+    in_words: str
+    is_late: Callable[[Request], bool]  # what has not been reached then
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Seconds from a request's arrival; None: no limit.
+
+    Attributes:
+        queue: until all of its prompts are admitted.
+        first_token: until each has its first token.
+        total: until it is finished.
+    """
+
+    queue: float | None = None
+    first_token: float | None = None
+    total: float | None = None
+
+    def at_most(self, total: float | None) -> TimeLimits:
+        """These, with what a request itself allows in all."""
+        return replace(self, total=min((limit for limit in (self.total, total) if limit is not None), default=None))
+
+    @property
+    def stages(self) -> list[_Stage]:
+        """The limits that there are, the first one first."""
+        stages = [
+            (self.queue, "waited in the queue", lambda request: request.num_cached_tokens is None),
+            (self.first_token, "had no token", lambda request: request.metrics.first_token_time is None),
+            (self.total, "was not finished", lambda request: True),
+        ]
+        return sorted(_Stage(limit, words, is_late) for limit, words, is_late in stages if limit is not None)
+
+
+class Deadlines:
+    """Ends the prompts of one HTTP request when it takes too long: its blocks are released before the next step.
+
+    Args:
+        llm: the engine.
+        limits: of this request.
+    """
+
+    def __init__(self, llm: AsyncLLM, limits: TimeLimits) -> None:
+        self._llm = llm
+        self._stages = limits.stages
+        self._arrival = time.monotonic()
+        self._watch: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def before_admission(self) -> AsyncIterator[None]:
+        """While inside, the request is about to be queued.
+
+        Raises:
+            RequestTimeoutError: it took longer than the first limit.
+        """
+        first = self._stages[0] if self._stages else None
+        try:
+            async with asyncio.timeout(None if first is None else self._seconds_left(first)):
+                yield
+        except TimeoutError as error:
+            if first is None:
+                raise
+            raise _too_late(first) from error
+
+    def watch(self, streams: Sequence[RequestStream]) -> None:
+        """Enforce the limits from now on, until `close`."""
+        if self._stages:
+            self._watch = asyncio.ensure_future(self._enforce(streams))
+
+    def close(self) -> None:
+        """The request has ended."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _enforce(self, streams: Sequence[RequestStream]) -> None:
+        request_ids = [stream.request_id for stream in streams]
+        with suppress(EngineDeadError):  # then they have failed already
+            for stage in self._stages:
+                await asyncio.sleep(self._seconds_left(stage))
+                if await self._llm.call(partial(_any_late, request_ids, stage)):
+                    for request_id in request_ids:
+                        self._llm.fail(request_id, _too_late(stage))
+                    return
+
+    def _seconds_left(self, stage: _Stage) -> float:
+        return max(0.0, self._arrival + stage.limit - time.monotonic())
+
+
+def _any_late(request_ids: Sequence[str], stage: _Stage, engine: Engine) -> bool:
+    found = (engine.unfinished_request(request_id) for request_id in request_ids)
+    return any(stage.is_late(request) for request in found if request is not None)
+
+
+def _too_late(stage: _Stage) -> RequestTimeoutError:
+    return RequestTimeoutError(f"the request {stage.in_words} for {stage.limit:g} seconds, which is the limit")

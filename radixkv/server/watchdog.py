@@ -1,0 +1,29 @@
+"""Ends an engine that is stuck, and sees to it that the process ends even if nothing else in it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+
+from radixkv.async_llm import AsyncLLM
+
+_INTERVAL_SECONDS = 1.0
+# For code that holds the interpreter's lock for ever, so that no Python runs: longer, because it takes no leave.
+_MORE_SECONDS = 60.0
+
+
+async def watch_engine(llm: AsyncLLM, step_timeout: float) -> None:
+    """Give the engine up, as `AsyncLLM.abandon` does, when a step takes longer than it may; returns then.
+
+    Args:
+        step_timeout: seconds.
+    """
+    try:
+        while llm.seconds_in_step <= step_timeout:
+            faulthandler.dump_traceback_later(step_timeout + _MORE_SECONDS, exit=True)
+            await asyncio.sleep(min(_INTERVAL_SECONDS, step_timeout / 4))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    faulthandler.dump_traceback(file=sys.stderr)
+    llm.abandon(f"its step has taken more than {step_timeout:g} seconds")

@@ -1,0 +1,176 @@
+"""Who has no key costs nothing, and what is wrong with a request is found soon."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+from starlette.types import Message, Receive, Scope, Send
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.admin import ClearRequest
+from radixkv.server.authentication import Authentication
+from radixkv.server.chat_completions import ChatCompletionRequest
+from radixkv.server.completions import CompletionRequest
+from radixkv.server.tenants import Tenants
+from radixkv.server.tokenization import DetokenizeRequest, TokenizeRequest
+
+ANN, BOB, ADMIN, METRICS = "key-of-ann", "key-of-bob", "key-of-admin", "key-of-metrics"
+
+
+class Endpoint:
+    """An application that notes whether it was reached, and by whom."""
+
+    def __init__(self) -> None:
+        self.tenants: list[Any] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.tenants.append(scope.get("state", {}).get("tenant"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def answer(path: str, headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None) -> tuple[int, Any]:
+    """The status, and the tenant for whom the application was called; the body may not be read."""
+    endpoint, sent = Endpoint(), list[Message]()
+
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": encoded}
+    asyncio.run(Authentication(endpoint, tenants, metrics_key)(scope, receive, send))
+    status: int = sent[0]["status"]
+    assert (status == 200) == bool(endpoint.tenants)
+    return status, endpoint.tenants[0] if endpoint.tenants else None
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/whatever/comes", "/tokenize", "/detokenize", "/live", "/v1/models", "/nothing"]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(""),
+        bearer(ADMIN),
+        bearer(f"{ANN}x"),
+        bearer("caf\xe9"),
+        {"authorization": ANN},
+        {"authorization": f"Basic {ANN}"},
+        {"x-api-key": "wrong"},
+    ],
+    ids=str,
+)
+def test_without_a_key_the_body_is_not_read(path: str, headers: dict[str, str]) -> None:
+    assert answer(path, headers, Tenants([ANN, BOB], ADMIN), METRICS) == (401, None)
+
+
+def test_a_key_is_accepted_in_both_headers() -> None:
+    tenants = Tenants([ANN, BOB], ADMIN)
+    ann, bob = (answer("/v1/completions", bearer(key), tenants)[1] for key in (ANN, BOB))
+    assert ann.namespace() != bob.namespace()
+    assert answer("/v1/messages", {"x-api-key": BOB}, tenants) == (200, bob)
+    assert answer("/v1/messages", {"authorization": f"bearer  {ANN} ", "x-api-key": "other"}, tenants) == (200, ann)
+
+
+@pytest.mark.parametrize("path", ["/admin", "/admin/check", "/admin/pins/pin-1", "/admin/not/there"])
+def test_administration_needs_the_admin_key(path: str) -> None:
+    tenants = Tenants([ANN], ADMIN)
+    assert answer(path, bearer(ADMIN), tenants) == (200, None)
+    for headers in ({}, bearer(ANN), bearer(METRICS)):
+        assert answer(path, headers, tenants, METRICS) == (401, None)
+        assert answer(path, headers, Tenants([ANN])) == (403, None)
+        assert answer(path, headers, Tenants()) == (403, None)
+
+
+def test_who_may_read_the_metrics() -> None:
+    """They say how long all prompts were, so where there are API keys, strangers may not."""
+
+    def status(headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None) -> int:
+        return answer("/metrics", headers, tenants, metrics_key)[0]
+
+    assert status({}, Tenants()) == 200
+    assert status({}, Tenants([ANN])) == 403
+    assert status({}, Tenants([ANN], ADMIN)) == 401
+    assert status(bearer(ANN), Tenants([ANN], ADMIN)) == 401
+    assert status(bearer(ADMIN), Tenants([ANN], ADMIN)) == 200
+    for tenants in (Tenants(), Tenants([ANN], ADMIN)):
+        assert status(bearer(METRICS), tenants, METRICS) == 200
+        for key in (ANN, ADMIN, "wrong"):
+            assert status(bearer(key), tenants, METRICS) == 401
+    assert answer("/live", {}, Tenants())[0] == 200
+    assert answer("/live", {}, Tenants(), METRICS)[0] == 401
+    assert answer("/live", bearer(METRICS), Tenants(), METRICS)[0] == 200
+    assert answer("/live", bearer(METRICS), Tenants([ANN]), METRICS)[0] == 401
+    assert answer("/v1/completions", {}, Tenants(), METRICS)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/ready", "/version", "/openapi.json"])
+def test_what_needs_no_key(path: str) -> None:
+    assert answer(path, {}, Tenants([ANN], ADMIN), METRICS) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionRequest, {"prompt": [{}] * 10_000}),
+        (CompletionRequest, {"prompt": [[{}] * 10_000] * 2}),
+        (CompletionRequest, {"prompt": ["x"] * 10_000}),
+        (CompletionRequest, {"prompt": "x", "stop_token_ids": ["x"] * 10_000}),
+        (CompletionRequest, {"prompt": "x", "structured_outputs": {"choice": [1] * 10_000}}),
+        (CompletionRequest, {"prompt": "x"} | {f"field {number}": 1 for number in range(10_000)}),
+        (ChatCompletionRequest, {"messages": [1] * 10_000}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": ""}] * 10_000}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [1] * 10_000}]}),
+        (ChatCompletionRequest, {"messages": [{f"field {number}": 1 for number in range(10_000)}]}),
+        (TokenizeRequest, {"messages": [{}] * 10_000}),
+        (DetokenizeRequest, {"tokens": [""] * 10_000}),
+        (ClearRequest, {f"field {number}": 1 for number in range(10_000)}),
+    ],
+)
+def test_validation_stops_at_the_first_errors(model: type[BaseModel], body: dict[str, Any]) -> None:
+    """An error for each element took 9.5 s of CPU and 2.8 GB for a megabyte of `{"prompt": [{}, {}, ...]}`."""
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(body)
+    assert raised.value.error_count() <= 8
+
+
+def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
+    async def main() -> None:
+        async with (
+            AsyncLLM(llm) as engine,
+            make_client(engine, tenants=Tenants([ANN], ADMIN), app_options={"metrics_key": METRICS}) as client,
+        ):
+
+            async def post(path: str, **headers: str) -> httpx.Response:
+                response = await client.post(
+                    path, content=b"{", headers={"content-type": "application/json", **headers}
+                )
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+                return response
+
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/admin/clear_cache"):
+                refused = await post(path)
+                assert refused.status_code == 401
+                assert refused.headers["www-authenticate"] == "Bearer"
+                key = ADMIN if path.startswith("/admin") else ANN
+                assert (await post(path, **bearer(key))).status_code == 400
+            assert (await client.get("/metrics", headers=bearer(METRICS))).status_code == 200
+            described = (await client.get("/openapi.json")).json()["paths"]
+            assert described["/v1/completions"]["post"]["security"] == [{"HTTPBearer": []}]
+            assert described["/admin/check"]["post"]["security"] == [{"HTTPBearer": []}]
+
+    asyncio.run(main())

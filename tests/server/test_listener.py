@@ -1,0 +1,67 @@
+"""Where the server listens, and who can reach it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixkv.server.config import ServerConfig
+from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
+from radixkv.server.run import run_server
+
+
+@pytest.mark.parametrize(("host", "private"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
+def test_who_can_reach_an_address(host: str, private: bool) -> None:
+    with tcp_listener(host, 0) as listener:
+        assert is_private(listener) is private
+        port = listener.getsockname()[1]
+        assert address_of(listener, encrypted=True).endswith(f":{port}")
+        assert address_of(listener, encrypted=True).startswith("https://")
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    # What a killed process left is removed; what a live one listens on is not.
+    with unix_listener(path) as listener:
+        listener.listen()
+        assert is_private(listener)
+        assert address_of(listener, encrypted=False) == f"unix:{path}"
+        with pytest.raises(OSError, match=f"cannot listen on {path}: Address already in use"), unix_listener(path):
+            pass
+        assert path.exists()
+    assert not path.exists()
+    path.write_text("a file")
+    with pytest.raises(OSError, match="cannot listen on"), unix_listener(path):
+        pass
+    assert path.read_text() == "a file"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_without_keys_only_this_machine_can_connect(host: str) -> None:
+    config = ServerConfig(model="/no/such/model", host=host, port=0)
+    with pytest.raises(ValueError, match="there are no API keys; set api_keys, or allow_unauthenticated"):
+        run_server(config, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ssl_certfile": "/no/such/file"}, "ssl_certfile: /no/such/file .* No such file"),
+        ({"ssl_certfile": __file__}, "ssl_certfile: .* cannot be used"),
+        ({"metrics_key": ""}, "metrics_key: expected printable ASCII"),
+        ({"access_log": "/no/such/folder/log"}, "No such file or directory"),
+    ],
+)
+def test_what_cannot_work_is_known_before_the_model_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        run_server(ServerConfig(model="/no/such/model", port=0, **options), {})
+
+
+def test_a_key_file_needs_a_certificate() -> None:
+    with pytest.raises(ValueError, match="ssl_keyfile: expected an ssl_certfile with it"):
+        ServerConfig(ssl_keyfile="key.pem")

@@ -1,0 +1,99 @@
+"""Every request has a name, and a line in the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.request_log import open_access_log
+from radixkv.server.tenants import Tenants
+
+TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+
+
+def test_lines_of_the_access_log(llm: LLM) -> None:
+    lines: list[str] = []
+
+    async def main() -> None:
+        options = {"access_log": lines.append, "cors_origins": ["https://app.example"]}
+        async with (
+            AsyncLLM(llm) as engine,
+            make_client(engine, tenants=Tenants(["key"]), app_options=options) as client,
+        ):
+            client.headers["Authorization"] = "Bearer key"
+
+            async def log_of(method: str, path: str, **request: Any) -> tuple[httpx.Response, dict[str, Any]]:
+                lines.clear()
+                response = await client.request(method, path, **request)
+                (line,) = lines
+                fields: dict[str, Any] = json.loads(line)
+                assert fields["request_id"] == response.headers["x-request-id"]
+                assert (fields["method"], fields["path"], fields["status"]) == (method, path, response.status_code)
+                assert fields["seconds"] >= 0
+                return response, fields
+
+            full, first = await log_of("POST", "/v1/completions", json=TEXT, headers={"x-request-id": "my-own.name:7"})
+            assert first["request_id"] == "my-own.name:7"
+            assert first["id"] == full.json()["id"]
+            assert first["prompt_tokens"] == full.json()["usage"]["prompt_tokens"]
+            assert (first["cached_tokens"], first["completion_tokens"], first["complete"]) == (0, 3, True)
+            assert 0 < first["first_token_seconds"] <= first["seconds"]
+            assert re.fullmatch("[0-9a-f]{8}", first["tenant"])
+            assert "quick brown" not in str(first)
+            assert "key" not in first["tenant"]
+
+            _, second = await log_of("POST", "/v1/completions", json={**TEXT, "stream": True})
+            assert re.fullmatch("[0-9a-f]{32}", second["request_id"])
+            assert second["cached_tokens"] == first["prompt_tokens"] - 1
+            assert (second["completion_tokens"], second["tenant"]) == (3, first["tenant"])
+
+            _, refused = await log_of("POST", "/v1/completions", json=TEXT, headers={"Authorization": "Bearer wrong"})
+            assert refused["tenant"] is None
+            assert "prompt_tokens" not in refused
+            for name in ('"quoted"', "two words", "x" * 129, "caf\xe9", ""):
+                response, _ = await log_of("GET", "/health", headers={b"x-request-id": name.encode("latin-1")})
+                assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+            # A page of this origin may call the server, with a key; its browser asks first, without one.
+            asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+            asked["Access-Control-Request-Headers"] = "authorization"
+            preflight, _ = await log_of("OPTIONS", "/v1/completions", headers=asked | {"Authorization": ""})
+            assert preflight.status_code == 200
+            assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+            failed, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://app.example"})
+            assert failed.status_code == 400
+            assert failed.headers["access-control-allow-origin"] == "https://app.example"
+            assert "x-request-id" in failed.headers["access-control-expose-headers"].lower()
+            other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
+            assert "access-control-allow-origin" not in other.headers
+
+    asyncio.run(main())
+
+
+def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            response = await client.get("/version", headers={"Origin": "https://app.example"})
+            assert "access-control-allow-origin" not in response.headers
+            assert "x-request-id" in response.headers
+
+    asyncio.run(main())
+
+
+def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    write = open_access_log(str(tmp_path / "access.log"))
+    write("one")
+    (tmp_path / "access.log").rename(tmp_path / "access.log.1")
+    write("two")
+    assert (tmp_path / "access.log.1").read_text() == "one\n"
+    assert (tmp_path / "access.log").read_text() == "two\n"
+    with pytest.raises(OSError, match="none"):
+        open_access_log(str(tmp_path / "none" / "access.log"))

@@ -1,0 +1,84 @@
+"""Requests that take longer than they may: a clear error, and their blocks are released."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.time_limits import TimeLimits
+
+# None of these requests would end by itself before the test does, however slow the machine: limits may be short.
+BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+SOON = 0.05
+
+
+def errors(llm: LLM, limits: TimeLimits, *, streams: tuple[bool, ...] = (False, True), **options: Any) -> list[str]:
+    """What is wrong with the answers in full and streamed; after each, nothing runs and no block is in use."""
+
+    async def main() -> list[str]:
+        found = []
+        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+            for stream in streams:
+                response = await client.post("/v1/completions", json={**BODY, **options, "stream": stream})
+                # The status of a stream is sent when its request was queued, before its end is known.
+                assert response.status_code in ((200, 504) if stream else (504,)), response.text
+                lines = [line.removeprefix("data: ") for line in response.text.splitlines() if '"error"' in line]
+                error = json.loads(lines[-1])["error"]
+                assert (error["type"], error["code"], len(lines)) == ("server_error", "timeout", 1)
+                found.append(error["message"])
+                assert not await engine.call(lambda engine: engine.has_unfinished_requests)
+                assert engine.stats.num_blocks_in_use == 0
+                assert engine.num_unfinished == 0
+        return found
+
+    return asyncio.run(main())
+
+
+def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+    expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
+    assert errors(llm, TimeLimits(queue=SOON, first_token=2 * SOON, total=900)) == [expected] * 2
+    assert errors(llm, TimeLimits(queue=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
+
+
+def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule, once = llm.engine.scheduler.schedule, iter([True])
+    # Computes a part of the prompt, and then nothing more.
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", lambda: schedule() if next(once, False) else [])
+    expected = f"the request had no token for {SOON} seconds, which is the limit"
+    assert errors(llm, TimeLimits(first_token=SOON), streams=(False,), prompt=[7] * 600) == [expected]
+
+
+def test_in_all(llm: LLM) -> None:
+    expected = f"the request was not finished for {SOON} seconds, which is the limit"
+    assert errors(llm, TimeLimits(total=SOON)) == [expected] * 2
+
+
+def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
+    expected = f"the request was not finished for {SOON} seconds, which is the limit"
+    assert errors(llm, TimeLimits(total=900), timeout=SOON, streams=(True,)) == [expected]
+
+
+def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
+    async def main() -> None:
+        limits = TimeLimits(queue=900, first_token=900, total=900)
+        async with AsyncLLM(llm) as engine, make_client(engine, time_limits=limits) as client:
+            response = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2, "timeout": 900})
+            assert response.status_code == 200
+            invalid = await client.post("/v1/completions", json={"prompt": "Once", "timeout": 0})
+            assert invalid.json()["error"]["param"] == "timeout"
+        assert len(asyncio.all_tasks()) == 1  # nothing watches any longer
+
+    asyncio.run(main())
+
+
+def test_a_request_cannot_raise_the_server_s_limit() -> None:
+    assert TimeLimits(total=5).at_most(9).total == 5
+    assert TimeLimits(total=5).at_most(2).total == 2
+    assert TimeLimits().at_most(2).total == 2
+    assert TimeLimits(queue=1).at_most(None) == TimeLimits(queue=1)

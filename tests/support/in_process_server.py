@@ -1,0 +1,37 @@
+"""The server's application in the test's own process: no socket, and no second model."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from radixkv import AsyncLLM
+from radixkv.server.app import create_app
+from radixkv.server.metrics import ServerMetrics
+from radixkv.server.service import Service, max_characters
+from radixkv.server.tenants import Tenants
+from radixkv.server.token_text import TokenTexts
+
+
+def make_service(llm: AsyncLLM, **changes: Any) -> Service:
+    """A service over an engine; ``changes`` are fields of `Service`."""
+    fields: dict[str, Any] = {
+        "llm": llm,
+        "model_name": "model",
+        "tenants": Tenants(),
+        "metrics": ServerMetrics(llm),
+        "token_texts": TokenTexts(llm.loaded.tokenizer),
+        "max_characters": max_characters(llm.loaded),
+        "started": int(time.time()),
+        "drain": llm.start_draining,
+    }
+    return Service(**fields | changes)
+
+
+def make_client(llm: AsyncLLM, *, app_options: dict[str, Any] | None = None, **changes: Any) -> httpx.AsyncClient:
+    """A client of `make_service`; ``app_options`` are those of `create_app`."""
+    app = create_app(make_service(llm, **changes), **{"max_body_bytes": 1 << 20, **(app_options or {})})
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://server")
