@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.exponential import draw_in_every_way
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -198,7 +199,7 @@ class Engine:
                 request.params,
                 request.max_new_tokens,
                 request.end_token_ids,
-                self._stop_finder(request.params),
+                self._stop_finder(request),
                 request.grammar,
             )
         else:
@@ -325,12 +326,10 @@ class Engine:
         if self._publisher is not None and self.cache.events is not None:
             self._publisher.publish(self.cache.events)
 
-    def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
-        def find(token_ids: list[int]) -> str | None:
-            text = self.loaded.require_tokenizer().decode(token_ids, skip_special_tokens=True)
-            return next((stop for stop in params.stop_strings if stop in text), None)
-
-        return find
+    def _stop_finder(self, request: Request) -> IncrementalDetokenizer | None:
+        stop = request.params.stop_strings
+        tokenizer = self.loaded.tokenizer
+        return IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None
 
     # -- requests that end early ---------------------------------------------------------------------------------
 
