@@ -34,7 +34,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.beam_search import BeamSearch
-from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
 from radixkv.sampling.exponential import draw_in_every_way
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -109,8 +109,10 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
         self._seeds = random.Random(config.seed)
-        self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer)
-        self._output_processor = OutputProcessor(self.scheduler, loaded.tokenizer)
+        # Text of a single token, for log-probabilities.
+        self.decode_token = token_decoder(loaded.tokenizer)
+        self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
+        self._output_processor = OutputProcessor(self.scheduler, self.decode_token)
         self._requests: dict[str, Request] = {}
         self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None

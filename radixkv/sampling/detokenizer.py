@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,24 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS = 5
 # So many bytes, and at most so many tokens, a character can still lack its last byte.
 _MAX_INCOMPLETE = 3
-# A window of more tokens is cut to its last few. Those must be more than an incomplete character at either end takes: the bytes
-# of the first tokens may belong to a character that the cut splits, those of the last to one that is not complete yet.
+# A window of more tokens is cut to its last few. Those must be more than an incomplete character at either end takes: the
+# first tokens' bytes may belong to a character that the cut splits, the last ones' to one that is not complete yet.
 _MAX_WINDOW_TOKENS = 24
 _MIN_WINDOW_TOKENS = 8
+
+
+# Texts of single tokens to keep: about as many as a large vocabulary has.
+_MAX_TOKEN_TEXTS = 1 << 18
+
+
+def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
+    """The text of single tokens, each decoded once; None where there is no tokenizer."""
+
+    @lru_cache(maxsize=_MAX_TOKEN_TEXTS)
+    def decode(token_id: int) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode([token_id]))
+
+    return decode
 
 
 class IncrementalDetokenizer:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.errors import PromptTooLongError
 from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Prompt
+from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
@@ -26,6 +27,7 @@ class Service:
         model_name: the name by which requests select the model.
         started: start time, in seconds since 1970.
         max_characters: of the longest text that could fit into the model; longer ones are refused untokenized.
+        encoder: writes the large parts of responses.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
     """
 
@@ -37,6 +39,7 @@ class Service:
     max_characters: int
     started: int
     drain: Callable[[], None]
+    encoder: EncoderThread = field(default_factory=EncoderThread)
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
