@@ -22,12 +22,15 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
     """Give a new sequence its sampling state and, with a tokenizer, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
+    first = request.sequences[0].sampling if request.sequences else None
     sequence.sampling = SamplingState(
         params=params,
         seed=request.seed,
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
         grammar=None if request.grammar is None else request.grammar.fork(),
+        bad_words=request.bad_words,
+        changes=None if first is None else first.changes,
         forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
     if tokenizer is not None:

@@ -33,6 +33,7 @@ from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
+from radixkv.prompts import encode_bad_words
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
 from radixkv.sampling.exponential import draw_in_every_way
@@ -138,11 +139,13 @@ class Engine:
         read_cache: bool = True,
         write_cache: bool = True,
         priority: int = 0,
+        bad_words: Sequence[Sequence[int]] | None = None,
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
         Args:
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
+            bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -154,6 +157,8 @@ class Engine:
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
+            if bad_words is None:
+                bad_words = encode_bad_words(params.bad_words or (), self.loaded)
         if params.stop_strings:
             self.loaded.require_tokenizer()
         tokens = validate_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
@@ -175,6 +180,7 @@ class Engine:
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
+            bad_words=bad_words or (),
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         validate_capacity(
