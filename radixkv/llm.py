@@ -134,7 +134,7 @@ class LLM:
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
         requests = [self._make_request(prompt, params) for prompt in as_prompts(prompts, self.engine.loaded)]
         self._run(requests, use_tqdm)
-        return [beam_output(request, self.engine.loaded) for request in requests]
+        return [beam_output(request, self.engine.loaded.tokenizer, self.engine.decode_token) for request in requests]
 
     def explain(
         self,

@@ -167,6 +167,17 @@ def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: boo
     return ids
 
 
+def encode_bad_words(words: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
+    """Token ids of words that may not be generated: each as a text begins with it, and as it follows a space.
+
+    Raises:
+        ValueError: a word is not Unicode, or the model has no tokenizer.
+    """
+    texts = [text for word in words for text in (word.strip(), f" {word.strip()}", word)]
+    encoded = [encode("bad_words", text, loaded, add_special_tokens=False) for text in texts]
+    return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+
+
 def as_chat_prompts(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
     loaded: LoadedModel,

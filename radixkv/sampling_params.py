@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
+
+# Token ids in one parameter; every step of the request looks at all of them.
+MAX_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 200
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -65,12 +70,15 @@ class SamplingParams:
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
         seed: of the request's random numbers; None: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
-        stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text.
+        stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text; at most 1,024.
         min_tokens: until there are so many, nothing ends the answer.
         max_tokens: tokens to generate at most; None: as far as the model and the cache go.
         logprobs: report the chosen token's log-probability and those of this many likeliest.
         prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
-        logit_bias: added to the logits of these token ids, clamped to -100 .. 100.
+        logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
+        bad_words: strings that may not be generated, at most 256: the last token of one is masked where the tokens before it
+            have been generated. Its tokens are those that it has alone and those that it has after a space.
+        allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``.
         ignore_eos: go on after the end-of-sequence token.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
@@ -96,6 +104,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: Sequence[str] | None = None
+    allowed_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -123,8 +133,18 @@ class SamplingParams:
             self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, 0)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
-        stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
-        self.end_token_ids = frozenset(_whole("stop_token_ids", token_id, 0) for token_id in stop_token_ids)
+        self.end_token_ids = frozenset(
+            _token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
+        )
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids: expected at least one token id, got none")
+            if self.structured_outputs is not None:
+                raise ValueError("allowed_token_ids: not together with structured_outputs, which allows tokens itself")
+        if self.bad_words is not None:
+            self.bad_words = _bad_words(self.bad_words)
+        _check_count("logit_bias", self.logit_bias or (), MAX_TOKEN_IDS)
         self.biases = {}
         for token_id, bias in (self.logit_bias or {}).items():
             clamped = max(-100.0, min(100.0, _number("logit_bias", bias, -math.inf, math.inf)))
@@ -144,7 +164,11 @@ class SamplingParams:
         Raises:
             ValueError: naming the argument and the value.
         """
-        for name, ids in (("logit_bias", self.biases), ("stop_token_ids", self.end_token_ids)):
+        for name, ids in (
+            ("logit_bias", self.biases),
+            ("stop_token_ids", self.end_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise ValueError(f"{name}: {token_id} is outside the vocabulary of {vocab_size} tokens")
@@ -216,6 +240,29 @@ def _number(name: str, value: Any, low: float, high: float, above: bool = False)
 def _check_structured_outputs(value: Any) -> None:
     if not isinstance(value, StructuredOutputsParams | None):
         raise TypeError(f"structured_outputs: expected StructuredOutputsParams, got {type(value).__name__}")
+
+
+def _check_count(name: str, values: Sized, limit: int) -> None:
+    if len(values) > limit:
+        raise ValueError(f"{name}: expected at most {limit:,} entries, got {len(values):,}")
+
+
+def _token_ids(name: str, token_ids: Sequence[int]) -> list[int]:
+    _check_count(name, token_ids, MAX_TOKEN_IDS)
+    return [_whole(name, token_id, 0) for token_id in token_ids]
+
+
+def _bad_words(words: Sequence[str]) -> list[str]:
+    if isinstance(words, str):
+        raise TypeError(f"bad_words: expected a list of strings, got {words!r:.80}")
+    _check_count("bad_words", words, MAX_BAD_WORDS)
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_CHARACTERS:
+            raise ValueError(
+                f"bad_words: expected strings of 1 to {MAX_BAD_WORD_CHARACTERS} characters, not only white space, "
+                f"got {word!r:.80}"
+            )
+    return list(words)
 
 
 def _stop_strings(stop: Any) -> list[str]:

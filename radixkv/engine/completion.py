@@ -5,6 +5,7 @@ Here and not in `radixkv.sampling`: it takes a sequence, which is scheduling's, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from radixkv.outputs import Logprob
@@ -13,17 +14,23 @@ from radixkv.sampling.sampler import SampledToken, SamplingState
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import TokenSequence
 
+# Text of a single token, see `radixkv.sampling.detokenizer.token_decoder`.
+TokenDecoder = Callable[[int], str | None]
+
 
 def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
     """Give a new sequence its sampling state and, with a tokenizer, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
+    first = request.sequences[0].sampling if request.sequences else None
     sequence.sampling = SamplingState(
         params=params,
         seed=request.seed,
         sample_index=sequence.index,
         prompt_token_ids=request.prompt_token_ids,
         grammar=None if request.grammar is None else request.grammar.fork(),
+        bad_words=request.bad_words,
+        changes=None if first is None else first.changes,
         forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
     if tokenizer is not None:
@@ -68,16 +75,13 @@ def append_token(sequence: TokenSequence, token_id: int) -> None:
         sequence.detokenizer.finish()
 
 
-def append_logprobs(sequence: TokenSequence, token: SampledToken, tokenizer: Any) -> None:
+def append_logprobs(sequence: TokenSequence, token: SampledToken, decode: TokenDecoder) -> None:
     """Append what is reported of a sampled token, if that was asked for."""
     if token.logprob is not None:
         sequence.cumulative_logprob += token.logprob
-        sequence.logprobs.append(logprobs_with_text(token, tokenizer))
+        sequence.logprobs.append(logprobs_with_text(token, decode))
 
 
-def logprobs_with_text(token: SampledToken, tokenizer: Any) -> dict[int, Logprob]:
+def logprobs_with_text(token: SampledToken, decode: TokenDecoder) -> dict[int, Logprob]:
     """A token's log-probabilities with the tokens' texts."""
-    return {
-        token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id]))
-        for token_id, logprob, rank in token.top_logprobs
-    }
+    return {token_id: Logprob(logprob, rank, decode(token_id)) for token_id, logprob, rank in token.top_logprobs}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,9 @@ from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
+from radixkv.prompts import encode_bad_words
 from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
 from radixkv.sampling.exponential import draw_in_every_way
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -109,8 +111,10 @@ class Engine:
         self.scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
         self.grammars = GrammarCompiler(loaded)
         self._seeds = random.Random(config.seed)
-        self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer)
-        self._output_processor = OutputProcessor(self.scheduler, loaded.tokenizer)
+        # Text of a single token, for log-probabilities.
+        self.decode_token = token_decoder(loaded.tokenizer)
+        self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
+        self._output_processor = OutputProcessor(self.scheduler, self.decode_token)
         self._requests: dict[str, Request] = {}
         self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None
@@ -136,11 +140,13 @@ class Engine:
         read_cache: bool = True,
         write_cache: bool = True,
         priority: int = 0,
+        bad_words: Sequence[Sequence[int]] | None = None,
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
         Args:
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
+            bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -152,6 +158,8 @@ class Engine:
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if isinstance(params, SamplingParams):
             params.validate_for(self.loaded.vocab_size)
+            if bad_words is None:
+                bad_words = encode_bad_words(params.bad_words or (), self.loaded)
         if params.stop_strings:
             self.loaded.require_tokenizer()
         tokens = validate_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
@@ -173,6 +181,7 @@ class Engine:
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
+            bad_words=bad_words or (),
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         validate_capacity(
@@ -199,7 +208,7 @@ class Engine:
                 request.params,
                 request.max_new_tokens,
                 request.end_token_ids,
-                self._stop_finder(request.params),
+                self._stop_finder(request),
                 request.grammar,
             )
         else:
@@ -330,12 +339,10 @@ class Engine:
         if self._publisher is not None and self.cache.events is not None:
             self._publisher.publish(self.cache.events)
 
-    def _stop_finder(self, params: BeamSearchParams) -> Callable[[list[int]], str | None]:
-        def find(token_ids: list[int]) -> str | None:
-            text = self.loaded.require_tokenizer().decode(token_ids, skip_special_tokens=True)
-            return next((stop for stop in params.stop_strings if stop in text), None)
-
-        return find
+    def _stop_finder(self, request: Request) -> IncrementalDetokenizer | None:
+        stop = request.params.stop_strings
+        tokenizer = self.loaded.tokenizer
+        return IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None
 
     # -- requests that end early ---------------------------------------------------------------------------------
 

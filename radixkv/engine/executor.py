@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from radixkv.attention import QueryBatch
 from radixkv.cache import PrefixCache
-from radixkv.engine.completion import logprobs_with_text, prepare_sampling
+from radixkv.engine.completion import TokenDecoder, logprobs_with_text, prepare_sampling
 from radixkv.model.runner import HOST_TOKEN, ModelInput, ModelRunner
 from radixkv.sampling.sampler import InFlightTokens, prompt_logprobs
 from radixkv.sampling_params import SamplingParams
@@ -22,11 +22,14 @@ from radixkv.scheduling.scheduler import Scheduler
 class Executor:
     """Executes batches for one engine, whose parts it is given."""
 
-    def __init__(self, cache: PrefixCache, scheduler: Scheduler, runner: ModelRunner, tokenizer: Any) -> None:
+    def __init__(
+        self, cache: PrefixCache, scheduler: Scheduler, runner: ModelRunner, tokenizer: Any, decode: TokenDecoder
+    ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._runner = runner
         self._tokenizer = tokenizer
+        self._decode = decode
 
     def execute(self, batch: Batch, in_flight: Batch | None) -> None:
         """Compute the batch's chunks and publish full blocks; sample on the device if that needs nothing of the host.
@@ -118,7 +121,7 @@ class Executor:
         targets = request.prompt_token_ids[start + 1 : start + 1 + chunk.num_tokens]
         assert request.prompt_logprobs is not None
         tokens = prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
-        request.prompt_logprobs.extend(logprobs_with_text(token, self._tokenizer) for token in tokens)
+        request.prompt_logprobs.extend(logprobs_with_text(token, self._decode) for token in tokens)
 
 
 def _prompt_logprobs_of(batch: Batch) -> list[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from radixkv.engine.completion import append_logprobs, append_token
+from radixkv.engine.completion import TokenDecoder, append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling.sampler import SampledToken, sample
 from radixkv.scheduling.batch import Batch
@@ -30,10 +30,10 @@ class Processed(NamedTuple):
 class OutputProcessor:
     """Processes batches for one engine, whose parts it is given."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Any) -> None:
+    def __init__(self, scheduler: Scheduler, decode: TokenDecoder) -> None:
         self._scheduler = scheduler
         self._blocks = scheduler.blocks
-        self._tokenizer = tokenizer
+        self._decode = decode
 
     def process(self, batch: Batch, following: Batch | None = None) -> Processed:
         """Append the tokens of a batch, and end or fork sequences.
@@ -67,7 +67,7 @@ class OutputProcessor:
             processed.touched.append(request)
             append_token(sequence, token_id)
             if described is not None:
-                append_logprobs(sequence, described[index], self._tokenizer)
+                append_logprobs(sequence, described[index], self._decode)
                 if sequence.sampling is not None and sequence.sampling.grammar is not None:
                     request.failure = request.failure or sequence.sampling.grammar.failure
             if index in redrawn and following is not None and following.computes(sequence):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from radixkv.model.loader import LoadedModel
+from typing import Any
+
+from radixkv.engine.completion import TokenDecoder
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, Logprob, RequestOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
@@ -25,16 +27,15 @@ def delta_output(request: Request) -> RequestOutput:
     return _output(request, completions)
 
 
-def beam_output(request: Request, loaded: LoadedModel) -> BeamSearchOutput:
-    """A finished search's beams, best first."""
+def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamSearchOutput:
+    """A finished search's beams, best first; without texts where there is no tokenizer."""
     assert request.beam_search is not None and isinstance(request.params, BeamSearchParams)
-    tokenizer = loaded.tokenizer
     prompt_ids = request.prompt_token_list
     sequences = []
     for beam in request.beam_search.results():
         logprobs = [
             {
-                token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id]))
+                token_id: Logprob(logprob, rank, decode(token_id))
                 for token_id, logprob, rank in [*step.top_logprobs, (step.token_id, step.logprob, step.rank)]
             }
             for step in beam.history

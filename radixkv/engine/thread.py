@@ -216,7 +216,9 @@ class EngineThread:
                 if output.finished or any(part.token_ids for part in output.outputs):
                     updates[request.request_id] = output
             elif request.finished:
-                updates[request.request_id] = beam_output(request, self._engine.loaded)
+                updates[request.request_id] = beam_output(
+                    request, self._engine.loaded.tokenizer, self._engine.decode_token
+                )
         return updates
 
     def _close(

@@ -11,11 +11,12 @@ This module does not know blocks: from `Continuation.parent` the engine knows wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
 from radixkv.sampling_params import BeamSearchParams
 
@@ -63,7 +64,7 @@ class BeamSearch:
         max_tokens: tokens to generate at most.
         end_token_ids: tokens that end a beam.
         grammar: constrains every beam; None: unconstrained.
-        find_stop: given a beam's generated token ids, the stop string that its text now contains, or None.
+        text: the text of an answer that has no tokens yet, which finds stop strings; None: there are none.
     """
 
     def __init__(
@@ -71,15 +72,15 @@ class BeamSearch:
         params: BeamSearchParams,
         max_tokens: int,
         end_token_ids: frozenset[int],
-        find_stop: Callable[[list[int]], str | None],
+        text: IncrementalDetokenizer | None = None,
         grammar: GrammarState | None = None,
     ) -> None:
         self._params = params
         self._max_tokens = max_tokens
         self._end_token_ids = end_token_ids
-        self._find_stop = find_stop
         self._histories: list[tuple[Continuation, ...]] = [()]
-        # One per running beam, where there is a grammar; otherwise empty.
+        # One per running beam, where there are stop strings or a grammar; otherwise empty.
+        self._texts: list[IncrementalDetokenizer] = [] if text is None else [text]
         self._grammars: list[GrammarState] = [] if grammar is None else [grammar.fork()]
         self._finished: list[FinishedBeam] = []
         self.done = False
@@ -107,15 +108,22 @@ class BeamSearch:
         """
         running: list[Continuation] = []
         grammars: list[GrammarState] = []
+        texts: list[IncrementalDetokenizer] = []
         length = self.num_generated + 1
         ended: list[FinishedBeam] = []
         for rank, candidate in enumerate(self._candidates(logits)):
             history = (*self._histories[candidate.parent], candidate)
-            finish = self._finish_of(history)
+            stop_string = None
+            if self._texts:
+                text = self._texts[candidate.parent].fork()
+                stop_string = text.append([candidate.token_id])
+            finish = self._finish_of(history, stop_string)
             if self._grammars:
                 grammar = self._advanced_grammar(candidate)
                 finish = ("stop", None) if finish is None and grammar.complete else finish
                 grammars += [grammar] if finish is None else []
+            if self._texts and finish is None:
+                texts.append(text)
             if finish is None:
                 running.append(candidate)
             elif rank < self._params.beam_width:
@@ -130,6 +138,7 @@ class BeamSearch:
             return []
         self._histories = [(*self._histories[c.parent], c) for c in running]
         self._grammars = grammars[: len(running)]
+        self._texts = texts[: len(running)]
         return running
 
     def _advanced_grammar(self, candidate: Continuation) -> GrammarState:
@@ -178,13 +187,13 @@ class BeamSearch:
             if score > -math.inf
         ]
 
-    def _finish_of(self, history: tuple[Continuation, ...]) -> tuple[str, int | str | None] | None:
+    def _finish_of(
+        self, history: tuple[Continuation, ...], stop_string: str | None
+    ) -> tuple[str, int | str | None] | None:
         if history[-1].token_id in self._end_token_ids:
             return "stop", None
-        if self._params.stop_strings:
-            stop = self._find_stop([continuation.token_id for continuation in history])
-            if stop is not None:
-                return "stop", stop
+        if stop_string is not None:
+            return "stop", stop_string
         return ("length", None) if len(history) >= self._max_tokens else None
 
     def _can_improve(self, best_running_score: float, length: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,41 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 # The number of a prompt's last tokens that the text of the first new token may depend on.
 _CONTEXT_TOKENS = 5
+# So many bytes, and at most so many tokens, a character can still lack its last byte.
+_MAX_INCOMPLETE = 3
+# A window of more tokens is cut to its last few. Those must be more than an incomplete character at either end takes: the
+# first tokens' bytes may belong to a character that the cut splits, the last ones' to one that is not complete yet.
+_MAX_WINDOW_TOKENS = 24
+_MIN_WINDOW_TOKENS = 8
+
+
+# Texts of single tokens to keep: about as many as a large vocabulary has.
+_MAX_TOKEN_TEXTS = 1 << 18
+
+
+def token_decoder(tokenizer: Any) -> Callable[[int], str | None]:
+    """The text of single tokens, each decoded once; None where there is no tokenizer."""
+
+    @lru_cache(maxsize=_MAX_TOKEN_TEXTS)
+    def decode(token_id: int) -> str | None:
+        return None if tokenizer is None else str(tokenizer.decode([token_id]))
+
+    return decode
 
 
 class IncrementalDetokenizer:
     """The text of one answer.
 
-    Only the last few tokens are decoded each time. The text of a token can depend on the one before (a leading space, the
-    bytes of one character), so a window is decoded with and without its newest tokens, and the difference is the new text::
+    Only the last few tokens are decoded each time, however the answer goes. The text of a token can depend on those before (a
+    leading space, the bytes of one character), so a window is decoded, of which so many characters are text already::
 
-        token ids      ...  a b c d e f       new text = decode(a..f) minus decode(a..d)
-        prefix_offset ──────┘       │
-        read_offset   ──────────────┘         all before it is already text
+        window      a b c d e f          the tokens that are decoded; it begins with the end of the prompt
+        decoded     "...some text"       new text = what follows, but for bytes at the end that may become a character
+        num_read    ────────┘
 
     The first window is the end of the prompt: SentencePiece-style tokenizers drop the leading space of a text, and an answer
-    starts in the middle of one. Text is final once it does not end inside a character. (The scheme of vLLM and
-    text-generation-inference.)
+    starts in the middle of one. (vLLM and text-generation-inference compare the decoded text of two windows; theirs grow for
+    as long as the text ends inside a character.)
 
     Without stop strings, tokens are decoded when somebody reads the text, all at once.
 
@@ -53,12 +75,13 @@ class IncrementalDetokenizer:
         self._stop = list(stop)
         self._include_stop_str = include_stop_str_in_output
         self._stop_buffer_length = max((len(string) for string in self._stop), default=1) - 1
-        self._token_ids = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
-        self._prefix_offset = 0
-        self._read_offset = self._tried_offset = len(self._token_ids)
-        if self._decode(0, self._read_offset).endswith(_INCOMPLETE):
+        self._window = [int(token_id) for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]]
+        context = self._decode(self._window)
+        if context.endswith(_INCOMPLETE):
             # The first new bytes may complete a character of the prompt: they must not be decoded together with it.
-            self._token_ids, self._read_offset, self._tried_offset = [], 0, 0
+            self._window, context = [], ""
+        self._num_read = len(context)
+        self._unread: list[int] = []
         self._text = ""
         self._num_streamed = 0
         self._complete = False
@@ -69,6 +92,12 @@ class IncrementalDetokenizer:
         self._read_tokens()
         return self._text
 
+    def fork(self) -> IncrementalDetokenizer:
+        """An independent copy of this state."""
+        other = copy(self)
+        other._window, other._unread = list(self._window), list(self._unread)
+        return other
+
     def append(self, token_ids: Sequence[int], may_stop: bool = True) -> str | None:
         """Add tokens; returns the stop string that the new text completes, the one that ends first, or None.
 
@@ -76,11 +105,10 @@ class IncrementalDetokenizer:
             may_stop: False: stop strings are treated as plain text (before ``min_tokens``).
         """
         if not self._stop:
-            self._token_ids += token_ids
+            self._unread += token_ids
             return None
         for token_id in token_ids:
-            self._token_ids.append(token_id)
-            text = self._read(len(self._token_ids))
+            text = self._read([token_id])
             stop = self._append_text(text, may_stop) if text else None
             if stop is not None:
                 return stop
@@ -89,9 +117,8 @@ class IncrementalDetokenizer:
     def finish(self) -> None:
         """End the text: incomplete characters become text, and `delta` withholds nothing any more."""
         self._read_tokens()
-        if not self._complete and self._read_offset < len(self._token_ids):
-            before = self._decode(self._prefix_offset, self._read_offset)
-            self._append_text(self._decode(self._prefix_offset, len(self._token_ids))[len(before) :], may_stop=False)
+        if not self._complete:
+            self._append_text(self._decode(self._window)[self._num_read :], may_stop=False)
         self._complete = True
 
     def delta(self) -> str:
@@ -104,31 +131,38 @@ class IncrementalDetokenizer:
 
     def _read_tokens(self) -> None:
         """Make text of all tokens that are not yet; `append` does so if there are stop strings."""
-        stop = len(self._token_ids)
-        if self._complete or self._stop or self._tried_offset == stop:
-            return
-        text = self._read(stop)
-        if not text:
-            # The last tokens end inside a character: those before them may not.
-            for end in range(self._tried_offset + 1, stop):
-                text += self._read(end)
-        self._tried_offset = stop
-        self._append_text(text, may_stop=False)
+        if self._unread and not self._complete:
+            self._append_text(self._read(self._unread), may_stop=False)
+            self._unread = []
 
-    def _read(self, end: int) -> str:
-        """The text of the tokens up to ``end`` that are not text yet; empty while they end inside a character."""
-        before = self._decode(self._prefix_offset, self._read_offset)
-        after = self._decode(self._prefix_offset, end)
-        if len(after) <= len(before) or after.endswith(_INCOMPLETE):
-            return ""
-        self._prefix_offset, self._read_offset = self._read_offset, end
-        return after[len(before) :]
+    def _read(self, token_ids: Sequence[int]) -> str:
+        """The text that follows from more tokens, without bytes at its end that may become a character."""
+        self._window += token_ids
+        decoded = self._decode(self._window)
+        num_incomplete = len(decoded) - len(decoded.rstrip(_INCOMPLETE))
+        stop = len(decoded) - min(num_incomplete, _MAX_INCOMPLETE)
+        text = decoded[self._num_read : stop]
+        self._num_read = min(max(self._num_read, stop), len(decoded))
+        if len(self._window) > _MAX_WINDOW_TOKENS:
+            self._shrink_window(decoded[self._num_read :])
+        return text
 
-    def _decode(self, start: int, stop: int) -> str:
+    def _shrink_window(self, rest: str) -> None:
+        """Keep only the last tokens of the window, whose decoded text ends with ``rest``, which is not text yet."""
+        tail = self._window[-_MIN_WINDOW_TOKENS:]
+        if rest or not self._decode(tail):
+            # Tokens that are left out could take the place of those that later text depends on.
+            tail = [token_id for token_id in self._window if self._has_text(token_id)][-_MIN_WINDOW_TOKENS:]
+        self._window = tail
+        self._num_read = max(0, len(self._decode(tail)) - len(rest))
+
+    def _has_text(self, token_id: int) -> bool:
+        # Twice: alone, the token of a space has none where the leading space of a text is dropped.
+        return bool(self._decode([token_id, token_id]))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
-            self._token_ids[start:stop],
-            skip_special_tokens=self._skip_special_tokens,
-            clean_up_tokenization_spaces=False,
+            token_ids, skip_special_tokens=self._skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -12,7 +12,6 @@ tokens sampled at temperature 1 alone and in a batch of 32, three differed.)
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from radixkv.memory.upload import to_device
 from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
 from radixkv.sampling.host_draw import argmax_rows
+from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
 from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
@@ -40,6 +40,8 @@ class SamplingState:
         sample_index: which of the request's samples.
         forbidden_token_ids: masked until ``min_tokens`` are generated, unless the grammar allows nothing else.
         grammar: constrains the output; None: unconstrained.
+        bad_words: token ids of each of the ``bad_words``.
+        changes: made of the parameters, unless a sample of the same request has them already.
     """
 
     params: SamplingParams
@@ -49,16 +51,17 @@ class SamplingState:
     output_token_ids: list[int] = field(default_factory=list)
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    changes: LogitChanges | None = None
 
     def __post_init__(self) -> None:
         # Asked for in every step: what does not change is looked up once.
         params = self.params
         self.greedy = params.greedy
-        self._changes_all_logits = bool(
-            params.biases or params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-        )
-        self._always_needs_host = self._changes_all_logits or self.grammar is not None or params.logprobs is not None
-        self._num_masked = params.min_tokens if self.forbidden_token_ids else 0
+        self.changes = changes = self.changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
+        self._changes = changes
+        self._counts = changes.new_counts(self.prompt_token_ids) if changes.penalizes else None
+        self._always_needs_host = changes.always or self.grammar is not None or params.logprobs is not None
 
     def row(self, num_placeholders: int = 0) -> SamplingRow:
         """What the draw of the next token depends on, or of the one ``num_placeholders`` later."""
@@ -67,12 +70,16 @@ class SamplingState:
     @property
     def needs_host(self) -> bool:
         """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
-        return self._always_needs_host or len(self.output_token_ids) < self._num_masked
+        return self._always_needs_host or len(self.output_token_ids) < self._changes.num_masked_steps
 
     @property
     def changes_logits(self) -> bool:
-        """Whether biases, penalties or ``min_tokens`` change the next token's logits."""
-        return self._changes_all_logits or len(self.output_token_ids) < self._num_masked
+        """Whether anything but a grammar changes the next token's logits."""
+        return self._changes.always or len(self.output_token_ids) < self._changes.num_masked_steps
+
+    def change_logits(self, logits: torch.Tensor) -> None:
+        """Apply all of that to one row, in place."""
+        self._changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,8 @@ class SampledToken:
 def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
     """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
-    Logits are masked by grammars, biased, masked by ``min_tokens``, penalized, divided by the temperature, then truncated by
+    Logits are masked by grammars and ``allowed_token_ids``, biased, masked by ``min_tokens`` and ``bad_words``, penalized,
+    divided by the temperature, then truncated by
     min_p, top_k and top_p, in that order. Reported log-probabilities are the model's own, from before all that.
     """
     raw = logits
@@ -98,7 +106,7 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
         if grammars:
             apply_grammar_bitmask(logits, grammars)
         for i in changed:
-            _change_logits(logits[i], states[i])
+            states[i].change_logits(logits[i])
     token_ids, _ = InFlightTokens(logits, states, [0] * len(states)).fetch()
     described: dict[int, SampledToken] = {}
     with_logprobs = [i for i, state in enumerate(states) if state.params.logprobs is not None]
@@ -167,28 +175,6 @@ class InFlightTokens:
                 token_ids[i] = int(token_id)
             pending = [part for part, done in zip(pending, final.tolist(), strict=True) if not done]
         return token_ids, frozenset(i for i, token_id in enumerate(token_ids) if token_id != first[i])
-
-
-def _change_logits(logits: torch.Tensor, state: SamplingState) -> None:
-    """Apply bias, min_tokens and penalties to one row, in place; only the tokens concerned are touched."""
-    params, device = state.params, logits.device
-    if params.biases:
-        logits[list(params.biases)] += torch.tensor(list(params.biases.values()), device=device)
-    if state.forbidden_token_ids and len(state.output_token_ids) < params.min_tokens:
-        forbidden = list(state.forbidden_token_ids)
-        saved = logits[forbidden]
-        logits[forbidden] = float("-inf")
-        if state.grammar is not None and bool(torch.isneginf(logits).all()):
-            logits[forbidden] = saved
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*map(int, state.prompt_token_ids), *state.output_token_ids}), device=device)
-        values = logits[seen]
-        penalty = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if (params.presence_penalty or params.frequency_penalty) and state.output_token_ids:
-        counts = Counter(state.output_token_ids)
-        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
-        logits[list(counts)] -= params.presence_penalty + params.frequency_penalty * times
 
 
 def _with_logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:

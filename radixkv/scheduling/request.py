@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ class Request:
         arrival: number of requests that arrived before; set by the scheduler.
         sequences: every sample or beam, finished ones included.
         grammar: constrains the output, in its initial state; None: unconstrained.
+        bad_words: token ids of each of the parameters' ``bad_words``.
         num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
         beam_search: its state; None for samples.
         failure: why the engine failed the request.
@@ -68,6 +70,7 @@ class Request:
     priority: int = 0
     arrival: int = 0
     grammar: GrammarState | None = None
+    bad_words: Sequence[Sequence[int]] = ()
     sequences: list[TokenSequence] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None

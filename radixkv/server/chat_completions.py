@@ -10,21 +10,21 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializeAsAny
 from typing_extensions import TypedDict
 
 from radixkv.model.loader import LoadedModel
-from radixkv.outputs import CompletionOutput, Logprob
+from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Message, Prompt, as_chat_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation, respond
+from radixkv.server.logprobs import ChatLogprobs, encode_chat_logprobs
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
-from radixkv.server.token_text import TokenTexts
 
 
 class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
@@ -61,26 +61,6 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         return prompt
 
 
-class TokenLogprob(BaseModel):
-    """A token, its log-probability and its bytes in UTF-8 text."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChosenTokenLogprob(TokenLogprob):
-    """The chosen token, with the likeliest ones."""
-
-    top_logprobs: list[TokenLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """One entry per token."""
-
-    content: list[ChosenTokenLogprob]
-
-
 class AssistantMessage(BaseModel):
     """The answer."""
 
@@ -93,7 +73,7 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
+    logprobs: SerializeAsAny[ChatLogprobs] | None = None
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
 
@@ -122,7 +102,7 @@ class ChatChunkChoice(BaseModel):
 
     index: int
     delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
+    logprobs: SerializeAsAny[ChatLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -173,6 +153,7 @@ class _ChatResponseWriter:
     def __init__(self, body: ChatCompletionRequest, request_id: str, service: Service) -> None:
         self._body = body
         self._texts = service.token_texts
+        self._encoder = service.encoder
         self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
 
     async def full_response(self, generation: Generation) -> ChatCompletion:
@@ -180,7 +161,7 @@ class _ChatResponseWriter:
             ChatChoice(
                 index=index,
                 message=AssistantMessage(content=output.text),
-                logprobs=self._logprobs(output),
+                logprobs=await self._logprobs(output),
                 finish_reason=finish_reason(output),
                 stop_reason=output.stop_reason,
             )
@@ -193,7 +174,7 @@ class _ChatResponseWriter:
         started: set[int] = set()
         async with aclosing(aiter(generation)) as deltas:
             async for delta in deltas:
-                output, logprobs = delta.output, self._logprobs(delta.output)
+                output, logprobs = delta.output, await self._logprobs(delta.output)
                 if delta.choice not in started:
                     started.add(delta.choice)
                     yield self._chunk(
@@ -215,25 +196,9 @@ class _ChatResponseWriter:
     def _chunk(self, choice: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(**self._head, choices=[choice])
 
-    def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+    async def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:
             return None
         num_top = self._body.top_logprobs or 0
-        return ChatLogprobs(
-            content=[
-                _chosen_token_logprob(token_id, logprobs, num_top, self._texts)
-                for token_id, logprobs in zip(output.token_ids, output.logprobs, strict=True)
-            ]
-        )
-
-
-def _chosen_token_logprob(
-    token_id: int, logprobs: dict[int, Logprob], num_top: int, texts: TokenTexts
-) -> ChosenTokenLogprob:
-    def entry(entry_id: int) -> TokenLogprob:
-        return TokenLogprob(
-            token=texts.text(entry_id), logprob=logprobs[entry_id].logprob, bytes=texts.bytes_of(entry_id)
-        )
-
-    likeliest = sorted(logprobs, key=lambda top_id: logprobs[top_id].rank)[:num_top]
-    return ChosenTokenLogprob(**entry(token_id).model_dump(), top_logprobs=[entry(top_id) for top_id in likeliest])
+        write = partial(encode_chat_logprobs, output.token_ids, output.logprobs, num_top, self._texts)
+        return await self._encoder.run(len(output.token_ids) * (1 + num_top), write)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializeAsAny
 
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import Logprob
@@ -18,10 +19,10 @@ from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import ChoiceDelta, Generation, respond
+from radixkv.server.logprobs import CompletionLogprobs, encode_completion_logprobs
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
 from radixkv.server.service import Service, new_id
-from radixkv.server.token_text import TokenTexts
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
@@ -50,21 +51,12 @@ class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
         return super().request_field_names | {"prompts": "prompt", "prompt_token_ids": "prompt"}
 
 
-class CompletionLogprobs(BaseModel):
-    """Log-probabilities, one entry per token; None for a prompt's first token, which nothing precedes."""
-
-    text_offset: list[int]
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-
-
 class CompletionChoice(BaseModel):
     """One answer, or the new part of it."""
 
     index: int
     text: str
-    logprobs: CompletionLogprobs | None = None
+    logprobs: SerializeAsAny[CompletionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -124,6 +116,7 @@ class _CompletionResponseWriter:
         self._score_only = score_only
         self._prompts = prompts
         self._texts = service.token_texts
+        self._encoder = service.encoder
         self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
         self._tokenizer = service.llm.loaded.tokenizer
         # By choice: characters so far of the tokens whose log-probabilities were returned; the next `text_offset`.
@@ -132,7 +125,7 @@ class _CompletionResponseWriter:
     async def full_response(self, generation: Generation) -> Completion:
         outputs = await generation.collect()
         choices = [
-            self._choice(ChoiceDelta(index, index // self._body.num_choices, output), generation)
+            await self._choice(ChoiceDelta(index, index // self._body.num_choices, output), generation)
             for index, output in enumerate(outputs)
         ]
         explanations = generation.explanations
@@ -141,13 +134,13 @@ class _CompletionResponseWriter:
     async def chunks(self, generation: Generation) -> AsyncGenerator[Completion, None]:
         async with aclosing(aiter(generation)) as deltas:
             async for delta in deltas:
-                choice = self._choice(delta, generation)
+                choice = await self._choice(delta, generation)
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
                     yield Completion(**self._head, choices=[choice])
         if self._body.includes_usage:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
-    def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
+    async def _choice(self, delta: ChoiceDelta, generation: Generation) -> CompletionChoice:
         output, echo = delta.output, bool(self._body.echo) and delta.choice not in self._offsets
         text = "" if self._score_only else output.text
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
@@ -160,7 +153,9 @@ class _CompletionResponseWriter:
         offset = self._offsets.setdefault(delta.choice, 0)
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs, self._offsets[delta.choice] = _logprobs(entries, self._texts, self._body.logprobs, offset)
+            write = partial(encode_completion_logprobs, entries, self._body.logprobs, offset, self._texts)
+            num_entries = len(entries) * (1 + self._body.logprobs)
+            logprobs, self._offsets[delta.choice] = await self._encoder.run(num_entries, write)
         return CompletionChoice(
             index=delta.choice,
             text=text,
@@ -191,21 +186,3 @@ def _prompts(body: CompletionRequest, loaded: LoadedModel) -> list[Prompt]:
     if isinstance(prompt[0], int):
         return as_prompts({"prompt_token_ids": prompt}, loaded)
     return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompt], loaded)
-
-
-def _logprobs(
-    entries: list[tuple[int, dict[int, Logprob] | None]], texts: TokenTexts, num_top: int, offset: int
-) -> tuple[CompletionLogprobs, int]:
-    """Log-probabilities of tokens whose text begins at ``offset``, and where it ends."""
-    result = CompletionLogprobs(text_offset=[], tokens=[], token_logprobs=[], top_logprobs=[])
-    for token_id, logprobs in entries:
-        text = texts.text(token_id)
-        result.text_offset.append(offset)
-        result.tokens.append(text)
-        result.token_logprobs.append(None if logprobs is None else logprobs[token_id].logprob)
-        likeliest = [] if logprobs is None else sorted(logprobs.items(), key=lambda item: item[1].rank)
-        result.top_logprobs.append(
-            None if logprobs is None else {texts.text(top_id): top.logprob for top_id, top in likeliest[:num_top]}
-        )
-        offset += len(text)
-    return result, offset

@@ -22,6 +22,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.cache_insight import CacheExplanation, explanations
+from radixkv.server.encoded import encode
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
@@ -159,9 +160,8 @@ class Generation:
                 if complete is not output:
                     complete.text += output.text
                     complete.token_ids += output.token_ids
-                    complete.logprobs = (
-                        None if complete.logprobs is None else complete.logprobs + (output.logprobs or [])
-                    )
+                    if complete.logprobs is not None:
+                        complete.logprobs += output.logprobs or []
                     complete.finish_reason, complete.stop_reason = output.finish_reason, output.stop_reason
         return [choices[choice] for choice in sorted(choices)]
 
@@ -173,14 +173,15 @@ class Generation:
 
     def _beam_output(self, index: int, beam: BeamSearchSequence, num_prompt_tokens: int) -> CompletionOutput:
         prompt_token_ids, token_ids = beam.tokens[:num_prompt_tokens], beam.tokens[num_prompt_tokens:]
-        text = IncrementalDetokenizer(
-            self._loaded.require_tokenizer(), prompt_token_ids, stop=self._params.stop_strings
-        )
-        text.append(token_ids)
-        text.finish()
+        detokenizer = IncrementalDetokenizer(self._loaded.require_tokenizer(), prompt_token_ids)
+        detokenizer.append(token_ids)
+        detokenizer.finish()
+        text = detokenizer.text
+        if isinstance(beam.stop_reason, str):
+            text = text[: text.find(beam.stop_reason)]
         return CompletionOutput(
             index=index,
-            text=text.text,
+            text=text,
             token_ids=token_ids,
             cumulative_logprob=beam.cum_logprob,
             logprobs=None if self._params.logprobs is None else beam.logprobs,
@@ -203,7 +204,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def __init__(self, content: BaseModel) -> None:
-        super().__init__(content.model_dump_json())
+        super().__init__(encode(content))
 
 
 class EventStream(StreamingResponse):
@@ -225,14 +226,14 @@ class EventStream(StreamingResponse):
             self._generation.close()
 
 
-async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[str, None]:
+async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
     """Chunks as server-sent events in OpenAI's format. The status is sent first, so a failure is an event of its own."""
     try:
         async for chunk in chunks:
-            yield f"data: {chunk.model_dump_json()}\n\n"
+            yield b"data: %b\n\n" % encode(chunk)
     except Exception as error:
-        yield f"data: {as_api_error(error).body.model_dump_json()}\n\n"
-    yield "data: [DONE]\n\n"
+        yield b"data: %b\n\n" % encode(as_api_error(error).body)
+    yield b"data: [DONE]\n\n"
 
 
 async def respond(request: Request, generation: Generation, writer: ResponseWriter, stream: bool) -> Response:

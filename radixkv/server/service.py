@@ -11,6 +11,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.errors import PromptTooLongError
 from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Prompt
+from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
@@ -27,6 +28,7 @@ class Service:
         model_name: the name by which requests select the model, and by which answers call it.
         started: start time, in seconds since 1970.
         max_characters: of the longest text that could fit into the model; longer ones are refused untokenized.
+        encoder: writes the large parts of responses.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
         other_names: by which requests select the model, too.
         time_limits: of every request.
@@ -42,6 +44,7 @@ class Service:
     max_characters: int
     started: int
     drain: Callable[[], None]
+    encoder: EncoderThread = field(default_factory=EncoderThread)
     other_names: tuple[str, ...] = ()
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     step_timeout: float = 300.0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import Any
+
+# Texts of single tokens to keep.
+_MAX_TEXTS = 1 << 16
 
 
 class TokenTexts:
@@ -19,7 +23,9 @@ class TokenTexts:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_of = _byte_level_alphabet() if "ByteLevel(" in repr(getattr(backend, "decoder", None)) else {}
-        self.text = lru_cache(maxsize=1 << 16)(self._text)
+        self.text = lru_cache(maxsize=_MAX_TEXTS)(self._text)
+        self.quoted = lru_cache(maxsize=_MAX_TEXTS)(self._quoted)
+        self.chat_parts = lru_cache(maxsize=_MAX_TEXTS)(self._chat_parts)
 
     def bytes_of(self, token_id: int) -> list[int]:
         """The token's bytes in UTF-8 text."""
@@ -36,6 +42,15 @@ class TokenTexts:
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes_of(token_id))
+
+    def _quoted(self, token_id: int) -> str:
+        """The token's text as JSON."""
+        return json.dumps(self.text(token_id), ensure_ascii=False)
+
+    def _chat_parts(self, token_id: int) -> tuple[str, str]:
+        """What precedes and what follows a token's log-probability in the JSON of chat completions."""
+        encoded_bytes = json.dumps(self.bytes_of(token_id), separators=(",", ":"))
+        return f'{{"token":{self.quoted(token_id)},"logprob":', f',"bytes":{encoded_bytes}}}'
 
     def _decode(self, token_id: int) -> str:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
 from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams
 
 
-def never_stops(token_ids: list[int]) -> str | None:
-    return None
+class DigitTokenizer:
+    """Token 1 is the text "1", and so on; notes how many tokens are decoded."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        self.num_decoded += len(token_ids)
+        return "".join(map(str, token_ids))
 
 
 def run(search: BeamSearch, model: torch.Tensor) -> BeamSearch:
@@ -29,7 +37,7 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_best_of_all() -> None:
     model = torch.randn(vocab_size, vocab_size)
     logprobs = model.log_softmax(-1)
     params = BeamSearchParams(beam_width=vocab_size**length, max_tokens=length, ignore_eos=True)
-    search = run(BeamSearch(params, length, frozenset(), never_stops), model)
+    search = run(BeamSearch(params, length, frozenset()), model)
     every = {
         path: sum(float(logprobs[a, b]) for a, b in itertools.pairwise((0, *path)))
         for path in itertools.product(range(vocab_size), repeat=length)
@@ -46,7 +54,7 @@ def test_the_length_penalty_prefers_long_or_short_beams() -> None:
     lengths = {}
     for penalty in (0.0, 3.0):
         params = BeamSearchParams(beam_width=2, max_tokens=6, length_penalty=penalty)
-        search = run(BeamSearch(params, 6, frozenset({1}), never_stops), model)
+        search = run(BeamSearch(params, 6, frozenset({1})), model)
         lengths[penalty] = len(search.results()[0].history)
     assert lengths[0.0] < lengths[3.0]
 
@@ -54,11 +62,8 @@ def test_the_length_penalty_prefers_long_or_short_beams() -> None:
 def test_a_stop_string_ends_a_beam_and_is_named() -> None:
     model = torch.tensor([[0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [1.0, 0.0, 2.0]])
     params = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True, stop=["12"])
-
-    def find(token_ids: list[int]) -> str | None:
-        return "12" if "12" in "".join(map(str, token_ids)) else None
-
-    search = run(BeamSearch(params, 5, frozenset(), find), model)
+    text = IncrementalDetokenizer(DigitTokenizer(), stop=["12"])
+    search = run(BeamSearch(params, 5, frozenset(), text), model)
     stopped = [beam for beam in search.results() if beam.stop_reason == "12"]
     assert stopped
     for beam in stopped:
@@ -66,11 +71,21 @@ def test_a_stop_string_ends_a_beam_and_is_named() -> None:
         assert "12" not in "".join(map(str, beam.token_ids[:-1]))
 
 
+def test_stop_strings_cost_as_much_at_every_step() -> None:
+    """The whole text of every candidate was decoded in every step."""
+    torch.manual_seed(1)
+    tokenizer = DigitTokenizer()
+    params = BeamSearchParams(beam_width=2, max_tokens=300, ignore_eos=True, stop=["x"])
+    text = IncrementalDetokenizer(tokenizer, stop=["x"])
+    run(BeamSearch(params, 300, frozenset(), text), torch.randn(6, 6))
+    assert tokenizer.num_decoded < 300 * 4 * 40
+
+
 def test_logprobs_name_the_best_continuations_and_the_chosen_ones_rank() -> None:
     torch.manual_seed(0)
     model = torch.randn(6, 6)
     params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True, logprobs=2)
-    for beam in run(BeamSearch(params, 4, frozenset(), never_stops), model).results():
+    for beam in run(BeamSearch(params, 4, frozenset()), model).results():
         for last, step in zip([0, *beam.token_ids], beam.history, strict=False):
             row = model[last].log_softmax(-1)
             assert step.logprob == pytest.approx(float(row[step.token_id]), abs=1e-5)

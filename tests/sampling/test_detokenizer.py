@@ -51,6 +51,74 @@ def test_text_is_the_same_however_seldom_it_is_read(
     assert pieces + seldom.delta() == seldom.text == often.text
 
 
+@pytest.fixture(scope="module")
+def broken_token_ids(default_tokenizer: Any) -> list[int]:
+    """Tokens that are not whole characters."""
+    characters = default_tokenizer.batch_decode([[token_id] for token_id in range(len(default_tokenizer))])
+    return [token_id for token_id, text in enumerate(characters) if "\N{REPLACEMENT CHARACTER}" in text]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_tokens_at_all_give_the_text_of_them_all(
+    default_tokenizer: Any, broken_token_ids: list[int], data: st.DataObject
+) -> None:
+    """Incomplete characters, bytes that never complete one, special tokens between the two, and unknown tokens."""
+    special = [*default_tokenizer.all_special_ids, 10 * len(default_tokenizer)]
+    kinds = st.sampled_from([broken_token_ids, broken_token_ids, special, range(200, 2000)])
+    tokens = kinds.flatmap(st.sampled_from)
+    runs = data.draw(st.lists(st.tuples(tokens, st.sampled_from([1, 1, 1, 2, 3, 40])), max_size=60))
+    ids = [token_id for token_id, count in runs for _ in range(count)]
+    for stop in ([], ["\0"]):
+        for skip in (True, False):
+            detokenizer = IncrementalDetokenizer(default_tokenizer, skip_special_tokens=skip, stop=stop)
+            pieces = ""
+            for token_id in ids:
+                detokenizer.append([token_id])
+                pieces += detokenizer.delta()
+            detokenizer.finish()
+            assert pieces + detokenizer.delta() == default_tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+class CountingTokenizer:
+    """Notes how many tokens are decoded."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        self.num_decoded += len(token_ids)
+        text: str = self._tokenizer.decode(token_ids, **options)
+        return text
+
+
+@pytest.mark.parametrize("text", ["half a character", "special tokens", "words"])
+@pytest.mark.parametrize("stop", [[], ["never"]])
+def test_work_grows_with_the_tokens_and_no_faster(default_tokenizer: Any, text: str, stop: list[str]) -> None:
+    """Bytes that never complete a character, and tokens without text, were decoded again with every token after them."""
+    (half,) = default_tokenizer.convert_tokens_to_ids(["\u00f0"])  # byte-level for 0xf0, the first of four
+    token_id = {"half a character": half, "special tokens": default_tokenizer.eos_token_id, "words": 300}[text]
+    tokenizer = CountingTokenizer(default_tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, stop=stop)
+    for _ in range(500):
+        detokenizer.append([token_id])
+        detokenizer.delta()
+    assert tokenizer.num_decoded < 500 * 40
+
+
+def test_a_fork_and_its_origin_go_on_apart(default_tokenizer: Any) -> None:
+    first, second, end = (default_tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a b", " c", "d"))
+    for stop in ([], ["cd"]):
+        origin = IncrementalDetokenizer(default_tokenizer, stop=stop)
+        origin.append(first)
+        fork = origin.fork()
+        fork.append(second)
+        assert origin.append(end) is None
+        assert fork.append(end) == (stop[0] if stop else None)
+        assert (origin.text, fork.text) == ("a bd", "a b " if stop else "a b cd")
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("stop", [["two"], ["o, t"], ["three", "wo"], ["one, two, three"]])
 def test_a_stop_string_truncates_the_text_and_is_never_streamed(

@@ -27,8 +27,13 @@ def reference_probs(logits: torch.Tensor, state: SamplingState) -> torch.Tensor:
     """The distribution that the parameters ask for, step by step over the whole vocabulary."""
     params = state.params
     logits = logits.double().clone()
+    if params.allowed_token_ids is not None:
+        logits[[token for token in range(len(logits)) if token not in params.allowed_token_ids]] = -math.inf
     for token, bias in params.biases.items():
         logits[token] += bias
+    for word in state.bad_words:
+        if [*state.output_token_ids, word[-1]][-len(word) :] == list(word):
+            logits[word[-1]] = -math.inf
     if len(state.output_token_ids) < params.min_tokens:
         for token in state.forbidden_token_ids:
             logits[token] = -math.inf
@@ -65,6 +70,8 @@ def variates(row: SamplingRow, ids: torch.Tensor) -> torch.Tensor:
     penalties=st.sampled_from([(0.0, 0.0, 1.0), (1.0, 0.5, 1.0), (0.0, 0.0, 1.3), (-1.0, 0.3, 0.8)]),
     bias=st.sampled_from([None, {3: 4.0, 7: -100.0}]),
     min_tokens=st.sampled_from([0, 9]),
+    allowed=st.sampled_from([None, [2, 3, 4, 5, 11, 40, 79]]),
+    bad_words=st.sampled_from([[], [[3]], [[2, 5, 11], [7, 5, 40], [5, 3], [2, 5, 11, 7]]]),
     first_num_candidates=st.sampled_from([None, 1, 4, 1024]),
 )
 def test_the_draw_wins_the_race_of_the_reference_distribution(
@@ -76,6 +83,8 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
     penalties: tuple[float, float, float],
     bias: dict[int, float] | None,
     min_tokens: int,
+    allowed: list[int] | None,
+    bad_words: list[list[int]],
     first_num_candidates: int | None,
 ) -> None:
     logits = torch.randn(80, generator=torch.Generator().manual_seed(seed)) * 3
@@ -90,8 +99,15 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         repetition_penalty=repetition,
         logit_bias=bias,
         min_tokens=min_tokens,
+        allowed_token_ids=allowed,
     )
-    state = sampling_state(params, seed=seed, output_token_ids=[2, 2, 5], forbidden_token_ids=frozenset({4}))
+    state = sampling_state(
+        params,
+        seed=seed,
+        output_token_ids=[2, 2, 5],
+        forbidden_token_ids=frozenset({4}),
+        bad_words=bad_words,
+    )
     with pytest.MonkeyPatch.context() as patch:
         if first_num_candidates is not None:  # as on a GPU
             patch.setattr(sampler_module, "FIRST_NUM_CANDIDATES", first_num_candidates)
@@ -103,6 +119,40 @@ def test_the_draw_wins_the_race_of_the_reference_distribution(
         (token,) = sample(logits.unsqueeze(0), [state])
     ratios = reference_probs(logits, state) / variates(state.row(), torch.arange(80))
     assert float(ratios[token.token_id]) >= float(ratios.max()) * (1 - 1e-4)
+
+
+class CountingList(list[int]):
+    """Notes how many of its items are read by slices."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        result = super().__getitem__(index)
+        self.num_read += len(result) if isinstance(index, slice) else 0
+        return result
+
+
+def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
+    """Penalties counted the whole prompt and answer in every step."""
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2, max_tokens=None)
+    prompt, output = CountingList(range(50)), CountingList()
+    state = sampling_state(params, prompt_token_ids=prompt, output_token_ids=output, bad_words=[[3, 4, 5]])
+    plain = sampling_state(params, prompt_token_ids=list(prompt), bad_words=[[3, 4, 5]])
+    for step in range(200):
+        row = torch.randn(90)
+        expected = row.clone()
+        state.change_logits(row)
+        plain = sampling_state(params, prompt_token_ids=list(prompt), output_token_ids=list(output))
+        plain.change_logits(expected)
+        torch.testing.assert_close(row, expected)
+        output.append((step * 7) % 90)
+    assert output.num_read < 200 * 4
+    assert prompt.num_read == 0
+
+
+def test_where_every_token_is_a_bad_word_none_is() -> None:
+    state = sampling_state(SamplingParams(temperature=0, allowed_token_ids=[3, 4]), bad_words=[[3], [4]])
+    assert sample(torch.tensor([[9.0, 8.0, 7.0, 1.0, 2.0]]), [state])[0].token_id == 4
 
 
 def test_draws_follow_the_distribution() -> None:

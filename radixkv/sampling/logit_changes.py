@@ -1,0 +1,135 @@
+"""What a request's parameters change of its logits: biases, tokens that may not be sampled, and penalties.
+
+Tensors that stay the same are made once a request; of what grows with the answer, each step adds only the newest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.memory.upload import to_device
+from radixkv.sampling_params import SamplingParams
+
+
+class TokenCounts:
+    """The tokens that penalties concern, and how often each was generated.
+
+    Args:
+        token_ids: tokens that are concerned although they were not generated.
+    """
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        unique = list(dict.fromkeys(int(token_id) for token_id in token_ids))
+        self._positions = {token_id: position for position, token_id in enumerate(unique)}
+        self._ids = np.array([*unique, *[0] * 64], dtype=np.int64)
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._num_counted = 0
+
+    def update(self, output_token_ids: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Count the tokens that are new since the last call; returns ids and counts, each id once."""
+        for token_id in output_token_ids[self._num_counted :]:
+            position = self._positions.setdefault(token_id, len(self._positions))
+            if position == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[position] = token_id
+            self._counts[position] += 1
+        self._num_counted = len(output_token_ids)
+        size = len(self._positions)
+        return self._ids[:size], self._counts[:size]
+
+
+class LogitChanges:
+    """The changes for one request, whose samples share this.
+
+    Args:
+        params: the request's parameters.
+        forbidden_token_ids: masked until ``min_tokens`` are generated.
+        bad_words: token ids of each of the ``bad_words``.
+    """
+
+    def __init__(
+        self, params: SamplingParams, forbidden_token_ids: Iterable[int], bad_words: Iterable[Sequence[int]]
+    ) -> None:
+        self._params = params
+        self._forbidden = list(forbidden_token_ids)
+        self._always_bad: list[int] = []
+        # By the last but one token of a word, so that a step looks at few: what comes before its last token, and that.
+        self._bad_ends: dict[int, list[tuple[list[int], int]]] = {}
+        for *start, last in bad_words:
+            if start:
+                self._bad_ends.setdefault(start[-1], []).append((start, last))
+            else:
+                self._always_bad.append(last)
+        self.penalizes = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+        self._masks = bool(self._always_bad or self._bad_ends or params.allowed_token_ids)
+        self.always = self.penalizes or self._masks or bool(params.biases)
+        self.num_masked_steps = params.min_tokens if self._forbidden else 0
+        self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._disallowed: torch.Tensor | None = None
+
+    def new_counts(self, prompt_token_ids: Iterable[int]) -> TokenCounts:
+        """For one sample's penalties."""
+        return TokenCounts(prompt_token_ids if self._params.repetition_penalty != 1.0 else ())
+
+    def apply(
+        self, logits: torch.Tensor, output_token_ids: Sequence[int], counts: TokenCounts | None, constrained: bool
+    ) -> None:
+        """Change one row, in place.
+
+        Args:
+            logits: float32 ``[vocabulary]``.
+            output_token_ids: what the sample has generated.
+            counts: the sample's, from `new_counts`.
+            constrained: whether a grammar has masked tokens already.
+        """
+        self._apply_fixed(logits)
+        self._mask(logits, output_token_ids, constrained)
+        if counts is not None:
+            self._penalize(logits, *counts.update(output_token_ids))
+
+    def _apply_fixed(self, logits: torch.Tensor) -> None:
+        params = self._params
+        if params.allowed_token_ids is not None:
+            if self._disallowed is None:
+                disallowed = torch.ones(logits.shape[0], dtype=torch.bool)
+                disallowed[list(params.allowed_token_ids)] = False
+                self._disallowed = to_device(disallowed, logits.device)
+            logits.masked_fill_(self._disallowed, float("-inf"))
+        if params.biases:
+            if self._bias is None:
+                ids, values = torch.tensor(list(params.biases)), torch.tensor(list(params.biases.values()))
+                self._bias = to_device(ids, logits.device), to_device(values, logits.device)
+            ids, values = self._bias
+            logits[ids] += values
+
+    def _mask(self, logits: torch.Tensor, output_token_ids: Sequence[int], constrained: bool) -> None:
+        masked = list(self._always_bad)
+        if len(output_token_ids) < self.num_masked_steps:
+            masked += self._forbidden
+        if output_token_ids and self._bad_ends:
+            for start, last in self._bad_ends.get(output_token_ids[-1], ()):
+                if start == list(output_token_ids[-len(start) :]):
+                    masked.append(last)
+        if not masked:
+            return
+        saved = logits[masked]
+        logits[masked] = float("-inf")
+        if (constrained or self._masks) and bool(torch.isneginf(logits).all()):
+            logits[masked] = saved  # nothing else is allowed
+
+    def _penalize(self, logits: torch.Tensor, ids: NDArray[np.int64], counts: NDArray[np.float32]) -> None:
+        if not len(ids):
+            return
+        params = self._params
+        seen = to_device(torch.from_numpy(ids), logits.device)
+        times = to_device(torch.from_numpy(counts), logits.device)
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        if penalty != 1.0:
+            values = torch.where(values > 0, values / penalty, values * penalty)
+        logits[seen] = values - params.presence_penalty * (times > 0) - params.frequency_penalty * times

@@ -1,0 +1,98 @@
+"""Log-probabilities in the forms of both endpoints, written as JSON (see `radixkv.server.encoded` for why)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from pydantic import BaseModel
+
+from radixkv.outputs import Logprob
+from radixkv.server.encoded import EncodedPart
+from radixkv.server.token_text import TokenTexts
+
+
+class TokenLogprob(BaseModel):
+    """A token, its log-probability and its bytes in UTF-8 text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenTokenLogprob(TokenLogprob):
+    """The chosen token, with the likeliest ones."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry per token."""
+
+    content: list[ChosenTokenLogprob]
+
+
+class CompletionLogprobs(BaseModel):
+    """Log-probabilities, one entry per token; None for a prompt's first token, which nothing precedes."""
+
+    text_offset: list[int]
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class EncodedChatLogprobs(EncodedPart, ChatLogprobs):
+    """`ChatLogprobs` as JSON."""
+
+
+class EncodedCompletionLogprobs(EncodedPart, CompletionLogprobs):
+    """`CompletionLogprobs` as JSON."""
+
+
+def encode_chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]], num_top: int, texts: TokenTexts
+) -> EncodedChatLogprobs:
+    """The chosen tokens, each with the ``num_top`` likeliest."""
+    tokens = []
+    for token_id, entries in zip(token_ids, logprobs, strict=True):
+        top = ",".join(
+            [_chat_entry(top_id, entry.logprob, texts) for top_id, entry in islice(entries.items(), num_top)]
+        )
+        chosen = _chat_entry(token_id, entries[token_id].logprob, texts)
+        tokens.append(f'{chosen[:-1]},"top_logprobs":[{top}]}}')
+    return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}]}}'.encode())
+
+
+def encode_completion_logprobs(
+    entries: Iterable[tuple[int, dict[int, Logprob] | None]], num_top: int, offset: int, texts: TokenTexts
+) -> tuple[EncodedCompletionLogprobs, int]:
+    """Log-probabilities of tokens whose text begins at ``offset``, and where it ends."""
+    offsets, tokens, chosen, likeliest = [], [], [], []
+    for token_id, logprobs in entries:
+        offsets.append(f"{offset}")
+        tokens.append(texts.quoted(token_id))
+        if logprobs is None:
+            chosen.append("null")
+            likeliest.append("null")
+        else:
+            chosen.append(_number(logprobs[token_id].logprob))
+            # Several tokens can have the same text.
+            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in islice(logprobs.items(), num_top)}
+            likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
+        offset += len(texts.text(token_id))
+    encoded = (
+        f'{{"text_offset":[{",".join(offsets)}],"tokens":[{",".join(tokens)}],'
+        f'"token_logprobs":[{",".join(chosen)}],"top_logprobs":[{",".join(likeliest)}]}}'
+    )
+    return EncodedCompletionLogprobs.of(encoded.encode()), offset
+
+
+def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> str:
+    start, end = texts.chat_parts(token_id)
+    return f"{start}{_number(logprob)}{end}"
+
+
+def _number(value: float) -> str:
+    # JSON has no infinity.
+    return repr(value) if value > -math.inf else "null"

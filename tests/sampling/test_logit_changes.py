@@ -1,0 +1,84 @@
+"""Bad words, allowed tokens and biases in whole answers; and how often their tensors are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from radixkv import LLM, SamplingParams
+from radixkv.sampling import sampler
+
+
+def answer(llm: LLM, **options: Any) -> str:
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 6, **options})
+    return llm.generate("One, two, three,", params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_bad_words_are_not_generated(llm: LLM) -> None:
+    plain = answer(llm)
+    assert plain.startswith(" four, five")
+    for word in ("five", "four, five"):
+        text = answer(llm, bad_words=[word])
+        assert word.strip() not in text
+        assert text.startswith(" four" if word != "four, five" else " four,")
+
+
+def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
+    allowed = llm.get_tokenizer()(" red blue", add_special_tokens=False)["input_ids"]
+    params = SamplingParams(temperature=1.5, max_tokens=20, n=2, allowed_token_ids=allowed, ignore_eos=True)
+    (output,) = llm.generate("My favourite colour is", params, use_tqdm=False)
+    for sample in output.outputs:
+        assert set(sample.token_ids) == set(allowed)
+
+
+def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of ``logit_bias`` were made at every step of every sample."""
+    made = []
+
+    class Noting(sampler.LogitChanges):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    sizes: list[int] = []
+    make_tensor = torch.tensor
+
+    def noting_tensor(data: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        tensor = make_tensor(data, *arguments, **options)
+        sizes.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(sampler, "LogitChanges", Noting)
+    monkeypatch.setattr(torch, "tensor", noting_tensor)
+    params = SamplingParams(n=3, max_tokens=4, ignore_eos=True, logit_bias=dict.fromkeys(range(1000), 1.0))
+    llm.generate("One", params, use_tqdm=False)
+    assert len(made) == 1
+    assert sizes.count(1000) == 2  # ids and biases
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias: expected at most 1,024 entries, got 1,025"),
+        ({"stop_token_ids": list(range(1025))}, "stop_token_ids: expected at most 1,024 entries, got 1,025"),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids: expected at most 1,024"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids: expected at least 0, got -1"),
+        ({"allowed_token_ids": [1.5]}, "allowed_token_ids: expected a whole number"),
+        ({"bad_words": "word"}, "bad_words: expected a list"),
+        ({"bad_words": ["x"] * 257}, "bad_words: expected at most 256"),
+        ({"bad_words": [" "]}, "bad_words: expected strings of 1 to 200"),
+        ({"bad_words": ["x" * 201]}, "bad_words: expected strings of 1 to 200"),
+        ({"bad_words": [5]}, "bad_words: expected strings of 1 to 200"),
+    ],
+)
+def test_too_many_and_impossible_ones_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        SamplingParams(**options)
+
+
+def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="allowed_token_ids: 49152 is outside the vocabulary"):
+        answer(llm, allowed_token_ids=[49152])
