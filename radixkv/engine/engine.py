@@ -135,11 +135,14 @@ class Engine:
         read_cache: bool = True,
         write_cache: bool = True,
         priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
         Args:
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
+            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
+                its tenant's own requests.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -172,6 +175,7 @@ class Engine:
             read_cache=read_cache and self.enable_prefix_caching,
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
+            tenant=tenant,
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         validate_capacity(

@@ -48,9 +48,15 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
     with _bound_socket(config.host, config.port) as listener:
         from radixkv.async_llm import AsyncLLM
+        from radixkv.llm import LLM
 
-        llm = AsyncLLM(config.model, max_queue=config.max_queue, **options)
-        llm.loaded.require_tokenizer()
+        model = LLM(config.model, **options)
+        model.get_tokenizer()
+        llm = AsyncLLM(
+            model,
+            max_queue=config.max_queue,
+            max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(llm, config, tenants, listener))
 
