@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from radixkv.llm import LLM
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
     from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+    from radixkv.scheduling.fair_shares import TenantShare
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TenantShare",
 ]
 
 
@@ -38,6 +40,7 @@ def __getattr__(name: str) -> Any:
         "SamplingParams": "sampling_params",
         "BeamSearchParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
+        "TenantShare": "scheduling.fair_shares",
     }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

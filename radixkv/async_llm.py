@@ -20,12 +20,14 @@ from radixkv.engine.panics import as_exception
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.engine.thread import EngineThread, StepResult
-from radixkv.errors import DrainingError, EngineDeadError, QueueFullError
+from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.fair_shares import TenantShare
+from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
 
 _T = TypeVar("_T")
@@ -42,11 +44,15 @@ class AsyncLLM:
             during which the event loop is blocked: do it before there is anything to serve.
         max_queue: requests that may be unfinished beyond the ``max_num_seqs`` sequences that run side by side; None: any
             number. A stream counts until it is read to its end, so that slow readers are bounded, too.
+        max_seqs_per_request: bound of ``n`` and of the beam width; None: ``max_num_seqs``.
+        tenants: what each tenant may have, by its name; one that is not named has a weight of 1. Tenants share sequences,
+            tokens, blocks and places in the queue fairly; where all requests are one tenant's, it has everything.
         options: as for `LLM`.
 
     Raises:
         Exception: what `LLM` raises; nothing of it for an `LLM`.
-        ValueError: ``max_queue`` is impossible, or options are given for a model that is already running.
+        ValueError: ``max_queue`` or ``max_seqs_per_request`` is impossible, or options are given for a model that is already
+            running.
     """
 
     def __init__(
@@ -54,11 +60,15 @@ class AsyncLLM:
         model: Any | str | Path | LLM | None = None,
         *,
         max_queue: int | None = None,
+        max_seqs_per_request: int | None = None,
+        tenants: Mapping[str, TenantShare] | None = None,
         **options: Unpack[LLMOptions],
     ) -> None:
-        refuse_unknown("AsyncLLM.__init__", options, {"max_queue", *LLM_OPTIONS})
-        if max_queue is not None and (not isinstance(max_queue, int) or isinstance(max_queue, bool) or max_queue < 0):
-            raise ValueError(f"max_queue: expected a whole number of at least 0 or None, got {max_queue!r}")
+        own = {"max_queue": (max_queue, 0), "max_seqs_per_request": (max_seqs_per_request, 1)}
+        refuse_unknown("AsyncLLM.__init__", options, {*own, "tenants", *LLM_OPTIONS})
+        for name, (value, low) in own.items():
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
+                raise ValueError(f"{name}: expected a whole number of at least {low} or None, got {value!r}")
         if isinstance(model, LLM) and options:
             raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(options)}")
         engine = model.engine if isinstance(model, LLM) else LLM(model, **options).engine
@@ -69,6 +79,10 @@ class AsyncLLM:
         # Called in the event loop after every step; for metrics.
         self.on_step: Callable[[EngineStats], None] | None = None
         self._max_num_seqs = engine.max_num_seqs
+        self._max_seqs_per_request = engine.max_num_seqs if max_seqs_per_request is None else max_seqs_per_request
+        self._tenants: Mapping[str, TenantShare] = tenants or {}
+        engine.scheduler.shares.shares = self._tenants
+        self._places = QueuePlaces(self.max_unfinished, self._tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._grammars = engine.grammars
@@ -98,8 +112,16 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece; of waiting requests, those of a lower ``priority`` are admitted earlier.
+
+        Args:
+            prompt: as text, or as a dictionary; see `LLM.generate`.
+            sampling_params: how to choose tokens; by default `SamplingParams()`.
+            request_id: to `abort` it by.
+            priority: among the tenant's own requests.
+            tenant: on whose behalf. Tenants share fairly; what they cache is kept apart by ``cache_salt`` alone.
 
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
@@ -112,7 +134,7 @@ class AsyncLLM:
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
         params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
+        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant)
 
     def chat(
         self,
@@ -125,6 +147,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
         priority: int = 0,
+        tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`."""
 
@@ -138,10 +161,16 @@ class AsyncLLM:
                 continue_final_message=continue_final_message,
             )
 
-        return self._stream(make_prompts, sampling_params or SamplingParams(), request_id, priority)
+        return self._stream(make_prompts, sampling_params or SamplingParams(), request_id, priority, tenant)
 
     async def beam_search(
-        self, prompt: PromptInput, params: BeamSearchParams, request_id: str | None = None, *, priority: int = 0
+        self,
+        prompt: PromptInput,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
     ) -> BeamSearchOutput:
         """The ``beam_width`` best continuations of a prompt, best first; after an abort, those that were complete.
 
@@ -150,7 +179,7 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
-        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority)
+        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant)
         try:
             output = await anext(stream)
         finally:
@@ -177,8 +206,16 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
     ) -> list[RequestStream]:
         """Add requests for all of the prompts or, raising what `generate` raises, for none.
+
+        Args:
+            prompts: tokenized.
+            params: of all of them.
+            request_id: of the first, see below.
+            priority: among the tenant's own requests.
+            tenant: on whose behalf.
 
         Returns:
             One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
@@ -189,10 +226,11 @@ class AsyncLLM:
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
-        self._refuse_if_full(len(prompts))
+        self._check_num_seqs(params, tenant)
+        self._refuse_if_full(len(prompts), tenant)
         if params.structured_outputs is not None:
             await self._run_in(self._grammar_thread, partial(self._grammars.compile, params.structured_outputs))
-            self._refuse_if_full(len(prompts))
+            self._refuse_if_full(len(prompts), tenant)
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
         for name in names:
@@ -210,11 +248,13 @@ class AsyncLLM:
                     read_cache=prompt.read_cache,
                     write_cache=prompt.write_cache,
                     priority=priority,
+                    tenant=tenant,
                 )
                 for name, prompt in zip(names, prompts, strict=True)
             ]
 
-        streams = [RequestStream(name, self._forget) for name in names]
+        streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
+        self._places.take(tenant, len(streams))
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         try:
@@ -249,8 +289,21 @@ class AsyncLLM:
             Exception: what the function raises.
         """
         if self._stopped:
-            self._refuse_if_full(1)
+            self._refuse_if_stopped()
         return await self._run_in(self._tokenizer_thread, lambda: function(self.loaded))
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """From the next step on, what each tenant may have.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+
+        def set_shares(engine: Engine) -> None:
+            engine.scheduler.shares.shares = tenants
+
+        await self.call(set_shares)
+        self._tenants = self._places.shares = tenants
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -327,10 +380,11 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
+        tenant: str,
     ) -> AsyncGenerator[RequestOutput, None]:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        stream = await self._submit_one(make_prompts, params, request_id, priority)
+        stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)
@@ -344,11 +398,12 @@ class AsyncLLM:
         params: SamplingParams | BeamSearchParams,
         request_id: str | None,
         priority: int,
+        tenant: str,
     ) -> RequestStream:
         prompts = await self.run_tokenizer(make_prompts)
         if len(prompts) != 1:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
-        (stream,) = await self.submit(prompts, params, request_id, priority=priority)
+        (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return stream
 
     async def _run_in(self, thread: ThreadPoolExecutor, function: Callable[[], _T]) -> _T:
@@ -367,22 +422,33 @@ class AsyncLLM:
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
 
-    def _refuse_if_full(self, count: int) -> None:
+    def _check_num_seqs(self, params: SamplingParams | BeamSearchParams, tenant: str) -> None:
+        """Refuse more sequences side by side than one request, or this tenant, may ever have."""
+        name, count = ("n", params.n) if isinstance(params, SamplingParams) else ("beam_width", params.beam_width)
+        if count > self._max_seqs_per_request:
+            raise RequestTooLargeError(
+                f"{name}: expected at most {self._max_seqs_per_request} sequences in one request "
+                f"(max_seqs_per_request), got {count}"
+            )
+        limit = self._tenants.get(tenant, TenantShare()).max_num_seqs
+        if limit is not None and count > limit:
+            raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
+
+    def _refuse_if_stopped(self) -> None:
         if self._death is not None:
             raise EngineDeadError(str(self._death)) from self._death
         if self._draining:
             raise DrainingError("no new requests are taken: the server is finishing what it has")
-        if self.max_unfinished is None:
-            return
-        if count > self.max_unfinished:
+
+    def _refuse_if_full(self, count: int, tenant: str) -> None:
+        self._refuse_if_stopped()
+        if self.max_unfinished is not None and count > self.max_unfinished:
             raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
-        if len(self._streams) + count > self.max_unfinished:
+        refusal = self._places.refusal(tenant, count)
+        if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
-            raise QueueFullError(
-                f"{len(self._streams)} requests are unfinished, and at most {self.max_unfinished} may be",
-                retry_after=max(1, min(60, seconds)),
-            )
+            raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""
@@ -406,8 +472,9 @@ class AsyncLLM:
             self._death = result.death
             self._died.set()
 
-    def _forget(self, stream: RequestStream) -> None:
+    def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
+        self._places.give_back(tenant)
         if not stream.ended:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:

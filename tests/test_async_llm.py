@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TenantShare
 from radixkv.engine import executor
 from radixkv.engine.engine import Engine
-from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, StepFailedError
+from radixkv.engine.request_stream import RequestStream
+from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError, StepFailedError
 from radixkv.prompts import Prompt
+from radixkv.scheduling.queue_places import QueuePlaces
+from radixkv.scheduling.request import Request
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 # Seconds after which something hangs, on however busy a machine.
@@ -293,6 +296,107 @@ def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.Mo
         assert len(added) == 2
 
     run(test, offline, max_queue=1)
+
+
+def test_one_tenant_s_burst_leaves_places_for_others() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        async def submit(tenant: str) -> RequestStream:
+            (stream,) = await llm.submit([Prompt([5, 6, 7])], ENDLESS, tenant=tenant)
+            return stream
+
+        streams = []
+        with pytest.raises(QueueFullError, match="the remaining 4 places are kept for others"):
+            while True:
+                streams.append(await submit("greedy"))
+        assert len(streams) == 12
+        streams += [await submit("modest") for _ in range(3)]
+        with pytest.raises(QueueFullError):
+            await submit("greedy")
+        for stream in streams:
+            stream.close()
+        # All is free again, and who has a greater weight may have more.
+        await llm.set_tenants({"greedy": TenantShare(3), "modest": TenantShare(1)})
+        streams = [await submit("modest")]
+        with pytest.raises(QueueFullError):
+            while True:
+                streams.append(await submit("greedy"))
+        assert len(streams) == 14
+        for stream in streams:
+            stream.close()
+
+    run(test, tiny(max_num_seqs=4), max_queue=12)
+
+
+def test_the_only_tenant_may_have_all_places() -> None:
+    places = QueuePlaces(4, {})
+    places.take("", 3)
+    assert places.refusal("", 1) is None
+    assert "at most 4" in (places.refusal("", 2) or "")
+    alone = QueuePlaces(4, {"ann": TenantShare()})
+    alone.take("ann", 3)
+    assert alone.refusal("ann", 1) is None
+    several = QueuePlaces(4, {"ann": TenantShare(), "bob": TenantShare()})
+    several.take("ann", 3)
+    assert "kept for others" in (several.refusal("ann", 1) or "")
+    assert several.refusal("bob", 1) is None
+
+
+@pytest.mark.parametrize("tenant", ["", "modest"])
+def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> None:
+    """With eight slots, both of one tenant: seven slots were idle for as long as the stream went on. In steps."""
+    engine = tiny(max_num_seqs=8).engine
+    tokens = [7, 8, 9, 10, 11]
+
+    def add(name: str, params: SamplingParams, tenant: str) -> Request:
+        request = engine.make_request(name, tokens, params, tenant=tenant)
+        engine.add(request)
+        return request
+
+    stream = add("stream", ENDLESS, "")
+    engine.step()
+    many = add("many", SamplingParams(n=8, max_tokens=4, ignore_eos=True), "")
+    for number in range(5):
+        short = add(f"short-{number}", SamplingParams(max_tokens=1), tenant)
+        steps = engine.num_steps
+        while not short.finished:
+            engine.step()
+        assert engine.num_steps - steps == 1
+    assert many.num_cached_tokens is None
+    assert not stream.finished
+    engine.abort("stream")
+    while not many.finished:
+        engine.step()
+    engine.cache.check()
+
+
+def test_more_samples_or_beams_than_a_request_may_have_are_refused() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        for params, name in ((SamplingParams(n=5), "n"), (BeamSearchParams(5, 3), "beam_width")):
+            with pytest.raises(RequestTooLargeError, match=f"^{name}: expected at most 4 .*, got 5"):
+                await llm.submit([Prompt([5, 6])], params)
+        with pytest.raises(RequestTooLargeError, match="n: expected at most 2, the tenant's limit, got 3"):
+            await llm.submit([Prompt([5, 6])], SamplingParams(n=3), tenant="small")
+
+    run(test, tiny(max_num_seqs=8), max_seqs_per_request=4, tenants={"small": TenantShare(max_num_seqs=2)})
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_scheduling: bool) -> None:
+    expected = [o.outputs[0].token_ids for o in tiny().generate(prompts(12), GREEDY, use_tqdm=False)]
+    engine = tiny(max_num_seqs=4, async_scheduling=async_scheduling).engine
+    requests = []
+    for number, prompt in enumerate(prompts(12)):
+        if number == 8:
+            for _ in range(7):
+                engine.step()
+        tenant = "greedy" if number < 8 else "modest"
+        requests.append(engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY, tenant=tenant))
+        engine.add(requests[-1])
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert engine.scheduler.num_preemptions >= 2
+    assert [request.sequences[0].output_token_ids for request in requests] == expected
+    engine.cache.check()
 
 
 def test_a_lower_priority_is_admitted_earlier() -> None:

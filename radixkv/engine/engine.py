@@ -141,12 +141,15 @@ class Engine:
         write_cache: bool = True,
         priority: int = 0,
         bad_words: Sequence[Sequence[int]] | None = None,
+        tenant: str = "",
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
         Args:
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
             bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
+            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
+                its tenant's own requests.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -182,6 +185,7 @@ class Engine:
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
             bad_words=bad_words or (),
+            tenant=tenant,
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
         validate_capacity(

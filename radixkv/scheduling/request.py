@@ -48,6 +48,7 @@ class Request:
         read_cache: reuse cached prefixes.
         write_cache: publish what is computed.
         priority: lower values are admitted earlier, preempted later, and evicted later.
+        tenant: on whose behalf; tenants share fairly, and a priority is one among its tenant's own requests.
         arrival: number of requests that arrived before; set by the scheduler.
         sequences: every sample or beam, finished ones included.
         grammar: constrains the output, in its initial state; None: unconstrained.
@@ -68,6 +69,7 @@ class Request:
     read_cache: bool = True
     write_cache: bool = True
     priority: int = 0
+    tenant: str = ""
     arrival: int = 0
     grammar: GrammarState | None = None
     bad_words: Sequence[Sequence[int]] = ()
@@ -173,6 +175,7 @@ class SequenceGroup:
     Attributes:
         prompt: tokens of the first sequence when the group was last queued: what is to be prefilled.
         started: it was admitted before.
+        num_computed_at_start: tokens of the first sequence that were computed when the group was last started.
         num_shared_prefill_tokens: if not 0, the group's sequences have so many leading tokens in common, which the first
             sequence, the only one with a block table so far, prefills for all.
     """
@@ -181,6 +184,7 @@ class SequenceGroup:
     sequences: list[TokenSequence]
     prompt: NDArray[np.int32]
     started: bool = False
+    num_computed_at_start: int = 0
     num_shared_prefill_tokens: int = 0
 
     @property
@@ -199,6 +203,11 @@ class SequenceGroup:
         if len(self.sequences) == 1:  # the usual case, and evaluated for every running group in every step
             return self.sequences[0].num_pending
         return max(sequence.num_pending for sequence in self.sequences)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the tables of its sequences; those that they share count for each."""
+        return sum(sequence.table.num_blocks for sequence in self.sequences if sequence.table is not None)
 
     @property
     def num_common_tokens(self) -> int:

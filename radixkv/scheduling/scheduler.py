@@ -4,19 +4,20 @@ Continuous batching with chunked prefill (Orca, Yu et al. 2022; Sarathi, Agrawal
 of each decoding sequence first, then fills the token budget with prompts, in chunks. So a stream gets a token every step,
 and no prompt, however long, delays it by more than the time of one chunk; nor does a long prompt delay short ones by more.
 
-The `WaitingQueue` orders admission, except that a group whose prefix is in flight is skipped (`InFlightPrefixes`). If the
-next group to admit does not fit, no smaller one is admitted before it, or it could starve. Admission never preempts, however
-urgent the request: priorities order admission and, when blocks run out, preemption.
+`FairShares` says which tenant is served next, and the `WaitingQueue` which of its groups, except that a group whose prefix
+is in flight is skipped (`InFlightPrefixes`). One that does not fit is passed by smaller ones, as often as a group can be
+overtaken; then they wait for it, or it could starve.
 
-When blocks run out, the running group of the lowest rank (least urgent, then youngest) is preempted: its blocks stay in the
-tree, where they may be evicted, and it is queued before all new groups; what survives is reused when it resumes. How seldom
-that happens is bounded by `admission_control`.
+When blocks run out, the running group of the lowest rank (least urgent, then youngest) of the tenant that has most is
+preempted: its blocks stay in the tree, where they may be evicted, and it is queued before all new groups of its tenant; what
+survives is reused when it resumes. How seldom that happens is bounded by `admission_control`. Admission preempts only between
+tenants, for one that has less than its part: no request, however urgent, takes anything from what its own tenant is running.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,20 +25,21 @@ import numpy as np
 from radixkv.cache import OutOfBlocks, PrefixCache
 from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
+from radixkv.scheduling.tenant_usage import TenantUsage
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class _DeferredAdmission:
-    """``group`` is the next to admit, but did not fit.
+    """A group did not fit.
 
     Trying again is useless before ``num_blocks`` are available or the ``occupancy`` has changed.
     """
 
-    group: SequenceGroup
     num_blocks: int
     occupancy: tuple[int, int]
 
@@ -50,6 +52,7 @@ class Scheduler:
         max_num_batched_tokens: tokens per step at most.
         max_num_seqs: concurrent sequences at most.
         waiting: the queue to use; by default one with the usual bounds.
+        shares: of the tenants; by default equal ones.
     """
 
     def __init__(
@@ -58,19 +61,22 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         waiting: WaitingQueue | None = None,
+        shares: FairShares | None = None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
+        self.shares = FairShares() if shares is None else shares
         # In order of rank. A dict for membership and removal in constant time.
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0
         self._in_flight_prefixes = InFlightPrefixes(cache)
-        self._deferred: _DeferredAdmission | None = None
-        self._queue_looked_up = False  # in this step
+        self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
+        self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
         self._growth: DecodeGrowth | None = None  # of the running groups, while this step admits
+        self._admitting: TenantUsage | None = None  # likewise
         self._arrivals = itertools.count()
 
     @property
@@ -80,17 +86,21 @@ class Scheduler:
 
     @property
     def deferred(self) -> SequenceGroup | None:
-        """The waiting group that is the next to admit and did not fit when last tried."""
-        return None if self._deferred is None else self._deferred.group
+        """A waiting group that did not fit when last tried, of several the one that was tried first."""
+        return next(iter(self._deferred), None)
 
     def add(self, group: SequenceGroup) -> None:
         """Queue the group of a new request."""
         group.request.arrival = next(self._arrivals)
+        tenant = group.request.tenant
+        if tenant not in self.waiting.tenants:
+            self.shares.lift(tenant, self.waiting.tenants, {group.request.tenant for group in self.running})
         self.waiting.add(group)
 
     def start(self, group: SequenceGroup) -> None:
         """Run a group that has its block tables: one that was admitted, or forked from a running one."""
         group.started = True
+        group.num_computed_at_start = group.sequences[0].num_computed
         last = next(reversed(self.running), group)
         self.running[group] = None
         # Groups start rarely: sorting here spares every step from doing so.
@@ -104,8 +114,9 @@ class Scheduler:
         else:
             self.waiting.remove(group)
         self._in_flight_prefixes.forget(group)
-        if self.deferred is group:
-            self._deferred = None
+        self._deferred.pop(group, None)
+        if not self.running and not self.waiting:
+            self.shares.reset()
 
     def groups_of(self, request: Request) -> list[SequenceGroup]:
         return [*(group for group in self.running if group.request is request), *self.waiting.groups_of(request)]
@@ -114,6 +125,8 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
+        for group in self._groups_to_make_room():
+            self._preempt(group)
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
@@ -125,10 +138,15 @@ class Scheduler:
         all_fit = has_slots and len(last_tokens) <= budget
         chunks = last_tokens if all_fit else self._schedule_some(decoding, has_slots, budget)
         self._schedule_prompts(chunks, prompts, budget - len(chunks))
+        generated = Counter([chunk.group.request.tenant for chunk in chunks if chunk.completes])
+        for tenant, num_tokens in generated.items():
+            self.shares.charge(tenant, generated=num_tokens)
         return chunks
 
     def reserve_decoding(self) -> bool:
         """Make the next slot of every decoding sequence writable; False, with nothing changed, if one must be preempted."""
+        if self._groups_to_make_room():
+            return False
         return self.blocks.reserve_next_slots([group for group in self.running if group.num_pending == 1])
 
     # -- decoding and preemption ---------------------------------------------------------------------------------
@@ -164,21 +182,27 @@ class Scheduler:
     def _schedule_some(self, decoding: list[SequenceGroup], has_slots: bool, budget: int) -> list[ScheduledChunk]:
         """The last tokens of those decoding groups that the budget and, without slots for all, the blocks suffice for."""
         chunks: list[ScheduledChunk] = []
-        for group in decoding:
-            planned = self._last_tokens_of(group, budget - len(chunks))
+        if has_slots:
+            for group in decoding:
+                chunks += self._last_tokens_of(group, budget - len(chunks))
+            return chunks
+        # In this order, who gives way is never one that this step has scheduled already. A prompt's blocks were all
+        # reserved when it was admitted.
+        running = self.shares.keep_order(self.running, lambda group: group.num_blocks)
+        waits_for_slots = set(decoding)
+        for group in list(running):
+            planned = self._last_tokens_of(group, budget - len(chunks)) if group in waits_for_slots else []
             # A group that is no longer running was preempted for one before it.
-            if planned and (has_slots or (group in self.running and self._reserve_or_preempt(planned))):
+            if planned and group in self.running and self._reserve_or_preempt(planned, running):
                 chunks += planned
         return chunks
 
-    def _reserve_or_preempt(self, planned: list[ScheduledChunk]) -> bool:
-        """Make the chunks' slots writable, preempting the lowest rank as needed; False: that was the group itself."""
+    def _reserve_or_preempt(self, planned: list[ScheduledChunk], running: list[SequenceGroup]) -> bool:
+        """Make the chunks' slots writable, preempting from the end of ``running``; False: that was the group itself."""
         group = planned[0].group
-        # Groups are scheduled in order of rank, and before all prompts: the lowest rank is never one that this step has
-        # scheduled already. A prompt's blocks were all reserved when it was admitted.
         for chunk in planned:
             while not self.blocks.reserve(chunk.sequence, chunk.num_tokens):
-                victim = next(reversed(self.running))
+                victim = running.pop()
                 self._preempt(victim)
                 if victim is group:
                     return False
@@ -195,7 +219,30 @@ class Scheduler:
         if not all(self.blocks.reserve(sequence, sequence.num_pending) for sequence in group.sequences):
             self._preempt(group)
 
+    def _groups_to_make_room(self) -> list[SequenceGroup]:
+        """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
+        if not self.waiting or not self.running:
+            return []
+        usage = self._usage()
+        if len(usage.active) < 2:
+            return []
+        num_free_seqs = self._max_num_seqs - usage.num_seqs.total()
+        for tenant in self.shares.in_turn(self.waiting.tenants):
+            group = self.waiting.first(tenant)
+            victims: list[SequenceGroup] = []
+            if self._in_flight_prefixes.should_wait(group, self.running):
+                continue
+            if group in self._deferred and not self._may_fit_now(self._deferred[group]):
+                victims = usage.victims_for_blocks(group)
+            elif group.num_seqs > num_free_seqs:
+                victims = usage.victims_for_seqs(group, group.num_seqs - num_free_seqs)
+            if victims:
+                return victims
+        return []
+
     def _preempt(self, group: SequenceGroup) -> None:
+        # A prompt was charged as a whole when it was admitted.
+        self.shares.charge(group.request.tenant, computed=-max(0, group.num_pending - 1))
         for sequence in group.sequences:
             if sequence.table is not None:
                 self.blocks.release(sequence)
@@ -209,7 +256,7 @@ class Scheduler:
     # -- prompts and admission -----------------------------------------------------------------------------------
 
     def _schedule_prompts(self, chunks: list[ScheduledChunk], prompts: list[SequenceGroup], budget: int) -> None:
-        """Fill what decoding leaves of the step: with prompts in progress, by rank, then with waiting groups.
+        """Fill what decoding leaves of the step: with prompts in progress, in turn, then with waiting groups.
 
         The first prompt that is too long for what is left reserves half of it, shorter ones behind it use the other half,
         and what they leave is the long one's again::
@@ -218,14 +265,15 @@ class Scheduler:
 
         So a short prompt never waits for the end of a long one, which takes at most twice as long for that.
         """
-        self._queue_looked_up = False
-        self._growth = None
+        self._looked_up.clear()
+        self._growth = self._admitting = None
         long, reserved = None, 0
+        prompts.sort(key=lambda group: self.shares.counter(group.request.tenant))  # equal ones stay in order of rank
         for group in prompts:
             if group not in self.running:
                 continue  # preempted for a decoding group
-            # More urgent requests do not wait for the end of a prompt in progress.
-            budget -= self._admit_waiting(chunks, budget, long is not None, group.request.priority)
+            # More urgent requests do not wait for the end of a prompt in progress, nor do tenants that were served less.
+            budget -= self._admit_waiting(chunks, budget, long is not None, group.request)
             if group.num_pending <= budget:
                 budget -= self._schedule_chunks(chunks, group, budget)
             elif long is None:
@@ -242,37 +290,86 @@ class Scheduler:
         return sum(chunk.num_tokens for chunk in planned)
 
     def _admit_waiting(
-        self, chunks: list[ScheduledChunk], budget: int, whole_prompts: bool, before_priority: float = math.inf
+        self, chunks: list[ScheduledChunk], budget: int, whole_prompts: bool, before: Request | None = None
     ) -> int:
         """Admit waiting groups and schedule their prompts while there is budget; returns the number of tokens.
 
         Args:
             whole_prompts: only prompts that fit into the budget as a whole.
-            before_priority: only requests that are more urgent.
+            before: only what comes before this request: its tenant's more urgent ones, and tenants that were served less.
         """
         num_tokens = 0
-        while num_tokens < budget and self.waiting and self.waiting.most_urgent < before_priority:
-            group = self._next_to_admit()
-            if group is None or group.request.priority >= before_priority:
-                break
-            if (whole_prompts and self.waiting.num_uncached(group) > budget - num_tokens) or not self._admit(group):
+        while num_tokens < budget and self.waiting:
+            group = self._admit_next(budget - num_tokens if whole_prompts else None, before)
+            if group is None:
                 break
             num_tokens += self._schedule_chunks(chunks, group, budget - num_tokens)
         return num_tokens
 
-    def _next_to_admit(self) -> SequenceGroup | None:
-        """The next group in order of admission, unless nothing has changed since it did not fit."""
-        if self._deferred is not None:
-            group = self._deferred.group
-            if not self.waiting.is_preceded(group):
-                return group if self._may_fit_now(self._deferred) else None
-            self._deferred = None
-        if self._num_admissible_seqs < 1:
+    def _admit_next(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
+        """Admit the next group that fits, in turn of the tenants; None: there is none.
+
+        Args:
+            max_tokens: of its prompt; None: any number.
+            before: as in `_admit_waiting`.
+        """
+        tenants = self._tenants_before(before)
+        if not tenants or self._num_admissible_seqs < 1:
             return None
-        candidates = self.waiting.candidates(look_up=not self._queue_looked_up)
-        self._queue_looked_up = True
-        return next(
-            (group for group in candidates if not self._in_flight_prefixes.should_wait(group, self.running)), None
+        usage = self._current_usage()
+        passed: list[SequenceGroup] = []
+        for tenant in tenants:
+            did_not_fit: list[SequenceGroup] = []
+            candidates = self.waiting.candidates(tenant, look_up=tenant not in self._looked_up)
+            self._looked_up.add(tenant)
+            for group in candidates:
+                if before is not None and tenant == before.tenant and group.request.priority >= before.priority:
+                    break
+                if usage.exceeds_limit(group):
+                    break
+                if self._in_flight_prefixes.should_wait(group, self.running):
+                    continue
+                if max_tokens is not None and self.waiting.num_uncached(group) > max_tokens:
+                    break
+                if self._admit(group):
+                    usage.add(group)
+                    for other in passed:
+                        self.waiting.pass_over(other)
+                    return group
+                did_not_fit.append(group)
+                if group.started:
+                    break  # it has begun its answer, which should not stall for a new one's
+            if any(usage.may_hold_up_others(group) for group in did_not_fit if not self.waiting.may_be_passed(group)):
+                return None
+            passed += did_not_fit[:1]
+        return None
+
+    def _tenants_before(self, request: Request | None) -> list[str]:
+        """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""
+        tenants = self.shares.in_turn(self.waiting.tenants)
+        if request is None:
+            return tenants
+        counter = self.shares.counter(request.tenant)
+        return [
+            tenant
+            for tenant in tenants
+            if (
+                self.waiting.first(tenant).request.priority < request.priority
+                if tenant == request.tenant
+                else self.shares.counter(tenant) < counter
+            )
+        ]
+
+    def _current_usage(self) -> TenantUsage:
+        """Kept up while this step admits, like `_decode_growth`."""
+        if self._admitting is None:
+            self._admitting = self._usage()
+        return self._admitting
+
+    def _usage(self) -> TenantUsage:
+        cache = self._cache
+        return TenantUsage(
+            self.shares, self.running, self.waiting.tenants, self._max_num_seqs, cache.num_blocks, cache.block_size
         )
 
     def _decode_growth(self) -> DecodeGrowth:
@@ -292,14 +389,12 @@ class Scheduler:
         return len(self.running), sum(group.num_pending > 1 for group in self.running)
 
     def _may_fit_now(self, deferred: _DeferredAdmission) -> bool:
-        if deferred.group.num_seqs > self._num_admissible_seqs:
-            return False
         return self._cache.num_available_blocks >= deferred.num_blocks or self._occupancy != deferred.occupancy
 
     def _admit(self, group: SequenceGroup) -> bool:
         """Open the group's tables and start it; False: it does not fit beside the running groups."""
-        if group.num_seqs > self._num_admissible_seqs:
-            self._deferred = _DeferredAdmission(group, 0, self._occupancy)
+        deferred = self._deferred.get(group)
+        if group.num_seqs > self._num_admissible_seqs or (deferred is not None and not self._may_fit_now(deferred)):
             return False
         available = self._cache.num_available_blocks
         try:
@@ -312,12 +407,14 @@ class Scheduler:
                 sequence.num_computed = 0
             group.num_shared_prefill_tokens = 0
             missing = error.needed - error.free - error.evictable
-            self._deferred = _DeferredAdmission(group, available + missing, self._occupancy)
+            self._deferred[group] = _DeferredAdmission(available + missing, self._occupancy)
             return False
-        self._deferred = None
+        self._deferred.pop(group, None)
         self._in_flight_prefixes.forget(group)
         self.waiting.admit(group)
         self.start(group)
+        num_reused = group.num_computed_at_start
+        self.shares.charge(group.request.tenant, computed=group.num_pending - 1, reused=num_reused)
         if group.request.num_cached_tokens is None:
             group.request.num_cached_tokens = group.sequences[0].num_computed
         return True

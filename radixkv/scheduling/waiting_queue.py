@@ -1,26 +1,27 @@
-"""Which waiting group is admitted next.
+"""Which of a tenant's waiting groups is admitted next; `fair_shares` says which tenant is.
 
-The queue is ordered by priority (lower first, as in vLLM), within that preempted groups before new ones, within these by
-arrival. Of the new ones, the one with the most of its prompt cached is admitted first: it costs least, and what it reuses
-can no longer be evicted (longest prefix match, SGLang, Zheng et al. 2024). That rule alone starves requests with cold
-prompts, so how far it may reorder the queue is bounded::
+Each tenant has a queue, ordered by priority (lower first, as in vLLM), within that preempted groups before new ones, within
+these by arrival. Of the new ones, the one with the most of its prompt cached is admitted first: it costs least, and what it
+reuses can no longer be evicted (longest prefix match, SGLang, Zheng et al. 2024). That rule alone starves requests with cold
+prompts, so how far it may reorder a queue is bounded::
 
     queue       A   B   C   D   E   F | G   H ...        the first `window` groups are candidates
     cached      0  64   0 512  64   0
     overtaken   2   1   1   0   0   0                    D is admitted next: A, B and C are overtaken once more
 
-A group is overtaken when a new one from behind it in this queue is admitted first. The candidates are always the first few
-of the queue, up to and including the first that has been overtaken `max_overtaken` times; so none from behind that one is
-admitted before it, and **no group is ever overtaken by more than `max_overtaken` others**, whatever arrives. This holds too
-for a group that is skipped because its prefix is in flight.
+A group is overtaken when a new one from behind it in its queue is admitted first, or another tenant's although it was this
+group's turn: because more is cached of the other, or because this one does not fit. The candidates are always the first few
+of a queue, up to and including the first that has been overtaken `max_overtaken` times; so none from behind that one is
+admitted before it, and **no group is ever overtaken by more than `max_overtaken` others of its tenant**, whatever arrives.
+This holds too for a group that is skipped because its prefix is in flight.
 
-Between priorities the order is strict: as long as more urgent requests keep arriving, less urgent ones wait.
+Between priorities the order is strict: as long as more urgent requests of a tenant keep arriving, its less urgent ones wait.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sortedcontainers import SortedDict
@@ -41,15 +42,15 @@ class _Entry:
 
 
 class WaitingQueue:
-    """The waiting groups, in order.
+    """The waiting groups, in order, by tenant.
 
-    Looking up how much of a prompt is cached is bounded work: for the first `window` groups at most, once per step at most,
-    only in steps in which one could be admitted, and only if the tree has changed since. Thirty-two look-ups of prompts of
-    4k tokens take about 0.1 ms.
+    Looking up how much of a prompt is cached is bounded work: for the first `window` groups of a tenant at most, once per
+    step at most, only in steps in which one could be admitted, and only if the tree has changed since. Thirty-two look-ups
+    of prompts of 4k tokens take about 0.1 ms.
 
     Args:
         cache: where prompts are looked up.
-        window: how many groups are candidates for admission.
+        window: how many groups of a tenant are candidates for admission.
         max_overtaken: how often a group can be overtaken.
     """
 
@@ -57,51 +58,55 @@ class WaitingQueue:
         self._cache = cache
         self._window = window
         self._max_overtaken = max_overtaken
-        self._queue: SortedDict[_Key, _Entry] = SortedDict()
+        self._queues: dict[str, SortedDict[_Key, _Entry]] = {}
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return sum(map(len, self._queues.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
 
     def __iter__(self) -> Iterator[SequenceGroup]:
-        return (entry.group for entry in self._queue.values())
-
-    def __contains__(self, group: SequenceGroup) -> bool:
-        return _key(group) in self._queue
+        return (entry.group for queue in self._queues.values() for entry in queue.values())
 
     @property
-    def most_urgent(self) -> int:
-        """The priority of the first group; the queue must not be empty."""
-        return int(self._queue.peekitem(0)[0][0])
+    def tenants(self) -> Collection[str]:
+        """Those that have a waiting group."""
+        return self._queues.keys()
+
+    def first(self, tenant: str) -> SequenceGroup:
+        """The first group of a tenant that waits."""
+        entry: _Entry = self._queues[tenant].peekitem(0)[1]
+        return entry.group
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a new or a preempted group."""
-        self._queue[_key(group)] = _Entry(group)
+        self._queues.setdefault(group.request.tenant, SortedDict())[_key(group)] = _Entry(group)
 
     def remove(self, group: SequenceGroup) -> None:
         """Remove a group without admitting it."""
-        del self._queue[_key(group)]
+        queue = self._queues[group.request.tenant]
+        del queue[_key(group)]
+        if not queue:
+            del self._queues[group.request.tenant]
 
     def groups_of(self, request: Request) -> list[SequenceGroup]:
         """The request's waiting groups."""
         found = []
+        queue = self._queues.get(request.tenant, SortedDict())
         for new in (0, 1):
             first = (request.priority, new, request.arrival)
-            found += [self._queue[key].group for key in self._queue.irange((*first, -1), (*first, request.num_seqs))]
+            found += [queue[key].group for key in queue.irange((*first, -1), (*first, request.num_seqs))]
         return found
 
-    def is_preceded(self, group: SequenceGroup) -> bool:
-        """Whether another group must be admitted before ``group``, which is queued too."""
-        first, key = self._queue.peekitem(0)[0], _key(group)
-        return bool(first[:2] < key[:2] or (group.started and first < key))
-
-    def candidates(self, look_up: bool) -> list[SequenceGroup]:
-        """The groups that may be admitted now, best first.
+    def candidates(self, tenant: str, look_up: bool) -> list[SequenceGroup]:
+        """The groups of a waiting tenant that may be admitted now, best first.
 
         Args:
             look_up: update how much of their prompts is cached, if that may have changed.
         """
         candidates: list[tuple[_Key, _Entry]] = []
-        for key, entry in itertools.islice(self._queue.items(), self._window):
+        for key, entry in itertools.islice(self._queues[tenant].items(), self._window):
             candidates.append((key, entry))
             if entry.num_overtaken >= self._max_overtaken:
                 break
@@ -112,17 +117,28 @@ class WaitingQueue:
 
     def num_uncached(self, group: SequenceGroup) -> int:
         """Tokens of the group's prompt that were not cached when it was last looked up."""
-        entry: _Entry = self._queue[_key(group)]
-        return len(group.prompt) - entry.num_cached
+        return len(group.prompt) - self._entry(group).num_cached
+
+    def may_be_passed(self, group: SequenceGroup) -> bool:
+        """Whether others may be admitted before a group that does not fit: a new one, so often."""
+        return not group.started and self._entry(group).num_overtaken < self._max_overtaken
+
+    def pass_over(self, group: SequenceGroup) -> None:
+        """Another tenant's group is admitted although it was this group's turn."""
+        self._entry(group).num_overtaken += 1
 
     def admit(self, group: SequenceGroup) -> None:
         """Remove ``group`` because it is admitted; a new one overtakes those before it."""
-        admitted = _key(group)
-        del self._queue[admitted]
+        queue, admitted = self._queues[group.request.tenant], _key(group)
+        self.remove(group)
         if group.started:
             return
-        for key in self._queue.irange(maximum=admitted):
-            self._queue[key].num_overtaken += 1
+        for key in queue.irange(maximum=admitted):
+            queue[key].num_overtaken += 1
+
+    def _entry(self, group: SequenceGroup) -> _Entry:
+        entry: _Entry = self._queues[group.request.tenant][_key(group)]
+        return entry
 
     def _look_up(self, entries: list[_Entry]) -> None:
         version = self._cache.version

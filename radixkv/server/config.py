@@ -39,6 +39,8 @@ class ServerConfig(Config):
     """What requests call the model; by default its own name. Of several, answers contain the first."""
     max_queue: int = Field(default=256, ge=0)
     """Requests that may be unfinished beyond those that run side by side (max_num_seqs); more are answered 429."""
+    max_seqs_per_request: int | None = Field(default=None, ge=1)
+    """Sequences of one request (n, beam_width) at most; by default half of max_num_seqs."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     """A longer request body is answered 413."""
     receive_timeout: float = Field(default=60.0, gt=0)

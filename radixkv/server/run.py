@@ -61,9 +61,15 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
                 "set api_keys, or allow_unauthenticated if that is what you want"
             )
         from radixkv.async_llm import AsyncLLM
+        from radixkv.llm import LLM
 
-        llm = AsyncLLM(config.model, max_queue=config.max_queue, **options)
-        llm.loaded.require_tokenizer()
+        model = LLM(config.model, **options)
+        model.get_tokenizer()
+        llm = AsyncLLM(
+            model,
+            max_queue=config.max_queue,
+            max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(_serve(llm, config, tenants, listener, write_log))
     if llm.abandoned:

@@ -14,6 +14,7 @@ from support.scheduler_driver import SchedulerDriver
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.admission_control import DecodeGrowth
+from radixkv.scheduling.fair_shares import TenantShare
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 
@@ -35,9 +36,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_overtaken=st.integers(0, 3),
         samples=st.sampled_from([1, 1, 3]),
         ahead=st.booleans(),
+        tenants=st.sampled_from([1, 1, 3]),
     )
-    def start(self, samples: int, ahead: bool, **sizes: int) -> None:
-        self.driver = SchedulerDriver(**sizes, ahead=ahead)
+    def start(self, samples: int, ahead: bool, tenants: int, **sizes: int) -> None:
+        shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=sizes["max_num_seqs"])}
+        self.driver = SchedulerDriver(**sizes, ahead=ahead, shares=shares)
+        self.tenants = ["", "b", "c"][:tenants]
         self.max_samples = min(samples, sizes["max_num_seqs"])
 
     @rule(
@@ -49,14 +53,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         ends_after=st.integers(1, 60),
         n=st.integers(1, 3),
         copies=st.integers(1, 4),
+        tenant=st.integers(0, 2),
     )
-    def add(
-        self, stem: int, shared: int, own: int, priority: int, max_new: int, ends_after: int, n: int, copies: int
-    ) -> None:
+    def add(self, stem: int, shared: int, own: int, n: int, copies: int, tenant: int, **options: int) -> None:
         n = min(n, self.max_samples)
         for _ in range(copies):
             prompt = _STEMS[stem][:shared] + tail(len(self.driver.requests), own)
-            self.driver.add(prompt, priority=priority, max_new=max_new, ends_after=ends_after, n=n)
+            self.driver.add(prompt, n=n, tenant=self.tenants[tenant % len(self.tenants)], **options)
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
@@ -265,16 +268,29 @@ def test_when_blocks_run_out_the_least_urgent_gives_way() -> None:
     driver.run()
 
 
-def test_a_big_request_that_does_not_fit_is_waited_for() -> None:
-    """Small ones that would fit do not slip past it for ever."""
-    driver = SchedulerDriver(num_blocks=20, max_num_seqs=8)
-    driver.add(tail(0, 30), max_new=8)
+def test_what_does_not_fit_is_passed_by_smaller_ones_only_so_often() -> None:
+    driver = SchedulerDriver(num_blocks=20, max_num_seqs=8, max_overtaken=2)
+    first = driver.add(tail(0, 30), max_new=8)
     driver.step()
     big = driver.add(tail(1, 60), max_new=2)
-    for number in range(5):
-        driver.add(tail(2 + number, 2), max_new=2)
+    small = [driver.add(tail(2 + number, 2), max_new=2) for number in range(5)]
     driver.run()
-    assert numbers(driver.admitted)[:2] == [0, big.arrival]
+    assert driver.admitted == [first, *small[:2], big, *small[2:]]
+
+
+def test_a_long_stream_and_a_request_for_many_samples_do_not_stop_admission() -> None:
+    """Seven of eight slots were idle for as long as the stream went on."""
+    driver = SchedulerDriver(max_num_seqs=8)
+    driver.add(tail(0, 5), max_new=300)
+    driver.step()
+    many = driver.add(tail(1, 5), n=8, max_new=2)
+    driver.step()
+    for number in range(10):
+        short = driver.add(tail(2 + number, 5), max_new=1)
+        driver.step()
+        assert short.sequences[0].output_token_ids
+    assert many not in driver.admitted
+    driver.run()
 
 
 def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,12 +327,12 @@ def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch:
     looked_up: list[int] = []
     match = cache.match
     monkeypatch.setattr(cache, "match", lambda tokens, namespace: looked_up.append(1) or match(tokens, namespace))
-    queue.candidates(look_up=True)
+    queue.candidates("", look_up=True)
     assert len(looked_up) == 32
-    queue.candidates(look_up=True)
+    queue.candidates("", look_up=True)
     assert len(looked_up) == 32
     cache.clear()
-    queue.candidates(look_up=True)
+    queue.candidates("", look_up=True)
     assert len(looked_up) == 64
 
 

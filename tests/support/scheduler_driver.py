@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import FairShares, TenantShare
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.waiting_queue import WaitingQueue
@@ -32,16 +34,18 @@ class SchedulerDriver:
         window: int = 32,
         max_overtaken: int = 32,
         ahead: bool = False,
+        shares: Mapping[str, TenantShare] | None = None,
     ) -> None:
         self.cache = PrefixCache(num_blocks, block_size)
         queue = WaitingQueue(self.cache, window, max_overtaken)
-        self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue)
+        self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue, FairShares(shares))
         self.budget = budget
         self.max_overtaken = max_overtaken
         self.requests: list[Request] = []
         self.admitted: list[Request] = []  # in the order in which they first ran
         self.preempted: list[Request] = []
         self.num_computed_tokens = 0
+        self.served: Counter[str] = Counter()  # by tenant: tokens computed for prompts once, and twice those generated
         self._ahead = ahead
         self._in_flight: list[SequenceGroup] = []  # the groups that get a token from the step in flight
         self._ends_after: dict[Request, int] = {}
@@ -61,6 +65,7 @@ class SchedulerDriver:
         max_new: int = 4,
         n: int = 1,
         namespace: str = "",
+        tenant: str = "",
         ends_after: int | None = None,
     ) -> Request:
         """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
@@ -74,6 +79,7 @@ class SchedulerDriver:
             end_token_ids=frozenset(),
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
         )
         sequence = TokenSequence(request, 0, list(prompt))
         request.sequences = [sequence]
@@ -96,16 +102,16 @@ class SchedulerDriver:
         if previous and not scheduler.reserve_decoding():
             self._process(previous)
             return []
-        running = dict.fromkeys(scheduler.running)
+        running = {group: group.sequences[0].num_computed - group.num_computed_at_start for group in scheduler.running}
         started = {group: group.started for group in scheduler.waiting}
         decoding = [group for group in running if group.num_pending == 1]
         chunks = scheduler.schedule()
         assert chunks or previous or not had_work, "nothing runs, although groups wait"
         self.cache.drain_copies()
         self._verify_batch(chunks, decoding)
-        for group in running:
+        for group, num_computed in running.items():
             if group not in scheduler.running:
-                self._verify_preemption(group)
+                self._verify_preemption(group, num_computed)
                 started[group] = True
         for group in dict.fromkeys(chunk.group for chunk in chunks):
             if group in started:
@@ -142,20 +148,24 @@ class SchedulerDriver:
         if not started[group]:
             self.admitted.append(group.request)
             for other in started:
-                if queue_key(other) < queue_key(group):
+                if other.request.tenant == group.request.tenant and queue_key(other) < queue_key(group):
                     self._overtaken[other] = self._overtaken.get(other, 0) + 1
                     assert self._overtaken[other] <= self.max_overtaken, "overtaken too often"
         del started[group]
         self._overtaken.pop(group, None)
         self._num_tokens_when_started[group] = len(group.sequences[0].token_ids)
 
-    def _verify_preemption(self, group: SequenceGroup) -> None:
+    def _verify_preemption(self, group: SequenceGroup, num_computed: int) -> None:
         self.preempted.append(group.request)
         assert all(sequence.table is None for sequence in group.sequences)
         # Samples that part from each other while nothing else runs may run out of blocks earlier.
         if all(len(request.sequences) == 1 and request.num_seqs == 1 for request in self.requests):
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
-            assert generated >= self.cache.block_size, "preempted too soon"
+            # Between tenants, what has computed nothing may give way, too, and prompts count like what is generated.
+            if len({request.tenant for request in self.requests}) == 1:
+                assert generated >= self.cache.block_size, "preempted too soon"
+            else:
+                assert num_computed == 0 or num_computed >= self.cache.block_size, "preempted too soon"
 
     def _execute(self, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
         """Note what the chunks compute; returns the groups that get a token from it, new samples among them."""
@@ -164,6 +174,7 @@ class SchedulerDriver:
             assert chunk.completes == (chunk.num_tokens == chunk.sequence.num_pending)
             self.scheduler.blocks.commit([chunk])
             self.num_computed_tokens += chunk.num_tokens
+            self.served[chunk.group.request.tenant] += chunk.num_tokens + chunk.completes
             if chunk.completes:
                 ready.append(chunk)
         groups = []

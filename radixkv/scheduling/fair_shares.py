@@ -1,0 +1,140 @@
+"""Which tenant is served next, and who gives way: fair shares of sequences, tokens and blocks.
+
+Every tenant has a virtual counter of the service that it got, divided by its weight; of the tenants that wait, the one with
+the smallest is admitted next (virtual token counters, VTC: Sheng et al., "Fairness in Serving Large Language Models",
+OSDI 2024). What is counted is work: tokens that a prompt reuses from the cache count little (locality-aware fair
+scheduling: Cao et al. 2025). A tenant that begins to wait is lifted to the smallest counter among those that wait: it may
+not claim afterwards what it did not use::
+
+    counter   A 900   B 700   C 300, idle        C comes:   A 900   B 700   C 700   ->   C or B, then A
+
+So shares that are idle are used by whoever needs them, and two tenants that both always wait are never further apart than by
+the work of two batches, whatever they ask for.
+
+A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
+preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
+whose tenant would stay within its part of them is made room for, by preempting groups of the tenant that is most over its
+own part.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from radixkv.scheduling.request import SequenceGroup
+
+# What a token costs, by what is done for it. A generated one takes a step's latency and a slot (the weights of the paper).
+COMPUTED_TOKEN_COST = 1.0
+GENERATED_TOKEN_COST = 2.0
+REUSED_TOKEN_COST = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant may have.
+
+    Attributes:
+        weight: its share of all, relative to the other tenants' weights.
+        max_num_seqs: sequences that it may run side by side, even where nobody else needs them; None: any number.
+
+    Raises:
+        ValueError: a value is impossible; the message names it.
+    """
+
+    weight: float = 1.0
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight: expected a number above 0, got {self.weight!r}")
+        if self.max_num_seqs is not None and self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs: expected at least 1, got {self.max_num_seqs!r}")
+
+
+_EQUAL_SHARE = TenantShare()
+
+
+class FairShares:
+    """The tenants' counters of one busy period.
+
+    Args:
+        shares: by tenant; a tenant that is not named has a weight of 1 and no limit.
+    """
+
+    def __init__(self, shares: Mapping[str, TenantShare] | None = None) -> None:
+        self.shares: Mapping[str, TenantShare] = shares or {}
+        self._counters: dict[str, float] = {}
+        # Of equal counters, the tenant goes first that was charged longest ago.
+        self._charged_at: dict[str, int] = {}
+        self._num_charges = 0
+
+    def share(self, tenant: str) -> TenantShare:
+        return self.shares.get(tenant, _EQUAL_SHARE)
+
+    def counter(self, tenant: str) -> float:
+        """The service that the tenant got, in costs of a computed token, divided by its weight."""
+        return self._counters.get(tenant, 0.0)
+
+    def in_turn(self, tenants: Collection[str]) -> list[str]:
+        """The tenants in the order in which they are served."""
+        if len(tenants) < 2:
+            return list(tenants)
+        return sorted(tenants, key=lambda tenant: (self.counter(tenant), self._charged_at.get(tenant, -1)))
+
+    def lift(self, tenant: str, waiting: Collection[str], running: Collection[str]) -> None:
+        """The tenant begins to wait: it has no claim to what it did not use before.
+
+        Args:
+            waiting: the tenants that wait already.
+            running: those that have running groups; they count where nobody waits, so that nothing is scarce.
+        """
+        if waiting:
+            floor = min(self.counter(other) for other in waiting)
+        else:
+            floor = max((self.counter(other) for other in running), default=0.0)
+        self._counters[tenant] = max(self.counter(tenant), floor)
+
+    def charge(self, tenant: str, *, computed: int = 0, generated: int = 0, reused: int = 0) -> None:
+        """Count tokens that were served to the tenant; negative ones were charged before and not served after all."""
+        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated + REUSED_TOKEN_COST * reused
+        self._counters[tenant] = self.counter(tenant) + cost / self.share(tenant).weight
+        self._num_charges += 1
+        self._charged_at[tenant] = self._num_charges
+
+    def reset(self) -> None:
+        """Nobody waits and nothing runs: nobody owes anybody anything."""
+        self._counters.clear()
+        self._charged_at.clear()
+
+    def part(self, tenant: str, active: Iterable[str], amount: int) -> int:
+        """The tenant's part of ``amount``, at least 1, among the ``active`` tenants."""
+        weights = sum(self.share(other).weight for other in {tenant, *active})
+        return max(1, int(amount * self.share(tenant).weight / weights))
+
+    def keep_order(
+        self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]
+    ) -> list[SequenceGroup]:
+        """``running``, which is in order of rank, so that the last gives way first: the lowest rank of who has most.
+
+        Args:
+            size: how much a group has of what is lacking; divided by its tenant's weight.
+        """
+        by_tenant: dict[str, list[SequenceGroup]] = defaultdict(list)
+        for group in running:
+            by_tenant[group.request.tenant].append(group)
+        if len(by_tenant) < 2:
+            return list(running)
+        used = {tenant: sum(map(size, groups)) for tenant, groups in by_tenant.items()}
+        giving_way = []
+        while by_tenant:
+            tenant = max(
+                by_tenant, key=lambda tenant: (used[tenant] / self.share(tenant).weight, by_tenant[tenant][-1].rank)
+            )
+            group = by_tenant[tenant].pop()
+            used[tenant] -= size(group)
+            giving_way.append(group)
+            if not by_tenant[tenant]:
+                del by_tenant[tenant]
+        return giving_way[::-1]

@@ -1,0 +1,118 @@
+"""What each tenant's running groups have, and which of them are preempted so that another tenant gets its part."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.request import SequenceGroup
+
+
+class TenantUsage:
+    """Sequences and blocks in use by tenant, at one moment.
+
+    Args:
+        shares: the tenants' weights and counters.
+        running: in order of rank.
+        waiting: the tenants that wait.
+        max_num_seqs: concurrent sequences of all tenants.
+        num_blocks: blocks of all tenants.
+        block_size: tokens per block.
+    """
+
+    def __init__(
+        self,
+        shares: FairShares,
+        running: Collection[SequenceGroup],
+        waiting: Collection[str],
+        max_num_seqs: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        self._shares = shares
+        self._running = running
+        self._max_num_seqs = max_num_seqs
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self.num_seqs: Counter[str] = Counter()
+        for group in running:
+            self.num_seqs[group.request.tenant] += group.num_seqs
+        self.active = {*self.num_seqs, *waiting}
+
+    def add(self, group: SequenceGroup) -> None:
+        """Count a group that runs from now on."""
+        self.num_seqs[group.request.tenant] += group.num_seqs
+
+    def exceeds_limit(self, group: SequenceGroup) -> bool:
+        """Whether the group's tenant would run more sequences with it than it ever may."""
+        tenant = group.request.tenant
+        limit = self._shares.share(tenant).max_num_seqs
+        return limit is not None and self.num_seqs[tenant] + group.num_seqs > limit
+
+    def within_part(self, group: SequenceGroup) -> bool:
+        """Whether the group's tenant would run no more than its part of the sequences with it."""
+        tenant = group.request.tenant
+        return self.num_seqs[tenant] + group.num_seqs <= self._seqs_part(tenant)
+
+    def may_hold_up_others(self, group: SequenceGroup) -> bool:
+        """Whether other tenants have to wait for a group that does not fit and may no longer be passed.
+
+        One whose tenant runs its part already holds up only what else that tenant wants. When what runs has ended, that
+        tenant has nothing running, so no group, however large, waits for ever.
+        """
+        return self.num_seqs[group.request.tenant] == 0 or self.within_part(group)
+
+    def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
+        """The running groups to preempt so that ``missing`` more sequences can run for ``group``; none if not so many."""
+        if self.exceeds_limit(group) or not self.within_part(group):
+            return []
+        victims = []
+        used = Counter(self.num_seqs)
+        for victim in self._giving_way(group, lambda group: group.num_seqs):
+            if missing > 0 and used[victim.request.tenant] > self._seqs_part(victim.request.tenant):
+                used[victim.request.tenant] -= victim.num_seqs
+                missing -= victim.num_seqs
+                victims.append(victim)
+        return [] if missing > 0 else victims
+
+    def victims_for_blocks(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """The running group to preempt because ``group`` lacks blocks; none if its tenant would have more than its part.
+
+        One at a time: how many of a victim's blocks are its own is seen only when it is gone.
+        """
+        if self.exceeds_limit(group) or not self.within_part(group):
+            return []
+        used: Counter[str] = Counter()
+        for running in self._running:
+            used[running.request.tenant] += running.num_blocks
+        needed = used[group.request.tenant] + -(-(len(group.prompt) + 1) // self._block_size)
+        if needed > self._blocks_part(group.request.tenant):
+            return []
+        giving_way = self._giving_way(group, lambda group: group.num_blocks)
+        over = (
+            victim for victim in giving_way if used[victim.request.tenant] > self._blocks_part(victim.request.tenant)
+        )
+        return list(itertools.islice(over, 1))
+
+    def _giving_way(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
+        """Groups that may be preempted for ``group``, first who has most: of tenants that were served no less.
+
+        Each has computed nothing yet, or at least a block since it was started: preemption costs no more than half of the
+        steps, even where everything is evicted before the group resumes.
+        """
+        counter = self._shares.counter(group.request.tenant)
+        return [
+            victim
+            for victim in reversed(self._shares.keep_order(self._running, size))
+            if victim.request.tenant != group.request.tenant
+            and self._shares.counter(victim.request.tenant) >= counter
+            and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._block_size
+        ]
+
+    def _seqs_part(self, tenant: str) -> int:
+        return self._shares.part(tenant, self.active, self._max_num_seqs)
+
+    def _blocks_part(self, tenant: str) -> int:
+        return self._shares.part(tenant, self.active, self._num_blocks)

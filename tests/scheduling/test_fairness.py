@@ -1,0 +1,269 @@
+"""Tenants share fairly what is scarce, and what one does not need the others use."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scheduler_driver import SchedulerDriver
+
+from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import REUSED_TOKEN_COST, FairShares, TenantShare
+from radixkv.scheduling.request import Request
+
+_numbers = itertools.count()
+
+
+def prompt(length: int) -> list[int]:
+    """Like no other."""
+    start = 100_000 + 1000 * next(_numbers)
+    return list(range(start, start + length))
+
+
+def steps_to_first_token(driver: SchedulerDriver, request: Request) -> int:
+    for step in range(1, 1000):
+        driver.step()
+        if request.sequences[0].output_token_ids:
+            return step
+    raise AssertionError("it starves")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    weights=st.tuples(st.sampled_from([0.5, 1, 3]), st.sampled_from([1, 2])),
+    lengths=st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    max_new=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    max_num_seqs=st.integers(1, 6),
+    ahead=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_backlogged_tenants_are_served_by_weight_within_a_bound(
+    weights: tuple[float, float],
+    lengths: tuple[int, int],
+    max_new: tuple[int, int],
+    max_num_seqs: int,
+    ahead: bool,
+    seed: int,
+) -> None:
+    """The bound of the paper (theorem 4.4): two batches' work, in every interval in which both always wait."""
+    rng = random.Random(seed)
+    shares = {name: TenantShare(weight) for name, weight in zip("ab", weights, strict=True)}
+    driver = SchedulerDriver(max_num_seqs=max_num_seqs, num_blocks=4000, ahead=ahead, shares=shares)
+    costliest = 0.0
+    gaps = []
+    for _ in range(100):
+        for name, weight, longest, most in zip("ab", weights, lengths, max_new, strict=True):
+            while sum(group.request.tenant == name for group in driver.scheduler.waiting) <= max_num_seqs:
+                length, new = rng.randint(1, longest), rng.randint(1, most)
+                driver.add(prompt(length), max_new=new, tenant=name)
+                costliest = max(costliest, (length + 2 * new) / weight)
+        driver.step()
+        gaps.append(driver.served["a"] / weights[0] - driver.served["b"] / weights[1])
+    assert max(gaps) - min(gaps) <= 2 * max_num_seqs * costliest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from("aaab"), st.integers(1, 40), st.integers(1, 10), st.integers(1, 4)
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    max_num_seqs=st.integers(4, 8),
+)
+def test_nothing_that_fits_waits_and_nobody_starves(
+    arrivals: list[tuple[int, str, int, int, int]], max_num_seqs: int
+) -> None:
+    """Work-conserving: with slots and budget to spare, who waits needs more than that or has been passed too often."""
+    driver = SchedulerDriver(max_num_seqs=max_num_seqs, max_overtaken=4, num_blocks=4000, budget=16)
+    scheduler = driver.scheduler
+    schedule = scheduler.schedule
+
+    def schedule_and_verify() -> list[ScheduledChunk]:
+        chunks = schedule()
+        passable = all(scheduler.waiting.may_be_passed(group) for group in scheduler.waiting)
+        if sum(chunk.num_tokens for chunk in chunks) < 16 and passable:
+            assert all(group.num_seqs > scheduler.num_free_seqs for group in scheduler.waiting)
+        return chunks
+
+    scheduler.schedule = schedule_and_verify  # type: ignore[method-assign]
+    for steps, tenant, length, max_new, n in arrivals:
+        for _ in range(steps):
+            if driver.has_work:
+                driver.step()
+        driver.add(prompt(length), max_new=max_new, n=n, tenant=tenant)
+    driver.run()
+    assert all(request.sequences[0].table is None for request in driver.requests)
+
+
+def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> None:
+    driver = SchedulerDriver(max_num_seqs=8, budget=64)
+    for _ in range(12):
+        driver.add(prompt(8), max_new=200, tenant="greedy")
+    for _ in range(20):
+        driver.step()
+    assert len(driver.scheduler.running) == 8
+    modest = [driver.add(prompt(8), max_new=50, tenant="modest") for _ in range(6)]
+    assert steps_to_first_token(driver, modest[0]) == 1
+    for _ in range(3):
+        driver.step()
+    by_tenant = [group.request.tenant for group in driver.scheduler.running]
+    assert (by_tenant.count("greedy"), by_tenant.count("modest")) == (4, 4)
+    assert len(driver.preempted) == 4
+    driver.run()
+
+
+def test_weights_decide_what_each_gets() -> None:
+    shares = {"a": TenantShare(3), "b": TenantShare(1)}
+    driver = SchedulerDriver(max_num_seqs=8, shares=shares)
+    for tenant in "ab":
+        for _ in range(100):
+            driver.add(prompt(6), max_new=6, tenant=tenant)
+    for _ in range(80):
+        driver.step()
+    assert driver.served["a"] / driver.served["b"] == pytest.approx(3, rel=0.1)
+
+
+def test_what_was_not_used_cannot_be_claimed_afterwards() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    driver.add(prompt(4), max_new=2, tenant="rare")
+    for _ in range(30):
+        driver.add(prompt(4), max_new=2, tenant="busy")
+    for _ in range(40):
+        driver.step()
+    assert driver.scheduler.waiting
+    driver.admitted.clear()
+    for _ in range(8):
+        driver.add(prompt(4), max_new=2, tenant="rare")
+    for _ in range(12):
+        driver.step()
+    tenants = [request.tenant for request in driver.admitted]
+    assert tenants.count("rare") - tenants.count("busy") in (0, 1)
+
+
+def test_a_priority_is_one_among_the_tenant_s_own_requests() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    driver.add(prompt(4), max_new=3, tenant="a")
+    driver.step()
+    for priority in (0, 0, -5):
+        driver.add(prompt(4), max_new=3, tenant="b", priority=0)
+        driver.add(prompt(4), max_new=3, tenant="a", priority=priority)
+    driver.run()
+    order = [(request.tenant, request.priority) for request in driver.admitted[1:]]
+    assert order == [("b", 0), ("a", -5), ("b", 0), ("a", 0), ("b", 0), ("a", 0)]
+
+
+def test_reused_tokens_count_little() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    stem = prompt(400)
+    driver.add(stem, max_new=1, tenant="a")
+    driver.add(prompt(8), max_new=1, tenant="b")
+    driver.step()
+    before = driver.scheduler.shares.counter("a")
+    driver.scheduler.shares.charge("a", computed=8, reused=400)
+    assert driver.scheduler.shares.counter("a") - before == 8 + 400 * REUSED_TOKEN_COST
+    driver.run()
+    # Both want the same number of tokens; one has them in the cache.
+    warm, cold = (SchedulerDriver(max_num_seqs=1) for _ in range(2))
+    for driver in (warm, cold):
+        if driver is warm:
+            driver.add(stem, max_new=1)
+            driver.run()
+            driver.admitted.clear()
+        for _ in range(4):
+            driver.add(prompt(200), max_new=1, tenant="cold")
+        for number in range(4):
+            driver.add([*(stem if driver is warm else prompt(400)), number], max_new=1, tenant="hot")
+        driver.run()
+    assert [request.tenant for request in warm.admitted].index("hot") <= 1
+    assert [request.tenant for request in warm.admitted[1:5]] == ["hot"] * 4
+    assert [request.tenant for request in cold.admitted[1:5]] != ["hot"] * 4
+
+
+def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
+    driver = SchedulerDriver(num_blocks=40, max_num_seqs=6)
+    greedy = [driver.add(prompt(8), max_new=60, tenant="greedy") for _ in range(4)]
+    driver.step()
+    modest = driver.add(prompt(8), max_new=60, tenant="modest")
+    while not driver.preempted:
+        driver.step()
+    assert driver.preempted[0] in greedy
+    driver.run()
+    assert modest not in driver.preempted
+
+
+def test_who_lacks_blocks_gets_its_part_of_them() -> None:
+    """The greedy one's streams hold nearly all blocks for hundreds of steps; slots are free."""
+    driver = SchedulerDriver(num_blocks=64, max_num_seqs=8, budget=64)
+    for _ in range(4):
+        driver.add(prompt(50), max_new=12, ends_after=12, tenant="greedy")
+    for _ in range(4):
+        driver.step()
+    waiting = [driver.add(prompt(50), max_new=12, tenant="greedy") for _ in range(8)]
+    modest = driver.add(prompt(60), max_new=4, tenant="modest")
+    assert steps_to_first_token(driver, modest) <= 3
+    assert any(request.sequences[0].table is None for request in waiting)
+    driver.run()
+
+
+def test_a_tenant_s_large_request_holds_up_its_own_and_not_the_others() -> None:
+    """Five streams and a request for four samples, of one tenant; three slots are idle, and stay the others'."""
+    driver = SchedulerDriver(max_num_seqs=8, max_overtaken=3)
+    streams = [driver.add(prompt(4), max_new=400, tenant="greedy") for _ in range(5)]
+    driver.step()
+    large = driver.add(prompt(4), n=4, max_new=2, tenant="greedy")
+    own = [driver.add(prompt(4), max_new=1, tenant="greedy") for _ in range(10)]
+    for _ in range(30):
+        modest = driver.add(prompt(4), max_new=1, tenant="modest")
+        assert steps_to_first_token(driver, modest) == 1
+    assert large not in driver.admitted
+    assert sum(request in driver.admitted for request in own) == 3
+    driver.run()
+    assert large in driver.admitted
+    assert driver.admitted.index(large) > driver.admitted.index(streams[-1])
+
+
+def test_a_large_request_of_a_tenant_that_runs_nothing_is_waited_for() -> None:
+    """Its part would be a quarter of the slots, and it needs half of them at a time, while others use each that is freed."""
+    driver = SchedulerDriver(max_num_seqs=8, max_overtaken=4)
+    for tenant in ("a", "b", "c"):
+        for _ in range(60):
+            driver.add(prompt(4), max_new=7, tenant=tenant)
+    driver.step()
+    large = driver.add(prompt(4), n=4, max_new=4, tenant="d")
+    assert steps_to_first_token(driver, large) < 40
+    driver.run()
+
+
+def test_a_limit_of_sequences_holds_even_where_nobody_else_needs_them() -> None:
+    driver = SchedulerDriver(max_num_seqs=8, shares={"a": TenantShare(max_num_seqs=2)})
+    for _ in range(6):
+        driver.add(prompt(4), max_new=4, tenant="a")
+    for _ in range(3):
+        driver.step()
+        assert len(driver.scheduler.running) == 2
+    driver.run()
+
+
+def test_the_order_in_which_groups_give_way() -> None:
+    driver = SchedulerDriver(max_num_seqs=8)
+    for tenant in "aab":
+        driver.add(prompt(8), max_new=20, tenant=tenant)
+    driver.step()
+    running = list(driver.scheduler.running)
+    order = FairShares().keep_order(running, lambda group: group.num_blocks)
+    assert [running.index(group) for group in order] == [0, 2, 1]
+    heavy = FairShares({"a": TenantShare(4)})
+    assert [running.index(group) for group in heavy.keep_order(running, lambda group: group.num_blocks)] == [0, 1, 2]
+    driver.run()
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
+def test_an_impossible_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight: expected a number above 0"):
+        TenantShare(weight)
