@@ -30,7 +30,8 @@ LINKER = f"""#!{sys.executable}
 import shutil, sys
 from pathlib import Path
 target = Path(sys.argv[sys.argv.index("-o") + 1])
-target.touch() if target.suffix == ".o" else shutil.copy(Path({str(Path(radixkv_cpu.__file__).parent)!r}) / target.name, target)
+installed = Path({str(Path(radixkv_cpu.__file__).parent)!r})
+target.touch() if target.suffix == ".o" else shutil.copy(installed / target.name, target)
 """
 
 Run = Callable[..., str]
