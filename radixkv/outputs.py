@@ -23,6 +23,7 @@ class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic`; None: not reached yet."""
 
     arrival_time: float
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
 

@@ -17,6 +17,7 @@ tenants, for one that has less than its part: no request, however urgent, takes 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -417,6 +418,7 @@ class Scheduler:
         self.shares.charge(group.request.tenant, computed=group.num_pending - 1, reused=num_reused)
         if group.request.num_cached_tokens is None:
             group.request.num_cached_tokens = group.sequences[0].num_computed
+            group.request.metrics.scheduled_time = time.monotonic()
         return True
 
     def _open_tables(self, group: SequenceGroup) -> None:

@@ -2,12 +2,16 @@
 
 ::
 
-    run.py, config.py       the process: socket, signals, exit status; its options
-      app.py                all routes
-        chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
-          service.py        state that all routes share
-          protocol.py       request fields common to both completion endpoints; response_format.py, chat_messages.py
-          generation.py     a request's streams, from admission to the last token
-          tenants.py        API keys, and the cache namespaces derived from them
-          errors.py         every error in OpenAI's format
+    run.py, config.py       the process: signals, exit status; its options
+      listener.py           the socket; connection.py: time limits of clients; watchdog.py: of the engine's steps
+      app.py                all routes, and what every request passes first, from the outside in:
+        request_log.py      a name for each, and a line in the log
+        authentication.py   who sent it, before its body is read
+        body_limit.py       how long that may be
+      chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
+        service.py          state that all routes share
+        protocol.py         request fields common to both completion endpoints; response_format.py, chat_messages.py
+        generation.py       a request's streams, from admission to the last token; time_limits.py: how long that may take
+        tenants.py          API keys, and the cache namespaces derived from them
+        errors.py           every error in OpenAI's format
 """

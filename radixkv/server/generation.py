@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
 from radixkv.model.loader import LoadedModel
-from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestOutput
+from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -69,8 +69,8 @@ class Generation:
         self._deadlines = deadlines
         self._timers = [RequestTimer(metrics) for _ in streams]
         self.request_id = request_id
-        # From the arrival of the request to its first token; None before.
-        self.first_token_seconds: float | None = None
+        # Of the prompt that had a token first; None before.
+        self.times: RequestMetrics | None = None
         self._num_cached_tokens = [0] * len(prompts)
         self._num_completion_tokens = 0
         self._finished: set[int] = set()  # choices
@@ -134,8 +134,7 @@ class Generation:
                 async for prompt, delta in deltas:
                     self._timers[prompt].observe(delta)
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
-                    if self.first_token_seconds is None and delta.metrics.first_token_time is not None:
-                        self.first_token_seconds = delta.metrics.first_token_time - delta.metrics.arrival_time
+                    self.times = self.times or delta.metrics
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
                     for output in self._outputs(delta):

@@ -74,15 +74,22 @@ def _generated(state: dict[str, Any]) -> dict[str, Any]:
     generation = state.get("generation")
     if generation is None:
         return {}
-    usage = generation.usage
+    usage, times = generation.usage, generation.times
+    waited = None if times is None else _seconds_between(times.arrival_time, times.scheduled_time)
+    first_token = None if times is None else _seconds_between(times.arrival_time, times.first_token_time)
     return {
         "id": generation.request_id,
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "first_token_seconds": generation.first_token_seconds,
+        "queue_seconds": waited,
+        "first_token_seconds": first_token,
         "complete": generation.complete,
     }
+
+
+def _seconds_between(first: float, second: float | None) -> float | None:
+    return None if second is None else round(second - first, 6)
 
 
 def open_access_log(path: str) -> Callable[[str], object]:

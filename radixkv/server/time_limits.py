@@ -45,7 +45,7 @@ class TimeLimits:
     def stages(self) -> list[_Stage]:
         """The limits that there are, the first one first."""
         stages = [
-            (self.queue, "waited in the queue", lambda request: request.num_cached_tokens is None),
+            (self.queue, "waited in the queue", lambda request: request.metrics.scheduled_time is None),
             (self.first_token, "had no token", lambda request: request.metrics.first_token_time is None),
             (self.total, "was not finished", lambda request: True),
         ]

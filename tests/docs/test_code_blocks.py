@@ -7,6 +7,7 @@ Blocks of the console are ``radixkv`` commands with their output, in which ``...
 from __future__ import annotations
 
 import doctest
+import json
 import shlex
 import tomllib
 import unittest
@@ -16,6 +17,7 @@ from typing import Any
 
 import openai
 import pytest
+import yaml
 from support.server_process import ServerProcess
 from sybil import Example, Sybil
 from sybil.document import Document
@@ -53,12 +55,22 @@ def check_toml(example: Example) -> None:
     tomllib.loads(example.parsed)
 
 
+def check_yaml(example: Example) -> None:
+    yaml.safe_load(example.parsed)
+
+
+def check_json(example: Example) -> None:
+    json.loads(example.parsed)
+
+
 SYBIL = Sybil(
     parsers=[
         PythonCodeBlockParser(),
         CodeBlockParser("console", run_console),
         CodeBlockParser("sh", refuse_to_run),
         CodeBlockParser("toml", check_toml),
+        CodeBlockParser("yaml", check_yaml),
+        CodeBlockParser("json", check_json),
         SkipParser(),
     ]
 )
@@ -110,5 +122,5 @@ def test_every_block_has_a_language_that_is_run_or_only_read(path: Path) -> None
     fences = [line.strip() for line in path.read_text().splitlines() if line.strip().startswith("```")]
     languages = {fence.strip("`") for fence in fences[::2]}
     included = {"{.python .example}"}  # a whole program, which `tests/test_examples.py` runs
-    assert languages <= {"python", "console", "sh", "toml"} | READ_ONLY | included
+    assert languages <= {"python", "console", "sh", "toml", "yaml", "json"} | READ_ONLY | included
     assert set(fences[1::2]) <= {"```"}

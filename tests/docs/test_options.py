@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import pytest
 from pydantic.fields import FieldInfo
 from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser
@@ -51,8 +52,9 @@ def test_the_tables_are_those_of_the_configurations() -> None:
         assert options_table(config) in page, f"docs/serve.md should have\n\n{options_table(config)}"
 
 
-def test_the_example_of_a_file_is_one(tmp_path: Path) -> None:
-    examples = list(Sybil(parsers=[CodeBlockParser("toml", lambda _: None)]).parse(PAGE).examples())
+@pytest.mark.parametrize("page", [PAGE, PAGE.with_name("operate.md")], ids=lambda page: page.name)
+def test_the_example_of_a_file_is_one(page: Path, tmp_path: Path) -> None:
+    examples = list(Sybil(parsers=[CodeBlockParser("toml", lambda _: None)]).parse(page).examples())
     assert examples
     for example in examples:
         path = tmp_path / "radixkv.toml"

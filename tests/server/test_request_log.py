@@ -45,7 +45,7 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             assert first["id"] == full.json()["id"]
             assert first["prompt_tokens"] == full.json()["usage"]["prompt_tokens"]
             assert (first["cached_tokens"], first["completion_tokens"], first["complete"]) == (0, 3, True)
-            assert 0 < first["first_token_seconds"] <= first["seconds"]
+            assert 0 <= first["queue_seconds"] < first["first_token_seconds"] <= first["seconds"]
             assert re.fullmatch("[0-9a-f]{8}", first["tenant"])
             assert "quick brown" not in str(first)
             assert "key" not in first["tenant"]
