@@ -6,12 +6,16 @@ A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, a
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
-are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do.
+are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
+assistant's messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the
+result of a call.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,25 +75,54 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or len(conversation) == 0:
             raise ValueError(f"messages: expected a non-empty list of messages, got {conversation!r:.80}")
         for message in conversation:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            if (
+                not isinstance(message, Mapping)
+                or "role" not in message
+                or not {"content", "tool_calls"} & set(message)
+            ):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
     return [[as_template_message(message) for message in conversation] for conversation in conversations]
 
 
 def as_template_message(message: Message) -> Message:
-    """A message as chat templates expect it: one text, and a role that they know.
+    """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: a part of its content is no text.
+        ValueError: it has no content, a part of it is no text, or a tool call is none.
     """
     if message["role"] == "developer":
         message = {**message, "role": "system"}
-    parts = message["content"]
-    if isinstance(parts, str | None):  # None: for templates that support tool calls
+    parts, calls = message.get("content"), message.get("tool_calls")
+    if calls:
+        message = {**message, "tool_calls": _as_template_calls(message["role"], calls)}
+    if parts is None and message["role"] in ("assistant", "tool"):
+        return {**message, "content": None if calls else ""}  # None: for templates that support tool calls
+    if isinstance(parts, str):
         return message
     if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
         raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
     return {**message, "content": "\n".join(part["text"] for part in parts)}
+
+
+def _as_template_calls(role: Any, calls: Any) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise ValueError(
+            f"messages: expected tool_calls in an assistant's message, got them in one of role {role!r:.80}"
+        )
+    if isinstance(calls, str) or not isinstance(calls, Sequence):
+        raise ValueError(f"messages: expected tool_calls to be a list, got {calls!r:.80}")
+    return [_as_template_call(call) for call in calls]
+
+
+def _as_template_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"messages: expected a tool call with a function and its name, got {call!r:.80}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # what a model wrote wrongly is shown to it as it wrote it
+            arguments = json.loads(arguments or "{}")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def render_chat(

@@ -60,7 +60,8 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         with client_errors():
             messages = as_messages(body.messages or [])
-            service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
+            texts = [text for message in body.messages or [] for text in message.texts]
+            service.check_length("prompt", body.prompt or "", *texts)
             tokens = await service.llm.run_tokenizer(lambda loaded: _encode(body, messages, loaded))
         return TokenizeResponse(
             count=len(tokens),
