@@ -13,15 +13,22 @@ result of a call.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
 from radixkv.model.loader import LoadedModel
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.tools.chat_format import AnswerForm
+from radixkv.tools.definitions import ToolOptions
+
+_Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 
 PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -37,6 +44,7 @@ class Prompt:
         namespace: only prompts of the same namespace share cached prefixes.
         read_cache: reuse what is cached.
         write_cache: publish what is computed.
+        answer_form: what the answer looks like, where it is more than text.
     """
 
     token_ids: Sequence[int]
@@ -44,6 +52,7 @@ class Prompt:
     namespace: str = ""
     read_cache: bool = True
     write_cache: bool = True
+    answer_form: AnswerForm | None = None
 
 
 def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel) -> list[Prompt]:
@@ -131,6 +140,8 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolOptions | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as the model's chat template writes it.
 
@@ -138,6 +149,8 @@ def render_chat(
         add_generation_prompt: end where the assistant's next message begins.
         continue_final_message: end within the last message, the assistant's, as if it were being written; only without
             ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
+        tools: those that the template describes or, where it knows none, the system message.
+        chat_template_kwargs: variables for the template, such as ``enable_thinking``.
 
     Raises:
         TypeError, ValueError: the tokenizer has no chat template, it refuses the messages, or there is nothing to continue.
@@ -157,11 +170,14 @@ def render_chat(
             f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
         )
     tokenizer = loaded.require_tokenizer()
-    if not getattr(tokenizer, "chat_template", None):
+    if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
+    variables = _template_variables(tokenizer, chat_template_kwargs)
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [dict(message) for message in loaded.chat_format.as_template_messages(messages, tools)],
+            **variables,
+            tools=loaded.chat_format.template_tools(tools),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -175,6 +191,21 @@ def render_chat(
             "continue_final_message: the last message has no text, or the chat template does not write it as it is"
         ) from error
     return text
+
+
+def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Variables for a template, none of which is an argument of what renders it.
+
+    Raises:
+        TypeError, ValueError: they are no dictionary, or one has such a name.
+    """
+    if not isinstance(variables, Mapping | None):
+        raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
+    arguments = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in variables or {}:
+        if name in arguments or name == "messages":
+            raise ValueError(f"chat_template_kwargs: {name!r} is no variable of the chat template")
+    return variables or {}
 
 
 def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
@@ -219,6 +250,8 @@ def as_chat_prompts(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolOptions | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:
     """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
@@ -232,10 +265,34 @@ def as_chat_prompts(
             loaded,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
         for conversation in as_conversations(messages)
     ]
-    return [Prompt(encode_rendered(text, loaded), text, **options) for text in texts]
+    assert loaded.chat_format is not None
+    answer_form = partial(loaded.chat_format.answer_form, options=tools, continues=not add_generation_prompt)
+    return [Prompt(encode_rendered(text, loaded), text, **options, answer_form=answer_form(text)) for text in texts]
+
+
+def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
+    """The parameters for an answer of this form: what they constrain is its content.
+
+    Raises:
+        ValueError: a tool's schema cannot be enforced, or a beam search could not read the answer.
+    """
+    if form is None:
+        return params
+    structured = params.structured_outputs
+    frame = form.frame(content_is_constrained=structured is not None)
+    if frame is not None:
+        structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
+        params = replace(params, structured_outputs=structured)
+    if not form.needs_special_tokens:
+        return params
+    if isinstance(params, BeamSearchParams):
+        raise ValueError("use_beam_search: not for this model's answers, whose parts are marked by special tokens")
+    return replace(params, skip_special_tokens=False)
 
 
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Literal
 
 from radixkv.outputs import CompletionOutput
+from radixkv.prompts import with_answer_form
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -24,8 +26,9 @@ from radixkv.server.generation import Generation
 from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
+from radixkv.tools.chat_format import AnswerForm, AnswerParser
 from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.events import AnswerPiece, TextPiece
+from radixkv.tools.events import AnswerPiece, TextPiece, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -76,11 +79,12 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
     with client_errors(body.request_field_names):
         if body.top_logprobs is not None and not body.logprobs:
             raise ValueError("top_logprobs: only for logprobs=true")
-        if body.tools or body.chat_template_kwargs or body.reasoning_effort is not None:
-            raise ValueError("tools: not supported yet, nor chat_template_kwargs and reasoning_effort")
+        tools = body.tool_options
         messages = as_messages(body.messages)
         service.check_length("messages", *(text for message in body.messages for text in message.texts))
-        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages))
+        if tools is not None:
+            service.check_length("tools", json.dumps(tools.definitions))
+        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools))
         prompt = service.with_cache_options(prompt, body, tenant)
         params = body.params(
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
@@ -88,14 +92,16 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             None,
             service.remaining_tokens([prompt]),
         )
-        return ChatEvents(await Generation.start(service, [prompt], params, body, request_id))
+        params = with_answer_form(params, prompt.answer_form)
+        return ChatEvents(await Generation.start(service, [prompt], params, body, request_id), prompt.answer_form)
 
 
 class ChatEvents:
     """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, form: AnswerForm | None) -> None:
         self._generation = generation
+        self._form = form
 
     @property
     def usage(self) -> Usage:
@@ -128,17 +134,34 @@ class ChatEvents:
         self._generation.close()
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
+        parsers: dict[int, AnswerParser] = {}
+        calling: set[int] = set()
         async with aclosing(aiter(self._generation)) as deltas:
             async for delta in deltas:
                 output = delta.output
-                pieces: list[AnswerPiece] = [TextPiece(output.text)] if output.text else []
-                yield ChatEvent(delta.choice, pieces, output, finish_reason(output), output.stop_reason)
+                if self._form is None:
+                    pieces: list[AnswerPiece] = [TextPiece(output.text)] if output.text else []
+                else:
+                    if delta.choice not in parsers:
+                        parsers[delta.choice] = self._form.parser()
+                    pieces = parsers[delta.choice].feed(output.text)
+                    if output.finish_reason is not None:
+                        pieces += parsers[delta.choice].finish()
+                if any(isinstance(piece, ToolCallBegin) for piece in pieces):
+                    calling.add(delta.choice)
+                reason = _finish_reason(output, delta.choice in calling)
+                yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
 
     async def collect(self) -> list[ChatAnswer]:
         """All choices, complete."""
-        return [
-            ChatAnswer(
-                choice, ParsedAnswer.of([TextPiece(output.text)]), output, finish_reason(output), output.stop_reason
-            )
-            for choice, output in enumerate(await self._generation.collect())
-        ]
+        answers = []
+        for choice, output in enumerate(await self._generation.collect()):
+            answer = ParsedAnswer(output.text) if self._form is None else self._form.parse(output.text)
+            reason = _finish_reason(output, bool(answer.tool_calls))
+            answers.append(ChatAnswer(choice, answer, output, reason, output.stop_reason))
+        return answers
+
+
+def _finish_reason(output: CompletionOutput, calls: bool) -> ChatFinishReason | None:
+    reason = finish_reason(output)
+    return "tool_calls" if calls and reason == "stop" else reason

@@ -14,7 +14,8 @@ from radixkv.prompts import Message, Prompt, as_chat_prompts
 from radixkv.server.chat_messages import Messages
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
-from radixkv.server.tool_protocol import ToolChoice, ToolDefinitions
+from radixkv.server.tool_protocol import NamedTool, ToolChoice, ToolDefinitions
+from radixkv.tools.definitions import ToolOptions, as_tool_options
 
 
 class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
@@ -43,7 +44,24 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             names["max_tokens"] = "max_completion_tokens"
         return super().request_field_names | names
 
-    def as_prompt(self, messages: list[Message], loaded: LoadedModel) -> Prompt:
+    @property
+    def tool_options(self) -> ToolOptions | None:
+        """Which tools the answer may call; None: there are none.
+
+        Raises:
+            ValueError: ``tool_choice`` is impossible, or two tools have one name.
+        """
+        definitions = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        return as_tool_options(definitions, choice, self.parallel_tool_calls)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is given beside the messages and the tools."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
+
+    def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: LoadedModel) -> Prompt:
         """The request's ``messages``, see `as_messages`, as the chat template writes them.
 
         Raises:
@@ -54,5 +72,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             loaded,
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=self.continue_final_message is True,
+            tools=tools,
+            chat_template_kwargs=self.template_variables,
         )
         return prompt
