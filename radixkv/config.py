@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, ge
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from radixkv.tools.names import ReasoningParserName, ToolCallParserName
+
 if TYPE_CHECKING:
     import torch
     from pydantic.fields import FieldInfo
@@ -70,6 +72,10 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers."""
+    tool_call_parser: ToolCallParserName = "auto"
+    """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Between which tags the model thinks before it answers; auto: as its chat template says; none: thoughts are text."""
 
 
 class EngineConfig(Config):
@@ -148,6 +154,8 @@ class ModelOptions(TypedDict, total=False):
     device: Device
     max_model_len: int | None
     quantization: Quantization | None
+    tool_call_parser: ToolCallParserName
+    reasoning_parser: ReasoningParserName
 
 
 class EngineOptions(TypedDict, total=False):

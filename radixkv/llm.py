@@ -25,9 +25,11 @@ from radixkv.prompts import (
     PromptInput,
     as_chat_prompts,
     as_prompts,
+    with_answer_form,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
+from radixkv.tools.definitions import ParsedAnswer, as_tool_options
 
 
 class LLM:
@@ -87,13 +89,23 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several: lists of ``{"role": ..., "content": ...}``; otherwise like `generate`.
 
+        The parts of an answer are in the ``answer`` of each output, as a `ParsedAnswer`: text, reasoning and tool calls.
+
         Args:
+            tools: functions that the model may call, in OpenAI's form.
+            tool_choice: "auto" (the default), "none", "required", or ``{"type": "function", "function": {"name": ...}}``.
+            parallel_tool_calls: whether an answer may hold several calls.
+            chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
             add_generation_prompt: False: do not begin the assistant's message; what the model writes may begin any.
             continue_final_message: go on within the last message, the assistant's; needs ``add_generation_prompt=False``.
         """
@@ -104,8 +116,16 @@ class LLM:
             cache,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
+            chat_template_kwargs=chat_template_kwargs,
         )
-        return self._generate(prompts, sampling_params, use_tqdm, priority)
+        outputs = self._generate(prompts, sampling_params, use_tqdm, priority)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            for part in output.outputs:
+                part.answer = (
+                    ParsedAnswer(part.text) if prompt.answer_form is None else prompt.answer_form.parse(part.text)
+                )
+        return outputs
 
     def stream(
         self,
@@ -248,7 +268,7 @@ class LLM:
         return self.engine.make_request(
             f"{next(self._ids)}",
             prompt.token_ids,
-            params,
+            with_answer_form(params, prompt.answer_form),
             prompt=prompt.text,
             namespace=prompt.namespace,
             read_cache=prompt.read_cache,

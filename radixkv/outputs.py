@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from radixkv.tools.definitions import ParsedAnswer
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -40,6 +42,7 @@ class CompletionOutput:
         logprobs: per generated token, log-probabilities of the chosen one and of the likeliest ones.
         finish_reason: "stop", "length" or "abort"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
+        answer: of a finished chat: text, reasoning and tool calls apart; None elsewhere.
     """
 
     index: int
@@ -49,6 +52,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    answer: ParsedAnswer | None = None
 
     def finished(self) -> bool:
         """Whether the answer has ended."""

@@ -6,18 +6,29 @@ A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, a
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
-are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do.
+are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
+assistant's messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the
+result of a call.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
 from radixkv.model.loader import LoadedModel
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.tools.chat_format import AnswerForm
+from radixkv.tools.definitions import ToolOptions
+
+_Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 
 PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -33,6 +44,7 @@ class Prompt:
         namespace: only prompts of the same namespace share cached prefixes.
         read_cache: reuse what is cached.
         write_cache: publish what is computed.
+        answer_form: what the answer looks like, where it is more than text.
     """
 
     token_ids: Sequence[int]
@@ -40,6 +52,7 @@ class Prompt:
     namespace: str = ""
     read_cache: bool = True
     write_cache: bool = True
+    answer_form: AnswerForm | None = None
 
 
 def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel) -> list[Prompt]:
@@ -71,25 +84,54 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
         if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence) or len(conversation) == 0:
             raise ValueError(f"messages: expected a non-empty list of messages, got {conversation!r:.80}")
         for message in conversation:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            if (
+                not isinstance(message, Mapping)
+                or "role" not in message
+                or not {"content", "tool_calls"} & set(message)
+            ):
                 raise ValueError(f"messages: expected a dictionary with 'role' and 'content', got {message!r:.80}")
     return [[as_template_message(message) for message in conversation] for conversation in conversations]
 
 
 def as_template_message(message: Message) -> Message:
-    """A message as chat templates expect it: one text, and a role that they know.
+    """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: a part of its content is no text.
+        ValueError: it has no content, a part of it is no text, or a tool call is none.
     """
     if message["role"] == "developer":
         message = {**message, "role": "system"}
-    parts = message["content"]
-    if isinstance(parts, str | None):  # None: for templates that support tool calls
+    parts, calls = message.get("content"), message.get("tool_calls")
+    if calls:
+        message = {**message, "tool_calls": _as_template_calls(message["role"], calls)}
+    if parts is None and message["role"] in ("assistant", "tool"):
+        return {**message, "content": None if calls else ""}  # None: for templates that support tool calls
+    if isinstance(parts, str):
         return message
     if not isinstance(parts, Sequence) or not all(_is_text(part) for part in parts):
         raise ValueError(f"messages: expected content to be a string or a list of text parts, got {parts!r:.80}")
     return {**message, "content": "\n".join(part["text"] for part in parts)}
+
+
+def _as_template_calls(role: Any, calls: Any) -> list[dict[str, Any]]:
+    if role != "assistant":
+        raise ValueError(
+            f"messages: expected tool_calls in an assistant's message, got them in one of role {role!r:.80}"
+        )
+    if isinstance(calls, str) or not isinstance(calls, Sequence):
+        raise ValueError(f"messages: expected tool_calls to be a list, got {calls!r:.80}")
+    return [_as_template_call(call) for call in calls]
+
+
+def _as_template_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"messages: expected a tool call with a function and its name, got {call!r:.80}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # what a model wrote wrongly is shown to it as it wrote it
+            arguments = json.loads(arguments or "{}")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def render_chat(
@@ -98,6 +140,8 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolOptions | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The conversation as the model's chat template writes it.
 
@@ -105,6 +149,8 @@ def render_chat(
         add_generation_prompt: end where the assistant's next message begins.
         continue_final_message: end within the last message, the assistant's, as if it were being written; only without
             ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
+        tools: those that the template describes or, where it knows none, the system message.
+        chat_template_kwargs: variables for the template, such as ``enable_thinking``.
 
     Raises:
         TypeError, ValueError: the tokenizer has no chat template, it refuses the messages, or there is nothing to continue.
@@ -124,11 +170,14 @@ def render_chat(
             f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
         )
     tokenizer = loaded.require_tokenizer()
-    if not getattr(tokenizer, "chat_template", None):
+    if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
+    variables = _template_variables(tokenizer, chat_template_kwargs)
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [dict(message) for message in loaded.chat_format.as_template_messages(messages, tools)],
+            **variables,
+            tools=loaded.chat_format.template_tools(tools),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -142,6 +191,21 @@ def render_chat(
             "continue_final_message: the last message has no text, or the chat template does not write it as it is"
         ) from error
     return text
+
+
+def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Variables for a template, none of which is an argument of what renders it.
+
+    Raises:
+        TypeError, ValueError: they are no dictionary, or one has such a name.
+    """
+    if not isinstance(variables, Mapping | None):
+        raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
+    arguments = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in variables or {}:
+        if name in arguments or name == "messages":
+            raise ValueError(f"chat_template_kwargs: {name!r} is no variable of the chat template")
+    return variables or {}
 
 
 def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
@@ -186,6 +250,8 @@ def as_chat_prompts(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: ToolOptions | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:
     """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
@@ -199,10 +265,34 @@ def as_chat_prompts(
             loaded,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
         )
         for conversation in as_conversations(messages)
     ]
-    return [Prompt(encode_rendered(text, loaded), text, **options) for text in texts]
+    assert loaded.chat_format is not None
+    answer_form = partial(loaded.chat_format.answer_form, options=tools, continues=not add_generation_prompt)
+    return [Prompt(encode_rendered(text, loaded), text, **options, answer_form=answer_form(text)) for text in texts]
+
+
+def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
+    """The parameters for an answer of this form: what they constrain is its content.
+
+    Raises:
+        ValueError: a tool's schema cannot be enforced, or a beam search could not read the answer.
+    """
+    if form is None:
+        return params
+    structured = params.structured_outputs
+    frame = form.frame(content_is_constrained=structured is not None)
+    if frame is not None:
+        structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
+        params = replace(params, structured_outputs=structured)
+    if not form.needs_special_tokens:
+        return params
+    if isinstance(params, BeamSearchParams):
+        raise ValueError("use_beam_search: not for this model's answers, whose parts are marked by special tokens")
+    return replace(params, skip_special_tokens=False)
 
 
 def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:

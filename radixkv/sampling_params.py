@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from radixkv.tools.grammar import AnswerFrame
+
 # Token ids in one parameter; every step of the request looks at all of them.
 MAX_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 256
@@ -16,7 +18,7 @@ MAX_BAD_WORD_CHARACTERS = 200
 
 @dataclass(kw_only=True, frozen=True)
 class StructuredOutputsParams:
-    """What an answer must look like; exactly one of these. (vLLM's names.)
+    """What an answer must look like; exactly one of these, but for ``frame``. (vLLM's names.)
 
     Attributes:
         json: a JSON schema, as text or as the object itself. The answer has at most one space between its parts.
@@ -24,6 +26,8 @@ class StructuredOutputsParams:
         regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
         choice: the answer is one of these strings.
         grammar: a context-free grammar in Lark's syntax or in GBNF (EBNF as llama.cpp writes it).
+        frame: beside one of the others or alone: what stands around that in the answer, such as reasoning before it, or tool
+            calls in its place. Chats set it themselves.
 
     Raises:
         TypeError, ValueError: none or several are given, or one is impossible.
@@ -34,12 +38,15 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    frame: AnswerFrame | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.frame, AnswerFrame | None):
+            raise TypeError(f"structured_outputs: frame must be an AnswerFrame, got {self.frame!r:.80}")
         given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
         if self.json_object:
             given.append("json_object")
-        if len(given) != 1:
+        if len(given) != 1 and (given or self.frame is None):
             raise ValueError(
                 "structured_outputs: expected one of json, json_object, regex, choice and grammar, "
                 f"got {' and '.join(given) or 'none'}"

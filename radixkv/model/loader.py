@@ -27,6 +27,7 @@ from radixkv.model.default_model import (
 )
 from radixkv.model.heap import trim_heap
 from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.tools.chat_format import ChatFormat
 from radixkv_cpu import QuantisedWeight, library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,6 +46,7 @@ class LoadedModel:
         tokenizer: None where the model has none; prompts and answers are then token ids only.
         max_model_len: tokens of a sequence at most, prompt and answer together.
         eos_token_ids: tokens that end an answer.
+        chat_format: how its answers to conversations are written; None where it has no chat template.
     """
 
     model: transformers.PreTrainedModel
@@ -55,6 +57,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    chat_format: ChatFormat | None
 
     def require_tokenizer(self) -> Any:
         """The tokenizer.
@@ -125,6 +128,7 @@ def load_model(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         dtype=model.dtype,
         device=model.device,
+        chat_format=_chat_format(tokenizer, config),
     )
 
 
@@ -308,6 +312,12 @@ def _silence_transformers() -> Iterator[None]:
     finally:
         transformers_logging.set_verbosity(level)
         transformers_logging.enable_progress_bar()
+
+
+def _chat_format(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    return ChatFormat.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
 
 
 def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> frozenset[int]:

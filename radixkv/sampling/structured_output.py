@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from radixkv.errors import StructuredOutputError
 from radixkv.model.loader import LoadedModel
 from radixkv.sampling_params import StructuredOutputsParams
+from radixkv.tools.grammar import AnswerFrame
 
 if TYPE_CHECKING:
     import llguidance
@@ -39,6 +40,8 @@ _MAX_ITEMS_PER_TOKEN = 20_000
 _MAX_COMPILED_GRAMMARS = 64
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
+# The kind of what only a frame constrains.
+_NOTHING = "nothing"
 
 
 class GrammarState:
@@ -106,22 +109,26 @@ class GrammarCompiler:
             ValueError: the specification is malformed, nothing can satisfy it, it uses what cannot be enforced, or it is too
                 large; or the model has no tokenizer.
         """
-        return self._compiled(*_kind_and_text(spec)).fork()
+        kind, text = _kind_and_text(spec)
+        return self._compiled(kind, text, None if spec.frame is None else _frame_text(spec.frame)).fork()
 
-    def _compile(self, kind: str, text: str) -> GrammarState:
+    def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
         from llguidance import LLMatcher, LLParserLimits
 
         # Compiling releases the GIL. Only one thread may build the trie of the vocabulary.
         with self._lock:
             self._tokenizer = self._tokenizer or self._make_tokenizer()
-        grammar = _grammar(kind, text)
+        grammar = "" if kind == _NOTHING else _grammar(kind, text)
+        if frame is not None:
+            grammar = _framed(frame, grammar)
         limits = LLParserLimits(step_max_items=_MAX_ITEMS_PER_TOKEN, verbose_errors=False)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         # The first bitmask reveals grammars that allow no token at all.
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise ValueError(f"structured_outputs: {kind} cannot be followed: {_one_line(matcher.get_error())}")
+            name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
+            raise ValueError(f"{name} cannot be followed: {_one_line(matcher.get_error())}")
         return GrammarState(matcher)
 
     def _make_tokenizer(self) -> llguidance.LLTokenizer:
@@ -146,13 +153,39 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
         kind, text = "choice", "|".join(re.escape(choice) for choice in spec.choice)
     elif spec.regex is not None:
         kind, text = "regex", spec.regex
-    else:
-        assert spec.grammar is not None
+    elif spec.grammar is not None:
         kind, text = "grammar", spec.grammar
+    else:
+        kind, text = _NOTHING, ""
     limit = _MAX_REGEX_CHARACTERS if kind in ("regex", "grammar") else _MAX_CHARACTERS
     if len(text) > limit:
         raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, expected at most {limit}")
     return kind, text
+
+
+def _frame_text(frame: AnswerFrame) -> str:
+    """A frame as llguidance's list of grammars without ``@content``; the key of the cache, too."""
+    try:
+        for schema in frame.schemas.values():
+            _check_schema(schema)
+        schemas = [{"name": name, "json_schema": schema} for name, schema in frame.schemas.items()]
+        text = json.dumps([{"name": "answer", "lark_grammar": frame.lark}, *schemas])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"tools: a schema of their parameters cannot be read: {_one_line(str(error))}") from error
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"tools: they have {len(text)} characters as a grammar, expected at most {_MAX_CHARACTERS}")
+    return text
+
+
+def _framed(frame: str, content: str) -> str:
+    """A frame with the grammar of the content in llguidance's format, or "" where there is none."""
+    grammars = json.loads(frame)
+    if content.startswith("{"):
+        inner = json.loads(content)["grammars"]
+        grammars += [{**inner[0], "name": "content"}, *inner[1:]]
+    elif content:
+        grammars.append({"name": "content", "lark_grammar": content})
+    return json.dumps({"grammars": grammars})
 
 
 def _grammar(kind: str, text: str) -> str:

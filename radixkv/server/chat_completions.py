@@ -6,66 +6,44 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, SerializeAsAny
+from pydantic import BaseModel, SerializeAsAny
 from typing_extensions import TypedDict
 
-from radixkv.model.loader import LoadedModel
 from radixkv.outputs import CompletionOutput
-from radixkv.prompts import Message, Prompt, as_chat_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
-from radixkv.server.chat_messages import Messages, as_messages
-from radixkv.server.errors import client_errors
-from radixkv.server.generation import Generation, respond
+from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFinishReason, start_chat
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.generation import respond
 from radixkv.server.logprobs import ChatLogprobs, encode_chat_logprobs
-from radixkv.server.not_supported import NotSupportedInChat
-from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
+from radixkv.server.protocol import ResponseHead, Usage
 from radixkv.server.service import Service, new_id
-
-
-class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
-    """A conversation to be continued by the assistant."""
-
-    messages: Messages
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    # vLLM's extensions.
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-
-    @property
-    def request_field_names(self) -> dict[str, str]:
-        names = {"prompts": "messages", "prompt_token_ids": "messages"}
-        if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        return super().request_field_names | names
-
-    def as_prompt(self, messages: list[Message], loaded: LoadedModel) -> Prompt:
-        """The request's ``messages``, see `as_messages`, as the chat template writes them.
-
-        Raises:
-            TypeError, ValueError: the template refuses it, or it cannot be continued as asked.
-        """
-        (prompt,) = as_chat_prompts(
-            messages,
-            loaded,
-            add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=self.continue_final_message is True,
-        )
-        return prompt
+from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
+from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer; ``content`` is null where there are only tool calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[AssistantToolCall] | None = None
+
+    @classmethod
+    def of(cls, answer: ParsedAnswer) -> AssistantMessage:
+        """The message in OpenAI's form."""
+        calls = [
+            AssistantToolCall(id=call.id, function=FunctionCall(name=call.name, arguments=call.arguments))
+            for call in answer.tool_calls
+        ]
+        content = answer.text or None if calls else answer.text
+        return cls(content=content, reasoning_content=answer.reasoning, tool_calls=calls or None)
 
 
 class ChatChoice(BaseModel):
@@ -74,7 +52,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: SerializeAsAny[ChatLogprobs] | None = None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
 
 
@@ -95,6 +73,8 @@ class ChatDelta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(BaseModel):
@@ -103,7 +83,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: SerializeAsAny[ChatLogprobs] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | None = None
 
 
@@ -126,23 +106,9 @@ def chat_completion_routes(service: Service) -> APIRouter:
     async def chat(body: ChatCompletionRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Answer a conversation."""
         service.check_model(body.model)
-        with client_errors(body.request_field_names):
-            if body.top_logprobs is not None and not body.logprobs:
-                raise ValueError("top_logprobs: only for logprobs=true")
-            messages = as_messages(body.messages)
-            service.check_length("messages", *(message["content"] for message in messages))
-            prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages))
-            prompt = service.with_cache_options(prompt, body, tenant)
-            params = body.params(
-                body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-                body.top_logprobs or 0 if body.logprobs else None,
-                None,
-                service.remaining_tokens([prompt]),
-            )
-            request_id = new_id("chatcmpl")
-            generation = await Generation.start(service, [prompt], params, body, request_id)
-        writer = _ChatResponseWriter(body, request_id, service)
-        return await respond(request, generation, writer, bool(body.stream))
+        request_id = new_id("chatcmpl")
+        events = await start_chat(service, body, tenant, request_id)
+        return await respond(request, events, _ChatResponseWriter(body, request_id, service), bool(body.stream))
 
     return router
 
@@ -156,42 +122,47 @@ class _ChatResponseWriter:
         self._encoder = service.encoder
         self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
 
-    async def full_response(self, generation: Generation) -> ChatCompletion:
-        choices = [
-            ChatChoice(
-                index=index,
-                message=AssistantMessage(content=output.text),
-                logprobs=await self._logprobs(output),
-                finish_reason=finish_reason(output),
-                stop_reason=output.stop_reason,
-            )
-            for index, output in enumerate(await generation.collect())
-        ]
-        explanation = None if generation.explanations is None else generation.explanations[0]
-        return ChatCompletion(**self._head, choices=choices, usage=generation.usage, cache_explanation=explanation)
+    async def full_response(self, events: ChatEvents) -> ChatCompletion:
+        choices = [await self._choice(answer) for answer in await events.collect()]
+        return ChatCompletion(
+            **self._head, choices=choices, usage=events.usage, cache_explanation=events.cache_explanation
+        )
 
-    async def chunks(self, generation: Generation) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def chunks(self, events: ChatEvents) -> AsyncGenerator[ChatCompletionChunk, None]:
         started: set[int] = set()
-        async with aclosing(aiter(generation)) as deltas:
-            async for delta in deltas:
-                output, logprobs = delta.output, await self._logprobs(delta.output)
-                if delta.choice not in started:
-                    started.add(delta.choice)
-                    yield self._chunk(
-                        ChatChunkChoice(index=delta.choice, delta=ChatDelta(role="assistant", content=""))
+        async with aclosing(aiter(events)) as parts:
+            async for event in parts:
+                if event.choice not in started:
+                    started.add(event.choice)
+                    first = ChatDelta(role="assistant", content="")
+                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=first))
+                logprobs = await self._logprobs(event.output)
+                deltas = _deltas(event)
+                if logprobs is None and event.finish_reason is None and not deltas:
+                    continue
+                *earlier, last = deltas or [ChatDelta(content="")]
+                for delta in earlier:
+                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=delta))
+                yield self._chunk(
+                    ChatChunkChoice(
+                        index=event.choice,
+                        delta=last,
+                        logprobs=logprobs,
+                        finish_reason=event.finish_reason,
+                        stop_reason=event.stop_reason,
                     )
-                if output.text or logprobs is not None or output.finish_reason is not None:
-                    yield self._chunk(
-                        ChatChunkChoice(
-                            index=delta.choice,
-                            delta=ChatDelta(content=output.text),
-                            logprobs=logprobs,
-                            finish_reason=finish_reason(output),
-                            stop_reason=output.stop_reason,
-                        )
-                    )
+                )
         if self._body.includes_usage:
-            yield ChatCompletionChunk(**self._head, choices=[], usage=generation.usage)
+            yield ChatCompletionChunk(**self._head, choices=[], usage=events.usage)
+
+    async def _choice(self, answer: ChatAnswer) -> ChatChoice:
+        return ChatChoice(
+            index=answer.choice,
+            message=AssistantMessage.of(answer.answer),
+            logprobs=await self._logprobs(answer.output),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+        )
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(**self._head, choices=[choice])
@@ -202,3 +173,22 @@ class _ChatResponseWriter:
         num_top = self._body.top_logprobs or 0
         write = partial(encode_chat_logprobs, output.token_ids, output.logprobs, num_top, self._texts)
         return await self._encoder.run(len(output.token_ids) * (1 + num_top), write)
+
+
+def _deltas(event: ChatEvent) -> list[ChatDelta]:
+    """The event in OpenAI's form: one delta for each piece."""
+    deltas: list[ChatDelta] = []
+    for piece in event.pieces:
+        match piece:
+            case TextPiece(text):
+                deltas.append(ChatDelta(content=text))
+            case ReasoningPiece(text):
+                deltas.append(ChatDelta(reasoning_content=text))
+            case ToolCallBegin(index, call_id, name):
+                function = FunctionCallDelta(name=name, arguments="")
+                call = ToolCallDelta(index=index, id=call_id, type="function", function=function)
+                deltas.append(ChatDelta(tool_calls=[call]))
+            case ToolCallArguments(index, text):
+                call = ToolCallDelta(index=index, function=FunctionCallDelta(arguments=text))
+                deltas.append(ChatDelta(tool_calls=[call]))
+    return deltas

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from radixkv.prompts import Message, as_template_message
 from radixkv.server.strict import StrictModel
+from radixkv.server.tool_protocol import EarlierToolCall
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_MESSAGES = 4096
@@ -21,23 +22,52 @@ class TextPart(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One message of a conversation."""
+    """One message of a conversation.
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    Attributes:
+        content: may be null where there are tool calls.
+        reasoning_content: of an assistant's message: what it thought, for templates that write it.
+        tool_calls: of an assistant's message: the tools that it called.
+        tool_call_id: of a tool's message: the call whose result it is.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[EarlierToolCall] | None = None
+    tool_call_id: str | None = None
 
     # OpenAI's clients send answers back with these fields; they are always null here.
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+
+    def as_message(self) -> Message:
+        """The message in the form of `radixkv.prompts`: without what is null or empty."""
+        # Of other roles a name is ignored, as OpenAI's models do for the most part.
+        message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=None if self.role == "tool" else {"name"})
+        if not message.get("tool_calls"):
+            message.pop("tool_calls", None)
+        return {"content": None, **message}
+
+    @property
+    def texts(self) -> list[str]:
+        """All text that a template may write."""
+        content = self.content
+        parts = [content] if isinstance(content, str) else [part.text for part in content or []]
+        calls = [text for call in self.tool_calls or [] for text in (call.function.name, call.function.arguments)]
+        return [*parts, *calls, self.reasoning_content or ""]
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES)]
 
 
 def as_messages(messages: list[ChatMessage]) -> list[Message]:
-    """Messages in the form that chat templates expect."""
-    return [as_template_message(message.model_dump(include={"role", "content"})) for message in messages]
+    """Messages in the form that chat templates expect.
+
+    Raises:
+        ValueError: one has no content, or fields of another role.
+    """
+    return [as_template_message(message.as_message()) for message in messages]

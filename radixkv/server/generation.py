@@ -189,12 +189,34 @@ class Generation:
         )
 
 
-class ResponseWriter(Protocol):
+class Answers(Protocol):
+    """What was submitted for one HTTP request, and what the access log tells of it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def usage(self) -> Usage: ...
+
+    @property
+    def first_token_seconds(self) -> float | None: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def close(self) -> None:
+        """Abort what is unfinished."""
+
+
+_A = TypeVar("_A", bound=Answers, contravariant=True)
+
+
+class ResponseWriter(Protocol[_A]):
     """Writes an endpoint's responses: in full, or in chunks."""
 
-    async def full_response(self, generation: Generation) -> BaseModel: ...
+    async def full_response(self, answers: _A, /) -> BaseModel: ...
 
-    def chunks(self, generation: Generation) -> AsyncIterator[BaseModel]: ...
+    def chunks(self, answers: _A, /) -> AsyncIterator[BaseModel]: ...
 
 
 class JsonResponse(Response):
@@ -211,9 +233,9 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[BaseModel], generation: Generation) -> None:
+    def __init__(self, chunks: AsyncIterator[BaseModel], answers: Answers) -> None:
         self._events = _server_sent_events(chunks)
-        self._generation = generation
+        self._answers = answers
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -222,7 +244,7 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             # A generator that was closed before its first step has not run its own cleanup.
-            self._generation.close()
+            self._answers.close()
 
 
 async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
@@ -235,19 +257,19 @@ async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerato
     yield b"data: [DONE]\n\n"
 
 
-async def respond(request: Request, generation: Generation, writer: ResponseWriter, stream: bool) -> Response:
+async def respond(request: Request, answers: _A, writer: ResponseWriter[_A], stream: bool) -> Response:
     """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
 
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
-    request.state.generation = generation
+    request.state.generation = answers
     if stream:
-        return EventStream(writer.chunks(generation), generation)
+        return EventStream(writer.chunks(answers), answers)
     try:
-        return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(generation)))
+        return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(answers)))
     finally:
-        generation.close()
+        answers.close()
 
 
 async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

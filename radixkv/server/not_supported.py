@@ -24,15 +24,11 @@ Only = Annotated[_T, WrapValidator(_reject_unsupported)]
 class NotSupportedInChat(StrictModel):
     """Fields of `/v1/chat/completions`, each with the values that are accepted."""
 
-    tools: Only[None] = None
-    tool_choice: Only[Literal["none"] | None] = None
-    parallel_tool_calls: Only[bool | None] = None  # without tool calls it has no effect
     functions: Only[None] = None
     function_call: Only[Literal["none"] | None] = None
     modalities: Only[Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None] = None
     audio: Only[None] = None
     prediction: Only[None] = None
-    reasoning_effort: Only[None] = None
     verbosity: Only[Literal["medium"] | None] = None
     web_search_options: Only[None] = None
     moderation: Only[None] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
@@ -83,9 +83,8 @@ class Service:
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""
-        return Prompt(
-            prompt.token_ids,
-            prompt.text,
+        return replace(
+            prompt,
             namespace=tenant.namespace(request.cache_salt),
             read_cache=request.cache is None or request.cache.read,
             write_cache=request.cache is None or request.cache.write,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -14,6 +14,8 @@ from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
+from radixkv.server.tool_protocol import ToolDefinitions
+from radixkv.tools.definitions import as_tool_options
 
 
 class TokenizeRequest(StrictModel):
@@ -25,6 +27,8 @@ class TokenizeRequest(StrictModel):
     messages: Messages | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: ToolDefinitions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 
@@ -60,7 +64,8 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         with client_errors():
             messages = as_messages(body.messages or [])
-            service.check_length("prompt", body.prompt or "", *(message["content"] for message in messages))
+            texts = [text for message in body.messages or [] for text in message.texts]
+            service.check_length("prompt", body.prompt or "", *texts)
             tokens = await service.llm.run_tokenizer(lambda loaded: _encode(body, messages, loaded))
         return TokenizeResponse(
             count=len(tokens),
@@ -90,6 +95,8 @@ def _encode(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel)
         loaded,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        tools=as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None),
+        chat_template_kwargs=body.chat_template_kwargs,
     )
     return encode_rendered(text, loaded)
 

@@ -1,0 +1,167 @@
+"""The answers to one chat request as events: the seam between the engine and the forms in which clients read answers.
+
+::
+
+    /v1/chat/completions --.                                            .-> chunks of /v1/chat/completions
+    another form of request +-> ChatCompletionRequest -> start_chat ->--+-> events of another form
+                                                          ChatEvents
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from radixkv.outputs import CompletionOutput
+from radixkv.prompts import with_answer_form
+from radixkv.server.cache_insight import CacheExplanation
+from radixkv.server.chat_messages import as_messages
+from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.errors import client_errors
+from radixkv.server.generation import Generation
+from radixkv.server.protocol import Usage, finish_reason
+from radixkv.server.service import Service
+from radixkv.server.tenants import Tenant
+from radixkv.tools.chat_format import AnswerForm, AnswerParser
+from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.events import AnswerPiece, TextPiece, ToolCallBegin
+
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEvent:
+    """What is new in one choice.
+
+    Attributes:
+        choice: index of the choice.
+        pieces: new text, reasoning and parts of tool calls, in order; may be empty.
+        output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
+        finish_reason: why the choice ended; None while it has not.
+        stop_reason: the stop string or token id that ended it.
+    """
+
+    choice: int
+    pieces: list[AnswerPiece]
+    output: CompletionOutput
+    finish_reason: ChatFinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """One whole choice; the attributes are those of `ChatEvent`."""
+
+    choice: int
+    answer: ParsedAnswer
+    output: CompletionOutput
+    finish_reason: ChatFinishReason | None
+    stop_reason: int | str | None
+
+
+async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tenant, request_id: str) -> ChatEvents:
+    """Check a request, write its prompt and submit it.
+
+    Args:
+        request_id: unique among the unfinished requests; see `new_id`.
+
+    Returns:
+        The events to come. Iterate them once to the end, or collect them, or close them.
+
+    Raises:
+        ApiError: a value is impossible: 400, with the name of the field.
+        Exception: what `AsyncLLM.submit` raises.
+    """
+    with client_errors(body.request_field_names):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ValueError("top_logprobs: only for logprobs=true")
+        tools = body.tool_options
+        messages = as_messages(body.messages)
+        service.check_length("messages", *(text for message in body.messages for text in message.texts))
+        if tools is not None:
+            service.check_length("tools", json.dumps(tools.definitions))
+        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools))
+        prompt = service.with_cache_options(prompt, body, tenant)
+        params = body.params(
+            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            body.top_logprobs or 0 if body.logprobs else None,
+            None,
+            service.remaining_tokens([prompt]),
+        )
+        params = with_answer_form(params, prompt.answer_form)
+        return ChatEvents(await Generation.start(service, [prompt], params, body, request_id), prompt.answer_form)
+
+
+class ChatEvents:
+    """The answers to one chat request. Iterate it once, to the end, or `collect` it, or call `close`."""
+
+    def __init__(self, generation: Generation, form: AnswerForm | None) -> None:
+        self._generation = generation
+        self._form = form
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self._generation.usage
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self._generation.request_id
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """Seconds to the first token; None: there is none yet."""
+        return self._generation.first_token_seconds
+
+    @property
+    def complete(self) -> bool:
+        """Whether all choices have ended by themselves."""
+        return self._generation.complete
+
+    @property
+    def cache_explanation(self) -> CacheExplanation | None:
+        """Why not more of the prompt was reused; None unless the request asked for it."""
+        explanations = self._generation.explanations
+        return None if explanations is None else explanations[0]
+
+    def close(self) -> None:
+        """Abort what is unfinished."""
+        self._generation.close()
+
+    async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
+        parsers: dict[int, AnswerParser] = {}
+        calling: set[int] = set()
+        async with aclosing(aiter(self._generation)) as deltas:
+            async for delta in deltas:
+                output = delta.output
+                if self._form is None:
+                    pieces: list[AnswerPiece] = [TextPiece(output.text)] if output.text else []
+                else:
+                    if delta.choice not in parsers:
+                        parsers[delta.choice] = self._form.parser()
+                    pieces = parsers[delta.choice].feed(output.text)
+                    if output.finish_reason is not None:
+                        pieces += parsers[delta.choice].finish()
+                if any(isinstance(piece, ToolCallBegin) for piece in pieces):
+                    calling.add(delta.choice)
+                reason = _finish_reason(output, delta.choice in calling)
+                yield ChatEvent(delta.choice, pieces, output, reason, output.stop_reason)
+
+    async def collect(self) -> list[ChatAnswer]:
+        """All choices, complete."""
+        answers = []
+        for choice, output in enumerate(await self._generation.collect()):
+            answer = ParsedAnswer(output.text) if self._form is None else self._form.parse(output.text)
+            reason = _finish_reason(output, bool(answer.tool_calls))
+            answers.append(ChatAnswer(choice, answer, output, reason, output.stop_reason))
+        return answers
+
+
+def _finish_reason(output: CompletionOutput, calls: bool) -> ChatFinishReason | None:
+    reason = finish_reason(output)
+    return "tool_calls" if calls and reason == "stop" else reason

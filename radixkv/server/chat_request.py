@@ -1,0 +1,78 @@
+"""A request for the next message of a conversation, as `/v1/chat/completions` takes it.
+
+Endpoints of other forms translate theirs into it, see `radixkv.server.chat_events`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.model.loader import LoadedModel
+from radixkv.prompts import Message, Prompt, as_chat_prompts
+from radixkv.server.chat_messages import Messages
+from radixkv.server.not_supported import NotSupportedInChat
+from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
+from radixkv.server.tool_protocol import NamedTool, ToolChoice, ToolDefinitions
+from radixkv.tools.definitions import ToolOptions, as_tool_options
+
+
+class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
+    """A conversation to be continued by the assistant."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    tools: ToolDefinitions | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    # For the chat template, which may write it as it likes.
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    # vLLM's extensions.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def request_field_names(self) -> dict[str, str]:
+        names = {"prompts": "messages", "prompt_token_ids": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return super().request_field_names | names
+
+    @property
+    def tool_options(self) -> ToolOptions | None:
+        """Which tools the answer may call; None: there are none.
+
+        Raises:
+            ValueError: ``tool_choice`` is impossible, or two tools have one name.
+        """
+        definitions = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        return as_tool_options(definitions, choice, self.parallel_tool_calls)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template is given beside the messages and the tools."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
+
+    def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: LoadedModel) -> Prompt:
+        """The request's ``messages``, see `as_messages`, as the chat template writes them.
+
+        Raises:
+            TypeError, ValueError: the template refuses it, or it cannot be continued as asked.
+        """
+        (prompt,) = as_chat_prompts(
+            messages,
+            loaded,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=self.continue_final_message is True,
+            tools=tools,
+            chat_template_kwargs=self.template_variables,
+        )
+        return prompt

@@ -1,0 +1,90 @@
+"""Tools in requests and answers, in OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from radixkv.server.strict import StrictModel
+
+# Each is described in the prompt and is a branch of a grammar.
+_MAX_TOOLS = 128
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+
+
+class FunctionDefinition(StrictModel):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments; None: it has none.
+        strict: refuse a schema that cannot be enforced whole, rather than enforce what can be.
+    """
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(StrictModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(StrictModel):
+    """A function by its name."""
+
+    name: FunctionName
+
+
+class NamedTool(StrictModel):
+    """The one tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class FunctionCall(StrictModel):
+    """A function's name, and JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class AssistantToolCall(StrictModel):
+    """A call within an answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class EarlierToolCall(AssistantToolCall):
+    """A call of an earlier answer, as clients send it back."""
+
+    index: int | None = None
+
+
+class FunctionCallDelta(TypedDict, total=False):
+    """The new part of a call; only its first one has the name."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict, total=False):
+    """The new part of a call; only its first one has the id and the type."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionCallDelta

@@ -1,0 +1,254 @@
+"""How a model's answers are written, found from its chat template; and what follows for one prompt.
+
+::
+
+    ChatFormat    one per model: the form of calls, the tags of reasoning
+      AnswerForm    one per prompt: which calls its answer may hold, and whether it begins within reasoning
+        AnswerParser  one per answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import TemplateError
+
+from radixkv.tools.definitions import ParsedAnswer, ToolOptions, parsed_answer
+from radixkv.tools.events import AnswerPiece
+from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
+from radixkv.tools.formats.harmony import HarmonyFormat
+from radixkv.tools.formats.hermes import HermesFormat
+from radixkv.tools.formats.json_object import JsonObjectFormat
+from radixkv.tools.formats.llama3_json import Llama3JsonFormat
+from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
+from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
+from radixkv.tools.grammar import AnswerFrame, GrammarWriter
+from radixkv.tools.instructions import with_tools_in_words
+from radixkv.tools.names import ReasoningParserName, ToolCallParserName
+from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
+from radixkv.tools.source import AnswerSource, Parsing, text_until
+
+CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
+    {
+        "hermes": HermesFormat(),
+        "qwen3_coder": Qwen3CoderFormat(),
+        "llama3_json": Llama3JsonFormat(),
+        "mistral": MistralFormat(),
+        "mistral_v11": MistralNamedFormat(),
+        "deepseek_v3": DeepSeekV3Format(),
+        "deepseek_v31": DeepSeekV31Format(),
+        "harmony": HarmonyFormat(),
+        "json": JsonObjectFormat(),
+    }
+)
+REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, "mistral": MISTRAL_THINK})
+
+# What a chat template contains that writes calls in a form; of several, the first.
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", ("<|channel|>", "<|message|>")),
+    ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("hermes", ("<tool_call>",)),
+    ("llama3_json", ('"parameters": dictionary of argument name',)),
+    ("llama3_json", ("<|python_tag|>",)),
+)
+_PROBE = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {"type": "object"}}}
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a model writes its answers.
+
+    Attributes:
+        calls: how it writes calls of tools.
+        reasoning: between which tags it thinks; None: between none.
+        template_takes_tools: whether the chat template describes tools; otherwise the system message does.
+        added_tokens: id of each text that is a token of its own.
+        special_tokens: those of them that are left out of text unless that is asked for.
+    """
+
+    calls: CallFormat
+    reasoning: ReasoningTags | None
+    template_takes_tools: bool
+    added_tokens: Mapping[str, int]
+    special_tokens: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, calls: ToolCallParserName = "auto", reasoning: ReasoningParserName = "auto"
+    ) -> ChatFormat:
+        """The format of a model by its tokenizer, which has a chat template."""
+        template: str = tokenizer.get_chat_template(tools=[_PROBE])
+        form = CALL_FORMATS[_form_of(template) if calls == "auto" else calls]
+        tokens = tokenizer.added_tokens_decoder
+        return cls(
+            calls=form,
+            reasoning=_tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning),
+            # A template whose form is not known would ask for calls in another one.
+            template_takes_tools=form is not CALL_FORMATS["json"] and _takes_tools(tokenizer),
+            added_tokens={token.content: token_id for token_id, token in tokens.items()},
+            special_tokens=frozenset(token.content for token in tokens.values() if token.special),
+        )
+
+    def as_template_messages(
+        self, messages: Sequence[Mapping[str, Any]], options: ToolOptions | None
+    ) -> Sequence[Mapping[str, Any]]:
+        """The messages as the template takes them: with tools in words, where it does not know them."""
+        if self.template_takes_tools:
+            return [self.calls.as_template_message(message) for message in messages]
+        return with_tools_in_words(messages, () if options is None else options.definitions, self.calls)
+
+    def template_tools(self, options: ToolOptions | None) -> list[Mapping[str, Any]] | None:
+        """The tools that the template is given."""
+        return list(options.definitions) if options is not None and self.template_takes_tools else None
+
+    def answer_form(self, prompt: str, options: ToolOptions | None, *, continues: bool = False) -> AnswerForm | None:
+        """What the answer to a prompt looks like.
+
+        Args:
+            prompt: its text, up to where the answer begins.
+            continues: the answer continues a message that has begun.
+
+        Returns:
+            None: it is text.
+        """
+        if options is None and self.reasoning is None and not self.calls.frames_every_answer:
+            return None
+        state: ReasoningState = "over"
+        if self.reasoning is not None and not continues:
+            state = self.reasoning.state_after(prompt)
+        return AnswerForm(self, state, options)
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What the answer to one prompt looks like.
+
+    Attributes:
+        reasoning: where it begins.
+        options: which calls it may hold; None: there are no tools.
+    """
+
+    format: ChatFormat
+    reasoning: ReasoningState
+    options: ToolOptions | None
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether parts of the answer are only known by special tokens in its text."""
+        tags = self.format.reasoning
+        markers = [] if tags is None else [tags.open, tags.close]
+        if self._may_call or self.format.calls.frames_every_answer:
+            markers += self.format.calls.markers
+        return not self.format.special_tokens.isdisjoint(markers)
+
+    def frame(self, *, content_is_constrained: bool) -> AnswerFrame | None:
+        """What the answer is held to; None: nothing, or what holds its content holds it whole.
+
+        Args:
+            content_is_constrained: whether ``@content`` says what its text looks like.
+
+        Raises:
+            ValueError: the schema of a strict tool cannot be enforced in this format.
+        """
+        calls, options = self.format.calls, self.options
+        if options is None and not content_is_constrained:
+            return None
+        content = "@content" if content_is_constrained else None
+        writer = GrammarWriter(self.format.added_tokens, self._shown_tokens())
+        thought = "" if self.format.reasoning is None else self.format.reasoning.grammar(writer, self.reasoning)
+        if calls.frames_every_answer:
+            answer = calls.grammar(writer, options, content)
+        elif options is None:
+            if not thought:
+                return None
+            answer = "@content"
+        elif options.mode == "none":
+            answer = content or calls.no_calls(writer, options)
+        else:
+            answer = calls.grammar(writer, options, content)
+        return writer.frame(f"{thought} ({answer})")
+
+    def parser(self) -> AnswerParser:
+        """A parser for one answer."""
+        tools = self.options.tools if self.options is not None and self._may_call else {}
+        return AnswerParser(AnswerSource(tools, self.format.calls.new_id), self._parse)
+
+    def parse(self, text: str) -> ParsedAnswer:
+        """A whole answer in its parts."""
+        parser = self.parser()
+        return parsed_answer([*parser.feed(text), *parser.finish()])
+
+    @property
+    def _may_call(self) -> bool:
+        return self.options is not None and self.options.mode != "none"
+
+    def _shown_tokens(self) -> Iterable[str]:
+        tags = self.format.reasoning
+        hidden = {
+            *self.format.special_tokens,
+            *self.format.calls.markers,
+            *(() if tags is None else (tags.open, tags.close)),
+        }
+        return [token for token in self.format.added_tokens if token not in hidden]
+
+    def _parse(self, source: AnswerSource) -> Parsing[None]:
+        if self.format.reasoning is not None:
+            yield from self.format.reasoning.parse(source, self.reasoning)
+        if self._may_call or self.format.calls.frames_every_answer:
+            yield from self.format.calls.parse(source)
+        else:
+            yield from text_until(source, [])
+
+
+class AnswerParser:
+    """Takes the text of one answer piece by piece."""
+
+    def __init__(self, source: AnswerSource, parse: Callable[[AnswerSource], Parsing[None]]) -> None:
+        self._source = source
+        self._steps: Parsing[None] = parse(source)
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """The pieces that follow from more text."""
+        self._source.rest += text
+        return self._read() if text else []
+
+    def finish(self) -> list[AnswerPiece]:
+        """The last pieces, after which there is no more text."""
+        self._source.ended = True
+        return self._read()
+
+    def _read(self) -> list[AnswerPiece]:
+        pieces = []
+        for piece in self._steps:
+            if piece is None:
+                break
+            pieces.append(piece)
+        return pieces
+
+
+def _form_of(template: str) -> str:
+    return next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), "json")
+
+
+def _tags_of(template: str) -> ReasoningTags | None:
+    return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
+
+
+def _takes_tools(tokenizer: Any) -> bool:
+    messages = [{"role": "user", "content": "x"}]
+    try:
+        without, with_tools = (
+            tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+            for tools in (None, [_PROBE])
+        )
+    except TemplateError:  # it refuses such conversations, so what it does with tools cannot be seen
+        return False
+    return bool(without != with_tools)

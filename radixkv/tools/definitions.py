@@ -1,0 +1,168 @@
+"""Tools as a request describes them, and answers with calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+ToolMode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        strict: refuse a schema that cannot be enforced whole, rather than enforce what can be.
+    """
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any]
+    strict: bool
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """Which tools there are, and which of them the answer may or must call.
+
+    Attributes:
+        definitions: all tools in OpenAI's form, as chat templates take them.
+        tools: those that may be called, by name.
+        mode: "none": nothing may be called; "required": the answer is a call.
+        parallel: whether an answer may hold several calls.
+    """
+
+    definitions: Sequence[Mapping[str, Any]]
+    tools: Mapping[str, Tool]
+    mode: ToolMode
+    parallel: bool
+
+
+def as_tool_options(
+    definitions: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
+) -> ToolOptions | None:
+    """Tools and the choice of them as requests have them.
+
+    Args:
+        definitions: in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters", "strict"}}``.
+        choice: "none", "auto" (the default), "required", or ``{"type": "function", "function": {"name"}}``: that one.
+        parallel: False: at most one call; by default any number, but one where ``choice`` names it.
+
+    Returns:
+        None: there are no tools.
+
+    Raises:
+        ValueError: a tool is malformed, two have one name, or ``choice`` is impossible.
+    """
+    if not isinstance(definitions, Sequence | None) or isinstance(definitions, str):
+        raise ValueError(f"tools: expected a list, got {definitions!r:.80}")
+    tools: dict[str, Tool] = {}
+    for definition in definitions or ():
+        tool = _as_tool(definition)
+        if tool.name in tools:
+            raise ValueError(f"tools: expected different names, got {tool.name!r} twice")
+        tools[tool.name] = tool
+    named = _named(choice)
+    if named is None and choice not in (None, "none", "auto", "required"):
+        raise ValueError(f"tool_choice: expected none, auto, required or a function by its name, got {choice!r:.80}")
+    if not tools:
+        if named is not None or choice == "required":
+            raise ValueError(f"tool_choice: {choice!r:.80} needs tools, and there are none")
+        return None
+    if named is None:
+        mode: ToolMode = "none" if choice == "none" else "required" if choice == "required" else "auto"
+        return ToolOptions(definitions or (), tools, mode, parallel is not False)
+    if named not in tools:
+        raise ValueError(f"tool_choice: there is no tool {named!r:.80}, only {', '.join(tools)}")
+    return ToolOptions(definitions or (), {named: tools[named]}, "required", parallel=False)
+
+
+def _named(choice: str | Mapping[str, Any] | None) -> str | None:
+    if not isinstance(choice, Mapping):
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if choice.get("type") == "function" and isinstance(name, str) else None
+
+
+def _as_tool(definition: Any) -> Tool:
+    function = definition.get("function") if isinstance(definition, Mapping) else None
+    if not isinstance(function, Mapping) or definition.get("type") != "function":
+        raise ValueError(f"tools: expected {{'type': 'function', 'function': {{...}}}}, got {definition!r:.80}")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"tools: expected a function with a name, got {function!r:.80}")
+    if not isinstance(parameters, Mapping | None):
+        raise ValueError(f"tools: expected the parameters of {name!r:.80} to be a JSON schema, got {parameters!r:.80}")
+    schema = {"type": "object", "properties": {}, **(parameters or {})}
+    if schema["type"] != "object":
+        raise ValueError(f"tools: expected the parameters of {name!r:.80} to be an object, got {schema['type']!r:.80}")
+    return Tool(name, function.get("description"), schema, function.get("strict") is True)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        id: names the call in the message with its result.
+        arguments: JSON text of an object.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass
+class ParsedAnswer:
+    """A whole answer, its parts apart.
+
+    Attributes:
+        text: what is neither reasoning nor a call.
+        reasoning: what the model thought before; None: it did not.
+    """
+
+    text: str = ""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def as_message(self) -> dict[str, Any]:
+        """The answer as a message of a conversation, in OpenAI's form."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+def parsed_answer(pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
+    """The answer that consists of these pieces."""
+    answer = ParsedAnswer()
+    begun: list[ToolCallBegin] = []
+    arguments: list[list[str]] = []
+    for piece in pieces:
+        match piece:
+            case TextPiece(text):
+                answer.text += text
+            case ReasoningPiece(text):
+                answer.reasoning = (answer.reasoning or "") + text
+            case ToolCallBegin():
+                begun.append(piece)
+                arguments.append([])
+            case ToolCallArguments(index, text):
+                arguments[index].append(text)
+    answer.tool_calls = [
+        ToolCall(call.id, call.name, "".join(texts)) for call, texts in zip(begun, arguments, strict=True)
+    ]
+    return answer

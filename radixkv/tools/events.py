@@ -1,0 +1,39 @@
+"""An answer piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegin:
+    """A call of a tool begins; the calls of an answer are numbered from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+AnswerPiece = TextPiece | ReasoningPiece | ToolCallBegin | ToolCallArguments

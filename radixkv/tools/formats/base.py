@@ -1,0 +1,154 @@
+"""What the forms of calls have in common."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.tools.definitions import Tool, ToolOptions
+from radixkv.tools.events import TextPiece
+from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, new_call_id
+
+
+class CallFormat(ABC):
+    """How a family of models writes calls of tools.
+
+    An answer is text, then calls: ``begin``, the calls with ``separator`` between them, ``end``.
+
+    Attributes:
+        begin: begins the calls of an answer; it may be empty.
+        lead: may stand before calls that can only stand at the start of the answer.
+        call_begin: begins each call.
+        separator: between two calls.
+        end: after the last call.
+        parallel: whether an answer can hold several calls.
+        frames_every_answer: whether text and reasoning are marked, too, so that every answer has to be parsed.
+    """
+
+    begin = ""
+    lead = ""
+    call_begin = ""
+    separator = "\n"
+    end = ""
+    parallel = True
+    frames_every_answer = False
+
+    @property
+    def trigger(self) -> str:
+        """What in an answer begins its calls; empty: they can only stand at its start."""
+        return self.begin or self.call_begin
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be special tokens and have to be seen."""
+        return tuple(filter(None, (self.begin, self.lead, self.call_begin)))
+
+    def new_id(self) -> str:
+        """An id for a call, as the family's templates accept it."""
+        return new_call_id()
+
+    def as_template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message as the family's templates take it."""
+        return message
+
+    @abstractmethod
+    def parse(self, source: AnswerSource) -> Parsing[None]:
+        """Read text and calls, up to the end of the answer."""
+
+    @abstractmethod
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as the model writes it, from ``call_begin`` on."""
+
+    @abstractmethod
+    def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
+        """A grammar expression for a call of a tool, after ``call_begin``.
+
+        Args:
+            rule: begins the names of its rules and schemas.
+
+        Raises:
+            ValueError: the tool is strict and its schema cannot be enforced in this form.
+        """
+
+    def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Several calls as the model writes them."""
+        return self.begin + self.separator.join(self.write_call(*call) for call in calls) + self.end
+
+    def grammar(self, writer: GrammarWriter, options: ToolOptions | None, content: str | None) -> str:
+        """A grammar expression for the answer without its reasoning.
+
+        Args:
+            options: which calls it may hold; None, where the format frames every answer: none.
+            content: an expression for the text of an answer without calls; None: any text.
+        """
+        assert options is not None
+        first, following = self._calls(writer, options)
+        lead = f"({writer.literal(self.lead)})?" if self.lead else ""
+        begin = writer.literal(self.trigger) if self.trigger else lead
+        calls = writer.rule("calls", f"{begin} {first} {following}")
+        if options.mode == "required":
+            return calls
+        if content is not None:
+            return f"{content} | {calls}"
+        if not self.trigger:
+            writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{self._beginning_of_call(options)}(.|\n)*/")
+            return f"PLAIN | {calls}"
+        return f"{writer.text()} | {writer.text_before(self.trigger)} {first} {following}"
+
+    def no_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
+        """A grammar expression for an answer that must not hold calls."""
+        beginning = self._beginning_of_call(options) if not self.trigger else rf"(.|\n)*{_escaped(self.trigger)}"
+        return writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{beginning}(.|\n)*/")
+
+    def _calls(self, writer: GrammarWriter, options: ToolOptions) -> tuple[str, str]:
+        """Expressions for the first call, after the trigger, and for what follows it."""
+        bodies = [self.call_body(writer, tool, f"tool_{i}") for i, tool in enumerate(options.tools.values())]
+        body = writer.rule("body", " | ".join(f"({each})" for each in bodies))
+        one = f"{writer.literal(self.call_begin)} {body}" if self.call_begin else body
+        more = f"({writer.literal(self.separator)} {one})*" if options.parallel and self.parallel else ""
+        end = writer.literal(self.end) if self.end else ""
+        return (one if self.begin else body), f"{more} {end}"
+
+    def _beginning_of_call(self, options: ToolOptions) -> str:
+        """For a form without a marker: a regular expression for how a call begins."""
+        raise NotImplementedError
+
+
+def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
+    """Read a call; what is none is text, from the source's mark on.
+
+    Returns:
+        Whether it was a call, whole or at least in its beginning.
+    """
+    before = source.num_calls
+    try:
+        yield from call
+    except MalformedCallError:
+        if source.num_calls == before:
+            yield TextPiece(source.since_mark())
+            return False
+    return True
+
+
+def json_body(writer: GrammarWriter, tool: Tool, rule: str, arguments_key: str) -> str:
+    """A grammar expression for ``{"name": NAME, KEY: ARGUMENTS}``."""
+    head = f'{{"name": {json.dumps(tool.name)}, "{arguments_key}": '
+    return f"{writer.literal(head)} {writer.schema(tool, f'{rule}_arguments', tool.parameters)} {writer.literal('}')}"
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON text."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_json_call(name: str, arguments: Mapping[str, Any], arguments_key: str) -> str:
+    """The call as JSON text."""
+    return json.dumps({"name": name, arguments_key: arguments}, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """A text as part of a regular expression in Lark."""
+    return "".join(character if character.isalnum() else f"\\u{{{ord(character):x}}}" for character in text)

@@ -1,0 +1,113 @@
+"""``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``: strings as they are, others as JSON.
+
+Qwen3-Coder and Qwen 3.5: the chat template of https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from radixkv.tools.definitions import Tool
+from radixkv.tools.events import ToolCallArguments
+from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
+from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.source import (
+    AnswerSource,
+    Parsing,
+    collect_until,
+    expect,
+    skip_whitespace,
+    starts_with,
+    text_until,
+)
+
+_END, _FUNCTION, _FUNCTION_END = "</tool_call>", "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "\n</parameter>"
+# What constrains a string beyond its type; the text of a value can be held to an enumeration only.
+_STRING_CONSTRAINTS = frozenset(["pattern", "format", "minLength", "maxLength"])
+
+
+class Qwen3CoderFormat(CallFormat):
+    """An element for each call, and in it one for each argument."""
+
+    call_begin = "<tool_call>"
+
+    def parse(self, source: AnswerSource) -> Parsing[None]:
+        while (yield from text_until(source, [self.call_begin])):
+            if (yield from guarded_call(source, _call(source))):
+                yield from skip_whitespace(source)
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        texts = {key: value if isinstance(value, str) else json_text(value) for key, value in arguments.items()}
+        parameters = "".join(f"{_PARAMETER}{key}>\n{text}{_PARAMETER_END}\n" for key, text in texts.items())
+        return f"{self.call_begin}\n{_FUNCTION}{name}>\n{parameters}{_FUNCTION_END}\n{_END}"
+
+    def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
+        required = tool.parameters.get("required", ())
+        parts = [writer.literal(f"\n{_FUNCTION}{tool.name}>\n")]
+        for index, (key, schema) in enumerate(tool.parameters["properties"].items()):
+            value = self._value(writer, tool, schema, f"{rule}_{index}")
+            begin, newline = writer.literal(f"{_PARAMETER}{key}>\n"), writer.literal("\n")
+            part = f"{begin} {value} {newline}"
+            parts.append(part if key in required else f"({part})?")
+        return " ".join([*parts, writer.literal(f"{_FUNCTION_END}\n{_END}")])
+
+    def _value(self, writer: GrammarWriter, tool: Tool, schema: Any, rule: str) -> str:
+        """A grammar expression for the value of one argument and the end of its element."""
+        end = writer.literal(_PARAMETER_END)
+        if not _is_string(schema):
+            definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+            whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
+            return f"{writer.schema(tool, rule, whole)} {end}"
+        if "enum" in schema:
+            return f"({' | '.join(writer.literal(value) for value in schema['enum'])}) {end}"
+        if tool.strict and _STRING_CONSTRAINTS & set(schema):
+            named = ", ".join(sorted(_STRING_CONSTRAINTS & set(schema)))
+            raise ValueError(
+                f"tools: {tool.name}: {named} of a string cannot be enforced in this model's form of calls"
+            )
+        return writer.text_before(_PARAMETER_END)
+
+
+def _is_string(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    values = schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return True
+    return schema.get("type") == "string" and values is None
+
+
+def _call(source: AnswerSource) -> Parsing[None]:
+    yield from skip_whitespace(source)
+    yield from expect(source, _FUNCTION)
+    name, _ = yield from collect_until(source, [">"])
+    begun = source.begin_call(name)
+    yield begun
+    properties = source.tools[name].parameters["properties"]
+    separator = "{"
+    yield from skip_whitespace(source)
+    while (yield from starts_with(source, _PARAMETER)):
+        key, _ = yield from collect_until(source, [">"])
+        yield from starts_with(source, "\n")
+        text, _ = yield from collect_until(source, [_PARAMETER_END.strip()])
+        value = _as_json(text.removesuffix("\n"), properties.get(key))
+        yield ToolCallArguments(begun.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
+        separator = ", "
+        yield from skip_whitespace(source)
+    yield ToolCallArguments(begun.index, "{}" if separator == "{" else "}")
+    yield from expect(source, _FUNCTION_END)
+    yield from skip_whitespace(source)
+    yield from expect(source, _END)
+
+
+def _as_json(text: str, schema: Any) -> str:
+    """A value as JSON text: what is no string by its schema and is JSON is taken as it is."""
+    if schema is not None and not _is_string(schema):
+        try:
+            return json.dumps(json.loads(text), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,122 @@
+"""Grammars that let an answer hold only valid calls, in llguidance's dialect of Lark.
+
+An answer may be free text until a call begins: the marker that begins one ends a lazy lexeme, after which only a call may
+follow. (The scheme of llguidance's and XGrammar's structural tags.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.tools.definitions import Tool
+
+# Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
+_JSON_OPTIONS = {"whitespace_pattern": " ?"}
+# Where these stand, what a schema forbids depends on more than the part that is looked at.
+_COMBINING = frozenset(
+    "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
+)
+
+
+@dataclass(frozen=True)
+class AnswerFrame:
+    """What a whole answer must look like.
+
+    Attributes:
+        lark: a grammar in Lark's syntax, in which ``@name`` stands for JSON of the schema of that name, and ``@content`` for
+            what the other structured outputs of the request describe.
+        schemas: JSON schemas by name.
+    """
+
+    lark: str
+    schemas: Mapping[str, Any]
+
+
+class GrammarWriter:
+    """Collects the rules of one answer.
+
+    Args:
+        added_tokens: id of each text that is a token of its own; within text, llguidance does not let those appear that look
+            like markers.
+        shown_tokens: those of them that may appear in free text.
+    """
+
+    def __init__(self, added_tokens: Mapping[str, int], shown_tokens: Iterable[str] = ()) -> None:
+        self._added_tokens = added_tokens
+        self._shown = sorted(added_tokens[token] for token in shown_tokens)
+        self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
+        self._schemas: dict[str, Any] = {}
+
+    def frame(self, start: str) -> AnswerFrame:
+        """The grammar whose start rule has this body."""
+        rules = {"start": start, **self._rules}
+        return AnswerFrame("".join(f"{name}: {body}\n" for name, body in rules.items()), self._schemas)
+
+    def rule(self, name: str, body: str) -> str:
+        """Add a rule or replace it; returns its name."""
+        self._rules[name] = body
+        return name
+
+    def literal(self, text: str) -> str:
+        """An expression for this text, with tokens where there are any for parts of it."""
+        return " ".join(self._parts(text)) or '""'
+
+    def schema(self, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
+        """An expression for JSON that a schema of a tool allows.
+
+        Args:
+            name: of the schema, unique in this grammar.
+        """
+        closed = closed_schema(schema)
+        closed["x-guidance"] = {**_JSON_OPTIONS, "lenient": not tool.strict}
+        self._schemas[name] = closed
+        return f"@{name}"
+
+    def text_before(self, marker: str) -> str:
+        """An expression for free text and the marker that ends it."""
+        name = f"before_{len(self._rules)}"
+        self._rules[f"{name}[lazy]"] = f"TEXT {json.dumps(marker)}"
+        spelled, as_tokens = f"{self._free()}{name}", self.literal(marker)
+        return f"({spelled} | {self._free()}TEXT {as_tokens})" if "<[" in as_tokens else spelled
+
+    def text(self) -> str:
+        """An expression for free text."""
+        return f"{self._free()}TEXT"
+
+    def _free(self) -> str:
+        if not self._shown:
+            return ""
+        self._rules["shown"] = f"TEXT <[{','.join(map(str, self._shown))}]>"
+        return "shown* "
+
+    def _parts(self, text: str) -> list[str]:
+        starts = [(text.find(token), -len(token), token) for token in self._added_tokens if token in text]
+        if not starts:
+            return [json.dumps(text)] if text else []
+        position, _, token = min(starts)
+        before = [json.dumps(text[:position])] if position else []
+        return [*before, f"<[{self._added_tokens[token]}]>", *self._parts(text[position + len(token) :])]
+
+
+def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without properties that it does not name, unless it says that there may be others.
+
+    What it allows then, the original allows, too. Functions do not take arguments that they do not know, and small models
+    write them without end.
+    """
+    closed = dict(schema)
+    properties = closed.get("properties")
+    if isinstance(properties, Mapping):
+        closed["properties"] = {name: _closed_part(part) for name, part in properties.items()}
+        if not _COMBINING & set(closed):
+            closed.setdefault("additionalProperties", False)
+    if "items" in closed:
+        closed["items"] = _closed_part(closed["items"])
+    return closed
+
+
+def _closed_part(schema: Any) -> Any:
+    return closed_schema(schema) if isinstance(schema, Mapping) and not _COMBINING & set(schema) else schema

@@ -1,0 +1,127 @@
+"""Calls that are written as JSON objects, read while they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+from radixkv.tools.events import ToolCallArguments, ToolCallBegin
+from radixkv.tools.source import WHITESPACE, AnswerSource, MalformedCallError, Parsing, expect, skip_whitespace
+
+_ARGUMENTS = ("arguments", "parameters")
+# Keys that some models write beside the name and the arguments.
+_OTHER_KEYS = ("id", "type")
+
+
+def json_call(source: AnswerSource) -> Parsing[None]:
+    """A call ``{"name": ..., "arguments": {...}}``; "parameters" is read as "arguments".
+
+    Raises:
+        MalformedCallError: it is none, and nothing was yielded.
+    """
+    begun: ToolCallBegin | None = None
+    arguments: str | None = None
+    yield from expect(source, "{")
+    while True:
+        yield from skip_whitespace(source)
+        key = _loads((yield from _collected(source)))
+        yield from skip_whitespace(source)
+        yield from expect(source, ":")
+        yield from skip_whitespace(source)
+        if key == "name" and begun is None:
+            begun = source.begin_call(_loads((yield from _collected(source))))
+            yield begun
+            if arguments is not None:
+                yield ToolCallArguments(begun.index, arguments)
+        elif key in _ARGUMENTS and arguments is None:
+            if begun is not None and source.rest[:1] == "{":
+                yield from json_arguments(source, begun)
+                arguments = ""
+            else:
+                arguments = _as_object_text((yield from _collected(source)))
+                if begun is not None:
+                    yield ToolCallArguments(begun.index, arguments)
+        elif key in _OTHER_KEYS:
+            yield from _collected(source)
+        else:
+            raise MalformedCallError
+        yield from skip_whitespace(source)
+        if source.rest[:1] != ",":
+            break
+        source.take(1)
+    yield from expect(source, "}")
+    if begun is None:
+        raise MalformedCallError
+    if arguments is None:
+        yield ToolCallArguments(begun.index, "{}")
+
+
+def json_arguments(source: AnswerSource, begun: ToolCallBegin) -> Parsing[None]:
+    """The arguments of a call, a JSON object, as they are written.
+
+    Raises:
+        MalformedCallError: they are incomplete.
+    """
+    for text in _value(source):
+        yield None if text is None else ToolCallArguments(begun.index, text)
+
+
+def _as_object_text(text: str) -> str:
+    """Arguments that were written as JSON text within a JSON string are the text itself."""
+    value = _loads(text)
+    return value if isinstance(value, str) else text
+
+
+def _collected(source: AnswerSource) -> Parsing[str]:
+    texts: list[str] = []
+    for text in _value(source):
+        if text is None:
+            yield None
+        else:
+            texts.append(text)
+    return "".join(texts)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedCallError from error
+
+
+def _value(source: AnswerSource) -> Generator[str | None, None, None]:
+    """The text of one JSON value, piece by piece; None where more is needed."""
+    depth, in_string, escaped = 0, False, False
+    while not source.rest:
+        if source.ended:
+            raise MalformedCallError
+        yield None
+    is_scalar = source.rest[0] not in '{["'
+    while True:
+        for position, character in enumerate(source.rest):
+            if is_scalar:
+                if character in ",}]" + WHITESPACE:
+                    yield source.take(position)
+                    return
+                continue
+            if escaped:
+                escaped = False
+                continue
+            if in_string:
+                escaped = character == "\\"
+                in_string = character != '"'
+            elif character == '"':
+                in_string = True
+            elif character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+            if depth == 0 and not in_string:
+                yield source.take(position + 1)
+                return
+        if source.rest:
+            yield source.take(len(source.rest))
+        if source.ended:
+            raise MalformedCallError
+        yield None

@@ -1,0 +1,52 @@
+"""Reasoning between tags before the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from radixkv.tools.events import ReasoningPiece
+from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, starts_with, text_until
+
+# Where an answer begins: within reasoning that the prompt has opened, after it, or before it, so that the model may open it.
+ReasoningState = Literal["open", "over", "possible"]
+
+
+@dataclass(frozen=True)
+class ReasoningTags:
+    """The tags between which a model thinks."""
+
+    open: str
+    close: str
+
+    def state_after(self, prompt: str) -> ReasoningState:
+        """Where an answer begins that follows a prompt, which ends where the assistant's message begins."""
+        end = prompt.rstrip()
+        return "open" if end.endswith(self.open) else "over" if end.endswith(self.close) else "possible"
+
+    def parse(self, source: AnswerSource, state: ReasoningState) -> Parsing[None]:
+        """Read the reasoning, if there is any, and the whitespace after it."""
+        if state == "possible":
+            source.mark()
+            yield from skip_whitespace(source)
+            if not (yield from starts_with(source, self.open)):
+                source.rest = source.since_mark() + source.rest
+                return
+        elif state == "over":
+            return
+        yield from skip_whitespace(source)
+        yield from text_until(source, [self.close], ReasoningPiece)
+        yield from skip_whitespace(source)
+
+    def grammar(self, writer: GrammarWriter, state: ReasoningState) -> str:
+        """A grammar expression for the reasoning."""
+        if state == "over":
+            return ""
+        writer.rule("LINES", r"/[\r\n]{0,2}/")
+        thought = f"{writer.text_before(self.close)} LINES"
+        return thought if state == "open" else f"({writer.literal(self.open)} {thought})?"
+
+
+THINK = ReasoningTags("<think>", "</think>")
+MISTRAL_THINK = ReasoningTags("[THINK]", "[/THINK]")

@@ -1,0 +1,174 @@
+"""The text of an answer as a parser reads it: incrementally, whatever its pieces.
+
+A parser is a generator. It yields the pieces of the answer, and None where it cannot go on without more text::
+
+    def parse(source):
+        while (yield from text_until(source, ("<tool_call>",))):
+            yield from json_call(source, "arguments")
+
+So that what is found does not depend on how the text was cut, a parser looks at `AnswerSource.rest` only as far as its
+meaning cannot change with what follows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TypeVar
+
+from radixkv.tools.definitions import Tool
+from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallBegin
+
+_T = TypeVar("_T")
+Parsing = Generator[AnswerPiece | None, None, _T]
+
+WHITESPACE = " \t\r\n"
+
+
+class MalformedCallError(Exception):
+    """What looked like a call is none."""
+
+
+def new_call_id() -> str:
+    """An id as OpenAI's are."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class AnswerSource:
+    """Text that was generated and is not parsed yet.
+
+    Args:
+        tools: those that may be called, by name.
+        new_id: makes the ids of calls.
+
+    Attributes:
+        rest: the text.
+        ended: whether no more follows.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], new_id: Callable[[], str] = new_call_id) -> None:
+        self.tools = tools
+        self.rest = ""
+        self.ended = False
+        self.num_calls = 0
+        self._new_id = new_id
+        self._taken: list[str] = []
+
+    def take(self, length: int) -> str:
+        """Remove and return the first characters."""
+        text, self.rest = self.rest[:length], self.rest[length:]
+        self._taken.append(text)
+        return text
+
+    def mark(self) -> None:
+        """Begin to remember what is taken, for `untaken`."""
+        self._taken = []
+
+    def since_mark(self) -> str:
+        """All that was taken since the mark."""
+        return "".join(self._taken)
+
+    def begin_call(self, name: object) -> ToolCallBegin:
+        """The next call.
+
+        Raises:
+            MalformedCallError: there is no such tool.
+        """
+        if not isinstance(name, str) or name not in self.tools:
+            raise MalformedCallError
+        self.num_calls += 1
+        return ToolCallBegin(self.num_calls - 1, self._new_id(), name)
+
+
+def more(source: AnswerSource) -> Parsing[bool]:
+    """Wait for more text; False: there is none."""
+    if source.ended:
+        return False
+    yield None
+    return True
+
+
+def skip_whitespace(source: AnswerSource) -> Parsing[None]:
+    """Take whitespace up to something else, or the end."""
+    while True:
+        source.take(len(source.rest) - len(source.rest.lstrip(WHITESPACE)))
+        if source.rest or not (yield from more(source)):
+            return
+
+
+def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
+    """Whether the rest begins with ``text``, which is then taken."""
+    while len(source.rest) < len(text) and text.startswith(source.rest):
+        if not (yield from more(source)):
+            return False
+    if not source.rest.startswith(text):
+        return False
+    source.take(len(text))
+    return True
+
+
+def expect(source: AnswerSource, text: str) -> Parsing[None]:
+    """Take ``text``.
+
+    Raises:
+        MalformedCallError: something else follows.
+    """
+    if not (yield from starts_with(source, text)):
+        raise MalformedCallError
+
+
+def text_until(
+    source: AnswerSource, markers: Sequence[str], piece: type[TextPiece] | type[ReasoningPiece] = TextPiece
+) -> Parsing[str | None]:
+    """Yield text up to one of the markers, without whitespace before it, and take the marker.
+
+    Returns:
+        The marker; None: the text ended.
+    """
+    while True:
+        found = [(position, marker) for marker in markers if (position := source.rest.find(marker)) >= 0]
+        if found:
+            position, marker = min(found)
+            source.mark()
+            text = source.take(position).rstrip(WHITESPACE)
+            if text:
+                yield piece(text)
+            source.mark()
+            source.take(len(marker))
+            return marker
+        length = len(source.rest) if source.ended else _unambiguous(source.rest, markers)
+        if length:
+            yield piece(source.take(length))
+        if not (yield from more(source)):
+            return None
+
+
+def collect_until(source: AnswerSource, markers: Sequence[str]) -> Parsing[tuple[str, str]]:
+    """The text up to one of the markers, and the marker, which is taken.
+
+    Raises:
+        MalformedCallError: the text ends without one.
+    """
+    while True:
+        found = [(position, marker) for marker in markers if (position := source.rest.find(marker)) >= 0]
+        if found:
+            position, marker = min(found)
+            text = source.take(position)
+            source.take(len(marker))
+            return text, marker
+        if not (yield from more(source)):
+            source.take(len(source.rest))
+            raise MalformedCallError
+
+
+def _unambiguous(text: str, markers: Sequence[str]) -> int:
+    """How much of a text can be no part of a marker, nor the whitespace before one, whatever follows."""
+    if not markers:
+        return len(text)
+    end = len(text)
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), 0, -1):
+            if text.endswith(marker[:length]):
+                end = min(end, len(text) - length)
+                break
+    return len(text[:end].rstrip(WHITESPACE))

@@ -1,0 +1,81 @@
+"""Chat templates in the manner of families of models, and a small tokenizer with their special tokens."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n{% endif %}{{ message.content }}"
+    "CALLS<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nTHINK{% endif %}"
+)
+_TOOLS = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}. Form: FORM<|im_end|>\n{% endif %}"
+_CALLS = "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+
+
+def _template(form: str, think: str = "") -> str:
+    return _TOOLS.replace("FORM", form) + _CHATML.replace("CALLS", _CALLS).replace("THINK", think)
+
+
+# By the name of the form of calls; "think_open" is Qwen 3's thinking form, "think_switch" has its switch.
+TEMPLATES = MappingProxyType(
+    {
+        "hermes": _template("<tool_call></tool_call>"),
+        "think_switch": _template(
+            "<tool_call></tool_call>", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+        ),
+        "think_open": _template("<tool_call></tool_call>", "<think>\n"),
+        "qwen3_coder": _template("<tool_call><function=a><parameter=b></parameter></function></tool_call>"),
+        "llama3_json": _template(
+            'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+        )
+        .replace("<tool_call>{{", "{{")
+        .replace("}}</tool_call>", "}}"),
+        "mistral": _template("[TOOL_CALLS]").replace("<tool_call>", "").replace("</tool_call>", ""),
+        "mistral_v11": _template("[TOOL_CALLS]a[ARGS]").replace("<tool_call>", "").replace("</tool_call>", ""),
+        "deepseek_v3": _template("<｜tool▁calls▁begin｜>```json"),
+        "deepseek_v31": _template("<｜tool▁calls▁begin｜>"),
+        "harmony": (
+            "<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>"
+            "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+            "{% for message in messages %}<|start|>{{ message.role }}"
+            "{% if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}"
+            "<|message|>{{ message.content }}<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+        ),
+        "json": _CHATML.replace("CALLS", "").replace("THINK", ""),
+    }
+)
+
+_SPECIAL = (
+    "<|im_start|> <|im_end|> [TOOL_CALLS] [ARGS] [CALL_ID] [THINK] [/THINK] <|python_tag|> <|start|> <|channel|> <|message|> "
+    "<|end|> <|call|> <|return|> <|constrain|>"
+).split()
+_PLAIN = (
+    "<tool_call> </tool_call> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+    "<｜tool▁call▁end｜> <｜tool▁sep｜>"
+).split()
+
+
+def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of bytes, with a chat template.
+
+    Args:
+        with_markers: whether the markers of all families are tokens of their own; as with them, some are special.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({character: index for index, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True) for text in (_SPECIAL if with_markers else _SPECIAL[:2])]
+    )
+    if with_markers:
+        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in _PLAIN])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=template
+    )

@@ -1,0 +1,150 @@
+"""`LLM.chat` with tools on the default model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+
+from radixkv import LLM, SamplingParams
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 999} for name in "ab"},
+            "required": ["a", "b"],
+        },
+    },
+}
+QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
+QUESTIONS += [f"What is {a} plus {b}?" for a, b in ((3, 4), (10, 5), (7, 70))]
+
+
+def ask(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def is_valid(name: str, arguments: str) -> bool:
+    values = json.loads(arguments)
+    if name == "get_weather":
+        return (
+            set(values) == {"city", "unit"}
+            and len(values["city"]) <= 20
+            and values["unit"] in ("celsius", "fahrenheit")
+        )
+    return name == "add" and set(values) == {"a", "b"} and all(0 <= number <= 999 for number in values.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "n", [4, pytest.param(25, marks=pytest.mark.nightly)], ids=lambda n: f"{n * len(QUESTIONS)}-calls"
+)
+def test_all_calls_are_valid_even_of_a_small_model_at_a_high_temperature(llm: LLM, n: int) -> None:
+    params = SamplingParams(n=n, temperature=1.5, seed=1, max_tokens=60)
+    outputs = llm.chat(
+        [ask(question) for question in QUESTIONS],
+        params,
+        use_tqdm=False,
+        tools=[WEATHER, ADD],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    parts = list(itertools.chain.from_iterable(output.outputs for output in outputs))
+    calls = [call for part in parts if part.answer for call in part.answer.tool_calls]
+    assert len(parts) == len(calls) == n * len(QUESTIONS)
+    assert all(is_valid(call.name, call.arguments) for call in calls)
+    assert {part.finish_reason for part in parts} == {"stop"}
+    assert {call.name for call in calls} == {"get_weather", "add"}
+    assert not any(part.answer.text for part in parts if part.answer)
+
+
+def test_the_model_chooses_the_right_tool_and_reads_its_result(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=60)
+    messages: list[Any] = ask("What is 3 plus 4?")
+    options: Any = {"tools": [WEATHER, ADD], "parallel_tool_calls": False, "use_tqdm": False}
+    (first,) = llm.chat(messages, greedy, tool_choice="required", **options)
+    answer = first.outputs[0].answer
+    assert answer is not None
+    (call,) = answer.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 3, "b": 4})
+    messages += [answer.as_message(), {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    (second,) = llm.chat(messages, greedy, **options)
+    # The tools, the question and the call are in the cache.
+    assert second.num_cached_tokens >= len(first.prompt_token_ids)
+    assert second.outputs[0].answer is not None
+    assert "7" in second.outputs[0].answer.text
+    assert second.outputs[0].answer.tool_calls == []
+
+
+def test_tools_may_be_described_and_not_called(llm: LLM) -> None:
+    (output,) = llm.chat(
+        ask("Hi"), SamplingParams(temperature=0.0, max_tokens=4), False, tools=[ADD], tool_choice="none"
+    )
+    (without,) = llm.chat(ask("Hi"), SamplingParams(temperature=0.0, max_tokens=4), False)
+    assert len(output.prompt_token_ids) > len(without.prompt_token_ids)
+    assert without.outputs[0].answer is not None
+    assert without.outputs[0].answer.text == without.outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": "add"}, "tools: expected a list"),
+        ({"tools": [{"name": "add"}]}, "tools: expected {'type': 'function'"),
+        ({"tools": [ADD, ADD]}, "tools: expected different names, got 'add' twice"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "to be an object",
+        ),
+        ({"tools": [ADD], "tool_choice": "always"}, "tool_choice: expected none, auto, required or a function"),
+        ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice: there is no tool 'sub'",
+        ),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs: 'chat_template' is no variable"),
+    ],
+)
+def test_impossible_tools_are_refused(llm: LLM, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        llm.chat(ask("Hi"), SamplingParams(max_tokens=1), False, **options)
+
+
+def test_a_strict_tool_is_enforced_whole_or_refused(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"xs": {"type": "array", "uniqueItems": True, "maxItems": 2}},
+        "required": ["xs"],
+    }
+    for strict in (False, True):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+        options: Any = {"tools": [tool], "tool_choice": "required", "use_tqdm": False}
+        if strict:
+            with pytest.raises(ValueError, match=r"tools: .*uniqueItems"):
+                llm.chat(ask("Hi"), SamplingParams(max_tokens=1), **options)
+        else:
+            llm.chat(ask("Hi"), SamplingParams(max_tokens=1), **options)
