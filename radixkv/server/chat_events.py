@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from radixkv.outputs import CompletionOutput
+from radixkv.outputs import CompletionOutput, RequestMetrics
 from radixkv.prompts import with_answer_form
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
@@ -114,9 +114,9 @@ class ChatEvents:
         return self._generation.request_id
 
     @property
-    def first_token_seconds(self) -> float | None:
-        """Seconds to the first token; None: there is none yet."""
-        return self._generation.first_token_seconds
+    def times(self) -> RequestMetrics | None:
+        """When the prompt was admitted and had its first token; None before."""
+        return self._generation.times
 
     @property
     def complete(self) -> bool:
