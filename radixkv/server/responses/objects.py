@@ -86,7 +86,7 @@ class ResponseUsage(BaseModel):
 class ResponseFailure(BaseModel):
     """Why a streamed response failed."""
 
-    code: str
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 

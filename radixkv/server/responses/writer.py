@@ -68,9 +68,11 @@ class ResponsesWriter:
                     yield event
         except Exception as error:
             # The status was sent long ago, so a failure is an event.
-            detail = as_api_error(error).body.error
+            failure = as_api_error(error)
             self._response.status = "failed"
-            self._response.error = ResponseFailure(code=detail.code or detail.type, message=detail.message)
+            self._response.error = ResponseFailure(
+                code="server_error" if failure.status >= 500 else "invalid_prompt", message=failure.body.error.message
+            )
             yield self._response_event("response.failed", output)
             return
         kind: Literal["response.completed", "response.incomplete"] = "response.completed"
