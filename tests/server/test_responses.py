@@ -15,8 +15,12 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.responses.objects import ResponseObject
+from radixkv.server.responses.output import Output
+from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import ResponseStore, StoredResponse
+from radixkv.server.responses.translation import input_messages, output_messages
 from radixkv.server.tenants import Tenants
+from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 BODY: dict[str, Any] = {"input": "Name three colours.", "max_output_tokens": 12, "temperature": 0}
@@ -241,3 +245,82 @@ def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest
         assert (await client.get(f"/v1/responses/{failed['id']}")).status_code == 404
 
     serve(llm, scenario)
+
+
+def test_items_become_messages() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is"}, {"type": "input_text", "text": "it?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": None}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+        {"type": "message", "role": "assistant", "content": "Done."},
+        {"role": "developer", "content": "Be brief."},
+    ]
+    assert input_messages(ResponseRequest.model_validate({"input": items}).input) == [
+        {"role": "user", "content": "How is\nit?"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "developer", "content": "Be brief."},
+    ]
+
+
+def test_pieces_become_items_and_their_events() -> None:
+    output = Output()
+    pieces = [
+        ReasoningPiece("Hm."),
+        TextPiece("Let "),
+        TextPiece("me see."),
+        ToolCallBegin(0, "c1", "f"),
+        ToolCallArguments(0, '{"x": '),
+        ToolCallArguments(0, "1}"),
+        ToolCallBegin(1, "c2", "f"),
+        ToolCallArguments(1, '{"x'),
+    ]
+    events = [event.model_dump() for piece in pieces for event in output.add(piece)]
+    events += [event.model_dump() for event in output.end("incomplete")]
+    for event in events:
+        EVENT.validate_python(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [(event["output_index"], event["type"].removeprefix("response.")) for event in events] == [
+        *[(0, "output_item.added"), (0, "content_part.added"), (0, "reasoning_text.delta"), (0, "reasoning_text.done")],
+        *[(0, "content_part.done"), (0, "output_item.done")],
+        *[(1, "output_item.added"), (1, "content_part.added"), (1, "output_text.delta"), (1, "output_text.delta")],
+        *[(1, "output_text.done"), (1, "content_part.done"), (1, "output_item.done")],
+        *[(2, "output_item.added"), *[(2, "function_call_arguments.delta")] * 2, (2, "function_call_arguments.done")],
+        (2, "output_item.done"),
+        *[(3, "output_item.added"), (3, "function_call_arguments.delta"), (3, "function_call_arguments.done")],
+        (3, "output_item.done"),
+    ]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == ["completed", "completed", "completed", "incomplete"]
+    assert done == [item.model_dump() for item in output.items]
+    assert output_messages(output.items) == [
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"x'}},
+            ],
+        }
+    ]
