@@ -97,8 +97,9 @@ def test_openai_responses(openai_client: Any) -> None:
     options: Any = {"model": MODEL, "max_output_tokens": 12, "temperature": 0}
     first = openai_client.responses.create(input="Name three colours.", **options)
     with openai_client.responses.stream(input="Name three colours.", **options) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        assert stream.get_final_response().output_text == first.output_text == text
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].response.output_text == first.output_text == text
     second = openai_client.responses.create(input="Which is darkest?", previous_response_id=first.id, **options)
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
     assert openai_client.responses.retrieve(first.id).output_text == first.output_text
@@ -273,6 +274,7 @@ def test_llm(url: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "model_id": "local",
             "model_name": MODEL,
             "api_base": f"{url}/v1",
+            "api_key_name": "local",
             "supports_schema": True,
             "supports_tools": True,
             **({} if kind == "chat" else {kind: True}),
@@ -283,10 +285,9 @@ def test_llm(url: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import llm
 
     model = llm.get_model("local")
-    limit = {"max_output_tokens" if kind == "responses" else "max_tokens": 60}
-    assert model.prompt("Name a colour.", key=KEY, **limit).text()
+    assert model.prompt("Name a colour.", key=KEY, max_tokens=60).text()
     if kind != "completion":
-        person = model.prompt("Ann is 30.", key=KEY, schema=Person, **limit).text()
+        person = model.prompt("Ann is 30.", key=KEY, schema=Person, max_tokens=60).text()
         Person.model_validate_json(person)
 
 

@@ -7,13 +7,16 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anthropic
 import httpx
+import httpx2
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
-from support.in_process_server import make_client
+from support.in_process_server import make_client, make_service
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.app import create_app
 from radixkv.server.messages.output import MessageContent
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.messages.translation import as_chat_request
@@ -169,6 +172,33 @@ def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pyt
         assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
 
     serve(llm, scenario)
+
+
+def test_anthropic_s_own_client(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            app = create_app(make_service(engine, tenants=Tenants(["ann"])), max_body_bytes=1 << 20)
+            async with anthropic.AsyncAnthropic(
+                base_url="http://server",
+                api_key="ann",
+                max_retries=0,
+                http_client=anthropic.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app)),
+            ) as client:
+                options: Any = {"model": "model", "max_tokens": 12, "messages": [QUESTION]}
+                options["extra_body"] = {"temperature": 0}
+                whole = await client.messages.create(**options)
+                async with client.messages.stream(**options) as stream:
+                    final = await stream.get_final_message()
+                assert final.content == whole.content
+                assert final.usage.cache_read_input_tokens > 0
+                count = await client.messages.count_tokens(model="model", messages=options["messages"])
+                assert count.input_tokens == final.usage.cache_read_input_tokens + final.usage.input_tokens
+                with pytest.raises(anthropic.NotFoundError, match="not served here"):
+                    await client.messages.create(**{**options, "model": "claude"})
+                with pytest.raises(anthropic.AuthenticationError):
+                    await client.with_options(api_key="bob").messages.create(**options)
+
+    asyncio.run(main())
 
 
 def chat_of(**fields: Any) -> dict[str, Any]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import httpx
+import httpx2
+import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
-from support.in_process_server import make_client
+from pydantic import BaseModel, TypeAdapter
+from support.in_process_server import make_client, make_service
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.app import create_app
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
@@ -245,6 +248,38 @@ def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest
         assert (await client.get(f"/v1/responses/{failed['id']}")).status_code == 404
 
     serve(llm, scenario)
+
+
+def test_openai_s_own_client(llm: LLM) -> None:
+    class Answer(BaseModel):
+        colour: Literal["red", "green"]
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            transport = httpx2.ASGITransport(create_app(make_service(engine), max_body_bytes=1 << 20))
+            async with openai.AsyncOpenAI(
+                base_url="http://server/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+            ) as client:
+                options: Any = {"model": "model", "max_output_tokens": 12, "temperature": 0}
+                whole = await client.responses.create(input="Name three colours.", **options)
+                async with client.responses.stream(input="Name three colours.", **options) as stream:
+                    events = [event async for event in stream]
+                assert events[-1].type == "response.incomplete"
+                assert events[-1].response.output_text == whole.output_text != ""
+                assert (await client.responses.retrieve(whole.id)).output_text == whole.output_text
+                options["max_output_tokens"] = 30
+                parsed = await client.responses.parse(
+                    input="Which?", text_format=Answer, previous_response_id=whole.id, **options
+                )
+                assert isinstance(parsed.output_parsed, Answer)
+                await client.responses.delete(whole.id)
+                with pytest.raises(openai.NotFoundError, match="no response"):
+                    await client.responses.create(input="And?", previous_response_id=whole.id, **options)
+
+    asyncio.run(main())
 
 
 def test_items_become_messages() -> None:
