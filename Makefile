@@ -1,6 +1,7 @@
 # make demo         a tour on the real default model
 # make test         all tests
 # make quick        lint, types, and the tests that find most in a minute; for while you work
+# make clients      clients that people use (openai, anthropic, LangChain, llm, litellm, instructor, lm-eval) against a server
 # make chat         talk to the default model
 # make check        lint, format, types, the direction of imports, Dockerfiles
 # make docs         build the documentation into site/; a broken link or an undocumented public name fails
@@ -19,13 +20,15 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
+# Some of these clients exclude versions of packages that the tests need.
+CLIENTS := .venv-clients
 BROWSER := $(VENV)/.browser
 # The tests that find most in a second. They need neither the default model nor a server's process nor a compiler.
 QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py tests/test_async_llm.py \
 	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
-.PHONY: demo prepare test test-bookkeeping test-interpreted test-others quick quick-tests chat check docs docs-serve \
-	build bench bench-check soak mutate clean
+.PHONY: demo prepare test test-bookkeeping test-interpreted test-others quick quick-tests clients chat check docs \
+	docs-serve build bench bench-check soak mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
@@ -56,6 +59,9 @@ quick: $(INSTALLED)
 quick-tests:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --hypothesis-profile=quick \
 		-m "not slow" $(QUICK)
+
+clients: $(MODEL) $(CLIENTS)/.installed
+	RADIXKV=$(BIN)/radixkv OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients tests/clients
 
 chat: $(MODEL)
 	$(BIN)/radixkv chat
@@ -112,6 +118,11 @@ $(MODEL): $(INSTALLED)
 	$(BIN)/radixkv doctor --prepare
 	@touch $@
 
+$(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/pyvenv.cfg
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --no-compile -r tests/clients/requirements.txt
+	@touch $@
+
 $(BROWSER): | $(VENV)/pyvenv.cfg
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 		{ [ "$$(id -u)" = 0 ] && apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
@@ -119,4 +130,4 @@ $(BROWSER): | $(VENV)/pyvenv.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf $(VENV) $(CLIENTS) build dist site *.egg-info

@@ -13,6 +13,9 @@ from hypothesis import Phase, settings
 if TYPE_CHECKING:
     from radixkv.llm import LLM
 
+# They need packages of their own: `make clients`.
+collect_ignore = ["clients"]
+
 # For mutation testing, where every example is run thousands of times: few, always the same, and never shrunk.
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 

@@ -17,10 +17,13 @@ from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.errors import ErrorBody, add_error_handlers
 from radixkv.server.live_state import live_state_routes
+from radixkv.server.messages.errors import MessagesErrors
+from radixkv.server.messages.routes import message_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
 from radixkv.server.page import page_routes
 from radixkv.server.request_log import HEADER, RequestLog
+from radixkv.server.responses.routes import response_routes
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
 
@@ -60,9 +63,12 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[HEADER, "Retry-After"],
         )
+    app.add_middleware(MessagesErrors)
     add_error_handlers(app)
     app.include_router(chat_completion_routes(service))
     app.include_router(completion_routes(service))
+    app.include_router(response_routes(service))
+    app.include_router(message_routes(service))
     app.include_router(tokenization_routes(service))
     app.include_router(model_routes(service))
     app.include_router(metrics_routes(service.metrics))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,7 +62,7 @@ class Generation:
         request_id: str,
     ) -> None:
         self._loaded = loaded
-        self._prompts = prompts
+        self.prompts = prompts
         self._params = params
         self._num_choices = num_choices
         self._streams = streams
@@ -112,7 +112,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        num_prompt = sum(len(prompt.token_ids) for prompt in self._prompts)
+        num_prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=self._num_completion_tokens,
@@ -233,8 +233,8 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[BaseModel], answers: Answers) -> None:
-        self._events = _server_sent_events(chunks)
+    def __init__(self, events: AsyncGenerator[str, None], answers: Answers) -> None:
+        self._events = events
         self._answers = answers
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -257,15 +257,24 @@ async def _server_sent_events(chunks: AsyncIterator[BaseModel]) -> AsyncGenerato
     yield b"data: [DONE]\n\n"
 
 
-async def respond(request: Request, answers: _A, writer: ResponseWriter[_A], stream: bool) -> Response:
+async def respond(
+    request: Request,
+    answers: _A,
+    writer: ResponseWriter[_A],
+    stream: bool,
+    encode: Callable[[AsyncIterator[BaseModel]], AsyncGenerator[str, None]] = _server_sent_events,
+) -> Response:
     """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
+
+    Args:
+        encode: writes the chunks of a stream as server-sent events.
 
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
     request.state.generation = answers
     if stream:
-        return EventStream(writer.chunks(answers), answers)
+        return EventStream(encode(writer.chunks(answers)), answers)
     try:
         return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(answers)))
     finally:

@@ -14,7 +14,7 @@ from radixkv.server.strict import StrictModel
 
 MAX_LOGPROBS = 20
 # The engine's thread searches the text for all of them at every token; this many cost up to 30 us per token and stream.
-_MAX_STOP_STRINGS = 32
+MAX_STOP_STRINGS = 32
 _MAX_STOP_CHARACTERS = 1000
 _NUM_SEEDS = 1 << 64
 
@@ -73,7 +73,7 @@ class GenerationRequest(StructuredRequest):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP_STRINGS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     seed: Annotated[int, Field(ge=-(_NUM_SEEDS // 2), lt=_NUM_SEEDS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -100,5 +100,5 @@ def max_characters(loaded: LoadedModel) -> int:
     return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid.uuid4().hex}"

@@ -54,6 +54,16 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """What a client needs besides `/tokenize` in order to write prompts itself. (vLLM's endpoint; lm-eval asks for it.)"""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 def tokenization_routes(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter(tags=["tokens"])
@@ -80,6 +90,19 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         with client_errors():
             return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _decode(body, loaded)))
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(tenant: CurrentTenant) -> TokenizerInfo:
+        """The model's special tokens and its chat template."""
+        tokenizer = service.llm.loaded.require_tokenizer()
+        template = getattr(tokenizer, "chat_template", None)
+        return TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            pad_token=tokenizer.pad_token,
+            chat_template=template if isinstance(template, str) else None,
+        )
 
     return router
 

@@ -1,0 +1,91 @@
+"""Errors of the Messages API in Anthropic's form: ``{"type": "error", "error": {"type", "message"}}``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixkv.server.errors import ErrorBody, as_api_error
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessagesErrorDetail(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """The body of a response that is not a success, and the event that ends a stream that failed."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+
+
+def as_messages_error(status: int, message: str) -> MessagesError:
+    """An error by the status that it would have as a response."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return MessagesError(error=MessagesErrorDetail(type=kind, message=message))
+
+
+class MessagesErrors:
+    """ASGI middleware: writes the errors of ``/v1/messages`` anew, wherever in the server they arose."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == "/v1/messages" or path.startswith("/v1/messages/")):
+            await self._app(scope, receive, send)
+            return
+        start: Message | None = None
+        started = False
+        body = b""
+
+        async def rewriting_send(message: Message) -> None:
+            nonlocal start, started, body
+            if message["type"] == "http.response.start":
+                started = True
+                if message["status"] >= 400:
+                    start = message
+                    return
+            if start is None:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                rewritten = _rewritten(start["status"], body)
+                headers = MutableHeaders(raw=start["headers"])
+                headers["content-length"] = str(len(rewritten))
+                headers["content-type"] = "application/json"
+                await send(start)
+                await send({"type": "http.response.body", "body": rewritten})
+
+        try:
+            await self._app(scope, receive, rewriting_send)
+        except Exception as error:
+            if started:
+                raise
+            await as_api_error(error).response()(scope, receive, rewriting_send)
+
+
+def _rewritten(status: int, body: bytes) -> bytes:
+    """An error body in OpenAI's form, or a plain text, written in Anthropic's form."""
+    try:
+        message = ErrorBody.model_validate_json(body).error.message
+    except ValidationError:
+        message = body.decode(errors="replace")
+    return as_messages_error(status, message).model_dump_json().encode()

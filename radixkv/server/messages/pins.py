@@ -1,0 +1,106 @@
+"""The prefixes that tenants keep cached by `cache_control`, within bounds for each tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache import Pin, PinQuotaExceeded, PrefixCache
+
+MAX_PINS = 64
+# Of the blocks that may be pinned at all, by default half of the cache's.
+_TENANT_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A pin with what it keeps."""
+
+    pin: Pin
+    tokens: NDArray[np.int32]
+    expires_at: float
+    num_blocks: int
+
+    def covers(self, namespace: str, tokens: NDArray[np.int32], expires_at: float) -> bool:
+        """Whether it keeps all of these tokens, for as long."""
+        return self.pin.namespace == namespace and self.expires_at >= expires_at and _is_prefix(tokens, self.tokens)
+
+    def is_covered_by(self, namespace: str, tokens: NDArray[np.int32], expires_at: float) -> bool:
+        """Whether a pin of these tokens would keep all that this one does, for as long."""
+        return self.pin.namespace == namespace and self.expires_at <= expires_at and _is_prefix(self.tokens, tokens)
+
+
+class TenantPins:
+    """The pins of one cache by tenant. To be used on the engine's thread.
+
+    A tenant may have `MAX_PINS` pins, and a quarter of the blocks that may be pinned at all; for more than that, its own
+    oldest pins are released. Where all tenants together have pinned what may be pinned at all, the one with the most gives up
+    its oldest pin to one with less.
+
+    A pin that continues an earlier one, as the turns of a chat do, takes its place. Blocks that two pins share count twice.
+    """
+
+    def __init__(self) -> None:
+        # By tenant, the oldest first.
+        self._kept: dict[str, list[_Kept]] = {}
+
+    def keep(self, cache: PrefixCache, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+        """Keep the cached part of a prefix from eviction, for ``ttl`` seconds.
+
+        Returns:
+            How many of its tokens are kept: whole blocks, and no more than the tenant may have; 0 where there is no room.
+        """
+        self._forget_released(cache)
+        max_blocks = int(cache.max_pinned_blocks * _TENANT_SHARE)
+        num_blocks = min(len(token_ids) // cache.block_size, max_blocks)
+        if num_blocks == 0:
+            return 0
+        tokens = np.asarray(token_ids[: num_blocks * cache.block_size], dtype=np.int32)
+        expires_at = cache.now() + ttl
+        own = self._kept.setdefault(tenant, [])
+        if any(kept.covers(namespace, tokens, expires_at) for kept in own):
+            return len(tokens)
+        for kept in [kept for kept in own if kept.is_covered_by(namespace, tokens, expires_at)]:
+            self._release(cache, tenant, kept)
+        while own and (len(own) >= MAX_PINS or self._num_blocks(tenant) + num_blocks > max_blocks):
+            self._release(cache, tenant, own[0])
+        pin = self._pin(cache, tenant, namespace, tokens, ttl)
+        if pin is None or pin.released:
+            return 0
+        num_pinned = pin.num_tokens // cache.block_size
+        own.append(_Kept(pin, tokens[: pin.num_tokens], expires_at, num_pinned))
+        return pin.num_tokens
+
+    def _pin(
+        self, cache: PrefixCache, tenant: str, namespace: str, tokens: NDArray[np.int32], ttl: float
+    ) -> Pin | None:
+        """The pin, for which tenants with more may lose some of theirs; None: nobody has more."""
+        num_blocks = self._num_blocks(tenant) + len(tokens) // cache.block_size
+        while True:
+            try:
+                return cache.pin(tokens, namespace, ttl)
+            except PinQuotaExceeded:
+                greediest = max(self._kept, key=self._num_blocks)
+                if self._num_blocks(greediest) <= num_blocks:
+                    return None
+                self._release(cache, greediest, self._kept[greediest][0])
+
+    def _forget_released(self, cache: PrefixCache) -> None:
+        """Drop what has expired, or was cleared with the cache."""
+        active = set(cache.pins())
+        kept = {tenant: [kept for kept in own if kept.pin in active] for tenant, own in self._kept.items()}
+        self._kept = {tenant: own for tenant, own in kept.items() if own}
+
+    def _release(self, cache: PrefixCache, tenant: str, kept: _Kept) -> None:
+        cache.release(kept.pin)
+        self._kept[tenant].remove(kept)
+
+    def _num_blocks(self, tenant: str) -> int:
+        return sum(kept.num_blocks for kept in self._kept[tenant])
+
+
+def _is_prefix(short: NDArray[np.int32], long: NDArray[np.int32]) -> bool:
+    return len(short) <= len(long) and bool((short == long[: len(short)]).all())

@@ -1,0 +1,113 @@
+"""The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.server.messages.blocks import MAX_BLOCKS, Block, CacheControl, TextBlock
+from radixkv.server.not_supported import Only
+from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
+from radixkv.server.strict import StrictModel
+from radixkv.server.unions import TextOr
+
+_MAX_TOOLS = 1024
+
+
+class MessageParam(StrictModel):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: TextOr[Annotated[list[Block], Field(max_length=MAX_BLOCKS)]]
+
+
+class Tool(StrictModel):
+    """A tool that the client carries out; the server has none of its own."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Only[Literal["custom"] | None] = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they are generated
+    defer_loading: Only[Literal[False] | None] = None
+    allowed_callers: Only[list[Literal["direct"]] | None] = None
+    input_examples: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+
+
+class ToolChoice(StrictModel):
+    """Which tool to use; ``any``: some tool, ``tool``: the named one."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(StrictModel):
+    """Whether the model thinks before it answers, where it can. A budget is not enforced."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    display: Only[Literal["summarized"] | None] = None
+
+
+class JsonSchemaOutput(StrictModel):
+    """JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """What the answer looks like, and how much effort it is worth."""
+
+    format: JsonSchemaOutput | None = None
+    effort: str | None = None
+
+
+class Metadata(StrictModel):
+    """Accepted because clients send it; without effect."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(StrictModel):
+    """A prompt; null selects the default."""
+
+    model: str
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_BLOCKS)]
+    system: TextOr[Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]] | None = None
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    # As if it stood on the last block that can have it.
+    cache_control: CacheControl | None = None
+
+    container: Only[None] = None
+    context_management: Only[None] = None
+    mcp_servers: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    speed: Only[Literal["standard"] | None] = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation to be continued by the assistant."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+    # Not Anthropic's: only prompts with the same salt share what is cached.
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    # Accepted because clients send them; without effect.
+    metadata: Metadata | None = None
+    service_tier: Only[Literal["auto", "standard_only"] | None] = None
+    inference_geo: str | None = None
+
+    diagnostics: Only[None] = None

@@ -1,0 +1,59 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixkv.server.authentication import CurrentTenant
+from radixkv.server.chat_events import start_chat
+from radixkv.server.chat_messages import as_messages
+from radixkv.server.errors import client_errors
+from radixkv.server.generation import respond
+from radixkv.server.messages.errors import MessagesError
+from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.messages.objects import MessageObject, TokenCount
+from radixkv.server.messages.pins import TenantPins
+from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
+from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
+from radixkv.server.messages.writer import MessageWriter
+from radixkv.server.named_events import named_events
+from radixkv.server.service import Service, new_id
+from radixkv.server.translated_chat import translate
+
+
+def message_routes(service: Service) -> APIRouter:
+    """The endpoints, with the pins that `cache_control` asks for."""
+    router = APIRouter(
+        prefix="/v1/messages",
+        tags=["generation"],
+        responses={code: {"model": MessagesError} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
+    )
+    llm = service.llm
+    pins = TenantPins()
+
+    @router.post("", response_model=MessageObject)
+    async def message(body: MessagesRequest, request: Request, tenant: CurrentTenant) -> Response:
+        """Answer a conversation."""
+        service.check_model(body.model)
+        with client_errors():
+            chat, breakpoints = as_chat_request(body)
+        message_id = new_id("msg", "_")
+        events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id)
+        keeper = PrefixKeeper(llm, pins, tenant.name, chat, breakpoints, events.prompt)
+        writer = MessageWriter(message_id, service.model_name, keeper)
+        return await respond(request, events, writer, bool(body.stream), named_events)
+
+    @router.post("/count_tokens")
+    async def count_tokens(body: CountTokensRequest, tenant: CurrentTenant) -> TokenCount:
+        """Tokens of a prompt, without answering it."""
+        service.check_model(body.model)
+        with client_errors():
+            chat = translate(as_chat_request(body)[0], FIELD_NAMES)
+        with client_errors(chat.request_field_names):
+            messages = as_messages(chat.messages)
+            service.check_length("messages", *(text for message in chat.messages for text in message.texts))
+            prompt = await llm.run_tokenizer(lambda loaded: chat.as_prompt(messages, loaded))
+        return TokenCount(input_tokens=len(prompt.token_ids))
+
+    return router

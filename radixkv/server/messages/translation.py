@@ -1,0 +1,206 @@
+"""Requests of the Messages API in the form of chat completions, and where they ask for a prefix to stay cached."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.server.assistant_turns import add_to_assistant_turn
+from radixkv.server.messages.blocks import (
+    Block,
+    CacheControl,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
+
+MAX_BREAKPOINTS = 4
+SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+# Request fields with the same meaning in chat completions, by the name that they have there.
+_SAME_MEANING = {
+    "model": "model",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "stream": "stream",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "cache_salt": "cache_salt",
+}
+
+# The field of a request that a field of chat completions was made from, for errors that name it.
+FIELD_NAMES = {
+    "prompts": "messages",
+    "prompt_token_ids": "messages",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """The end of a prefix that is to stay cached.
+
+    Attributes:
+        messages: the messages before it, in the form of chat completions; none: it stands after the tools.
+        ttl: for how many seconds after its last use.
+    """
+
+    messages: list[dict[str, Any]]
+    ttl: float
+
+
+def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Breakpoint]]:
+    """The body of the chat completion that answers a request, and its breakpoints in order.
+
+    Raises:
+        ValueError: messages or `cache_control` are impossible; the message names the field.
+    """
+    messages, breakpoints = _as_messages(body)
+    chat: dict[str, Any] = {"messages": messages}
+    if isinstance(body, MessagesRequest):
+        for chat_name, name in _SAME_MEANING.items():
+            if getattr(body, name) is not None:
+                chat[chat_name] = getattr(body, name)
+    if messages[-1]["role"] == "assistant":
+        if "tool_calls" in messages[-1] or messages[-1]["content"] is None:
+            raise ValueError("messages: the last one is the assistant's and ends in no text that could be continued")
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    if body.tools:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "parameters": tool.input_schema}
+                | tool.model_dump(include={"description", "strict"}, exclude_none=True),
+            }
+            for tool in body.tools
+        ]
+    chat |= _tool_choice(body)
+    if body.thinking is not None:
+        # The name that templates which can think, such as Qwen3's, have for it.
+        chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if body.output_config is not None:
+        if body.output_config.effort is not None:
+            effort = body.output_config.effort
+            chat["reasoning_effort"] = "xhigh" if effort == "max" else effort
+        if body.output_config.format is not None:
+            schema = {"name": "output", "schema": body.output_config.format.json_schema}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat, breakpoints
+
+
+def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
+    choice = body.tool_choice
+    if choice is None:
+        return {}
+    if (choice.type == "tool") != (choice.name is not None):
+        raise ValueError("tool_choice: a name is expected for the type 'tool', and for no other")
+    fields: dict[str, Any] = {}
+    if choice.type == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        fields["tool_choice"] = {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if choice.disable_parallel_tool_use is not None:
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _as_messages(body: CountTokensRequest) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
+    """The messages, and the breakpoints in the order of the prompt: tools, system, messages."""
+    marks = _Breakpoints()
+    messages: list[dict[str, Any]] = []
+    for tool in body.tools or []:
+        marks.add(tool.cache_control, messages)
+    system = [TextBlock(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
+    for text_block in system:
+        _add_text(messages, "system", text_block.text)
+        marks.add(text_block.cache_control, messages)
+    last = len(body.messages) - 1
+    for index, message in enumerate(body.messages):
+        blocks = _blocks(message)
+        for number, block in enumerate(blocks):
+            _add_block(messages, message.role, block)
+            marks.add(block.cache_control, messages)
+            if index == last and number == len(blocks) - 1 and block.cache_control is None:
+                marks.add(body.cache_control, messages)
+    if not any(message["role"] != "system" for message in messages):
+        raise ValueError("messages: expected at least one with content")
+    return messages, marks.breakpoints
+
+
+def _blocks(message: MessageParam) -> list[Block]:
+    if isinstance(message.content, str):
+        return [TextBlock(type="text", text=message.content)]
+    return message.content
+
+
+def _add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
+    expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
+    expected = "user" if isinstance(block, ToolResultBlock) else expected
+    if role != expected:
+        raise ValueError(f"messages: a block of type {block.type!r} is {expected}'s, got role {role!r}")
+    match block:
+        case TextBlock() if role == "assistant":
+            _add_assistant_text(messages, block.text)
+        case TextBlock():
+            _add_text(messages, role, block.text)
+        case ThinkingBlock():
+            add_to_assistant_turn(messages, reasoning=block.thinking)
+        case ToolUseBlock():
+            add_to_assistant_turn(messages, call=(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
+        case ToolResultBlock():
+            parts = block.content
+            content = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+            if block.is_error:
+                content = f"Error: {content}"
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+
+
+def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:
+    """Blocks of one role that follow each other are one message: many templates insist on turns."""
+    if messages and messages[-1]["role"] == role:
+        messages[-1]["content"] += f"\n{text}"
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _add_assistant_text(messages: list[dict[str, Any]], text: str) -> None:
+    last = messages[-1] if messages else None
+    if last is not None and last["role"] == "assistant" and last["content"] is not None and "tool_calls" not in last:
+        last["content"] += text
+    else:
+        add_to_assistant_turn(messages, text=text)
+
+
+class _Breakpoints:
+    """The marks of one request, in the order of the prompt."""
+
+    def __init__(self) -> None:
+        self.breakpoints: list[Breakpoint] = []
+
+    def add(self, mark: CacheControl | None, messages: list[dict[str, Any]]) -> None:
+        """Note a mark after what was translated so far.
+
+        Raises:
+            ValueError: there are too many, or a longer-lived one follows a shorter-lived one.
+        """
+        if mark is None:
+            return
+        ttl = SECONDS[mark.ttl or "5m"]
+        if len(self.breakpoints) == MAX_BREAKPOINTS:
+            raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
+        if self.breakpoints and ttl > self.breakpoints[-1].ttl:
+            raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
+        copies = [dict(message) for message in messages]
+        for message in copies:
+            if "tool_calls" in message:
+                message["tool_calls"] = list(message["tool_calls"])
+        self.breakpoints.append(Breakpoint(copies, ttl))

@@ -1,0 +1,112 @@
+"""Writes one message, whole or as events, and keeps what `cache_control` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from pydantic import BaseModel
+
+from radixkv.server.chat_events import ChatEvent, ChatEvents
+from radixkv.server.errors import as_api_error
+from radixkv.server.messages.errors import as_messages_error
+from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, StopReason, TextContent
+from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
+
+
+class MessageWriter:
+    """Writes the answer to one request.
+
+    Args:
+        keeper: keeps the prefixes that the request marked.
+    """
+
+    def __init__(self, message_id: str, model_name: str, keeper: PrefixKeeper) -> None:
+        self._id = message_id
+        self._model_name = model_name
+        self._keeper = keeper
+        self._kept = (0, 0)
+
+    async def full_response(self, events: ChatEvents) -> MessageObject:
+        """The whole message."""
+        content = MessageContent()
+        stop = StopDelta(stop_reason="end_turn", stop_sequence=None)
+        async with aclosing(self._grow(events, content)) as stream:
+            async for event in stream:
+                if isinstance(event, MessageDelta):
+                    stop = event.delta
+        return self._message(content, stop.stop_reason, stop.stop_sequence, self._usage(events))
+
+    async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
+        """The message's events. The first ones come when the prompt is computed: they say how much of it was cached."""
+        try:
+            async with aclosing(self._grow(events, MessageContent())) as stream:
+                async for event in stream:
+                    yield event
+        except Exception as error:
+            # The status was sent long ago, so a failure is an event.
+            failure = as_api_error(error)
+            yield as_messages_error(failure.status, failure.body.error.message)
+
+    async def _grow(self, events: ChatEvents, content: MessageContent) -> AsyncGenerator[BaseModel, None]:
+        last: ChatEvent | None = None
+        await self._keeper.prepare()
+        async with aclosing(aiter(events)) as parts:
+            async for part in parts:
+                if last is None:
+                    self._kept = await self._keeper.keep()
+                    yield MessageStart(message=self._message(MessageContent(), None, None, self._usage(events)))
+                    yield Ping()
+                last = part
+                for piece in part.pieces:
+                    for event in content.add(piece):
+                        yield event
+        for event in content.end():
+            yield event
+        assert last is not None
+        yield MessageDelta(delta=_stop(last), usage=self._usage(events))
+        yield MessageStop()
+
+    def _message(
+        self, content: MessageContent, stop_reason: StopReason | None, stop_sequence: str | None, usage: MessageUsage
+    ) -> MessageObject:
+        blocks = content.blocks
+        if stop_reason is not None and not blocks:
+            blocks = [TextContent(text="")]
+        return MessageObject(
+            id=self._id,
+            model=self._model_name,
+            content=blocks,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+    def _usage(self, events: ChatEvents) -> MessageUsage:
+        usage = events.usage
+        cached = usage.prompt_tokens_details.cached_tokens
+        five_minutes, hour = self._kept
+        created_for_hour = max(0, hour - cached)
+        created_for_minutes = max(0, five_minutes - max(cached, hour))
+        created = created_for_hour + created_for_minutes
+        return MessageUsage(
+            input_tokens=usage.prompt_tokens - cached - created,
+            cache_creation_input_tokens=created,
+            cache_read_input_tokens=cached,
+            cache_creation=CacheCreation(
+                ephemeral_5m_input_tokens=created_for_minutes, ephemeral_1h_input_tokens=created_for_hour
+            ),
+            output_tokens=usage.completion_tokens,
+        )
+
+
+def _stop(last: ChatEvent) -> StopDelta:
+    """Why the message ended."""
+    if last.finish_reason == "length":
+        return StopDelta(stop_reason="max_tokens", stop_sequence=None)
+    if last.finish_reason == "tool_calls":
+        return StopDelta(stop_reason="tool_use", stop_sequence=None)
+    if isinstance(last.stop_reason, str):
+        return StopDelta(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
+    return StopDelta(stop_reason="end_turn", stop_sequence=None)

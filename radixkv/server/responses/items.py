@@ -1,0 +1,113 @@
+"""The items of a request's ``input``: messages, calls of functions, their results, and reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.server.not_supported import Only
+from radixkv.server.strict import StrictModel
+from radixkv.server.unions import TextOr, one_of_types
+
+MAX_ITEMS = 4096
+
+_Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(StrictModel):
+    """Text from the user, or from the developer."""
+
+    type: Literal["input_text", "text"]
+    text: str
+
+
+class OutputText(StrictModel):
+    """Text from the assistant, as it was returned."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+    logprobs: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
+
+
+class Refusal(StrictModel):
+    """An assistant's refusal, from a history that another server wrote."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ReasoningText(StrictModel):
+    """A piece of reasoning."""
+
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
+class SummaryText(StrictModel):
+    """A piece of a summary of reasoning."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+Part = Annotated[
+    Annotated[InputText | OutputText | Refusal, Field(discriminator="type")],
+    one_of_types("parts", ("input_text", "text", "output_text", "refusal")),
+]
+
+
+class MessageItem(StrictModel):
+    """A message of any role."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: TextOr[Annotated[list[Part], Field(max_length=MAX_ITEMS)]]
+    id: str | None = None
+    status: _Status | None = None
+    phase: str | None = None
+
+
+class FunctionCallItem(StrictModel):
+    """A call of a function by the assistant."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _Status | None = None
+    namespace: Only[None] = None
+    caller: Only[None] = None
+    asynchronous: Only[Literal[False] | None] = Field(default=None, alias="async")
+
+
+class FunctionCallOutputItem(StrictModel):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextOr[Annotated[list[InputText], Field(max_length=MAX_ITEMS)]]
+    id: str | None = None
+    name: str | None = None
+    status: _Status | None = None
+    namespace: Only[None] = None
+    caller: Only[None] = None
+
+
+class ReasoningItem(StrictModel):
+    """The assistant's reasoning before a message or a call; a summary counts only where there is no content."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: Annotated[list[SummaryText], Field(max_length=MAX_ITEMS)] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_ITEMS)] | None = None
+    encrypted_content: Only[None] = None
+    status: _Status | None = None
+
+
+InputItem = Annotated[
+    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")],
+    one_of_types("items", ("message", "function_call", "function_call_output", "reasoning"), default="message"),
+]

@@ -1,0 +1,167 @@
+"""An answer's pieces, made into the items of a response's output and the events that announce them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from radixkv.server.responses.events import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ItemEvent,
+    PartEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    StreamEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+)
+from radixkv.server.responses.objects import (
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputTextPart,
+    ReasoningTextPart,
+    Status,
+)
+from radixkv.server.service import new_id
+from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+
+class Output:
+    """The output of one response as it grows: one item is open at a time.
+
+    Each method yields the events of what it changes; they hold copies, so they may be written at any time.
+
+    Attributes:
+        items: those begun so far.
+        num_events: events so far, those that others have numbered with `next_number` included.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[OutputItem] = []
+        self.num_events = 0
+        self._open = False
+
+    def next_number(self) -> int:
+        """The next event's ``sequence_number``."""
+        self.num_events += 1
+        return self.num_events - 1
+
+    def add(self, piece: AnswerPiece) -> Iterator[StreamEvent]:
+        """Add a piece to the open item, or end that and begin another one."""
+        match piece:
+            case TextPiece(text):
+                yield from self._add_text(text)
+            case ReasoningPiece(text):
+                yield from self._add_reasoning(text)
+            case ToolCallBegin(_, call_id, name):
+                yield from self._begin(
+                    OutputFunctionCall(
+                        id=new_id("fc", "_"), status="in_progress", call_id=call_id, name=name, arguments=""
+                    )
+                )
+            case ToolCallArguments(_, text):
+                call = self.items[-1]
+                assert isinstance(call, OutputFunctionCall)
+                call.arguments += text
+                yield ArgumentsDeltaEvent(
+                    sequence_number=self.next_number(), item_id=call.id, output_index=self._index, delta=text
+                )
+
+    def end(self, status: Status) -> Iterator[StreamEvent]:
+        """End the output; what is open gets this status. An answer without any piece is an empty message."""
+        if not self.items:
+            yield from self._add_text("")
+        yield from self._end_item(status)
+
+    @property
+    def _index(self) -> int:
+        return len(self.items) - 1
+
+    def _add_text(self, text: str) -> Iterator[StreamEvent]:
+        if not (self._open and isinstance(self.items[-1], OutputMessage)):
+            begun, part = (
+                OutputMessage(id=new_id("msg", "_"), status="in_progress", content=[]),
+                OutputTextPart(text=""),
+            )
+            yield from self._begin(begun)
+            yield self._part_event("response.content_part.added", begun, part)
+            begun.content.append(part)
+        message = self.items[-1]
+        assert isinstance(message, OutputMessage)
+        if text:
+            message.content[0].text += text
+            yield TextDeltaEvent(
+                sequence_number=self.next_number(), item_id=message.id, output_index=self._index, delta=text
+            )
+
+    def _add_reasoning(self, text: str) -> Iterator[StreamEvent]:
+        if not (self._open and isinstance(self.items[-1], OutputReasoning)):
+            begun, part = (
+                OutputReasoning(id=new_id("rs", "_"), status="in_progress", content=[]),
+                ReasoningTextPart(text=""),
+            )
+            yield from self._begin(begun)
+            yield self._part_event("response.content_part.added", begun, part)
+            begun.content.append(part)
+        item = self.items[-1]
+        assert isinstance(item, OutputReasoning)
+        item.content[0].text += text
+        yield ReasoningDeltaEvent(
+            sequence_number=self.next_number(), item_id=item.id, output_index=self._index, delta=text
+        )
+
+    def _begin(self, item: OutputItem) -> Iterator[StreamEvent]:
+        yield from self._end_item("completed")
+        self.items.append(item)
+        self._open = True
+        yield self._item_event("response.output_item.added", item)
+
+    def _end_item(self, status: Status) -> Iterator[StreamEvent]:
+        if not self._open:
+            return
+        self._open = False
+        item, index = self.items[-1], self._index
+        item.status = status
+        match item:
+            case OutputMessage(content=[text_part]):
+                yield TextDoneEvent(
+                    sequence_number=self.next_number(), item_id=item.id, output_index=index, text=text_part.text
+                )
+                yield self._part_event("response.content_part.done", item, text_part)
+            case OutputReasoning(content=[reasoning_part]):
+                yield ReasoningDoneEvent(
+                    sequence_number=self.next_number(), item_id=item.id, output_index=index, text=reasoning_part.text
+                )
+                yield self._part_event("response.content_part.done", item, reasoning_part)
+            case OutputFunctionCall():
+                yield ArgumentsDoneEvent(
+                    sequence_number=self.next_number(),
+                    item_id=item.id,
+                    output_index=index,
+                    name=item.name,
+                    arguments=item.arguments,
+                )
+        yield self._item_event("response.output_item.done", item)
+
+    def _item_event(self, kind: str, item: OutputItem) -> ItemEvent:
+        return ItemEvent.model_validate(
+            {
+                "type": kind,
+                "sequence_number": self.next_number(),
+                "output_index": self._index,
+                "item": item.model_copy(deep=True),
+            }
+        )
+
+    def _part_event(self, kind: str, item: OutputItem, part: OutputTextPart | ReasoningTextPart) -> PartEvent:
+        return PartEvent.model_validate(
+            {
+                "type": kind,
+                "sequence_number": self.next_number(),
+                "item_id": item.id,
+                "output_index": self._index,
+                "part": part.model_copy(),
+            }
+        )

@@ -1,0 +1,118 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from radixkv.server.not_supported import Only
+from radixkv.server.response_format import JsonObjectFormat, TextFormat
+from radixkv.server.responses.items import MAX_ITEMS, InputItem
+from radixkv.server.strict import StrictModel
+from radixkv.server.unions import TextOr, one_of_types
+
+_MAX_TOOLS = 1024
+
+
+class FunctionTool(StrictModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Only[Literal[False] | None] = None
+    allowed_callers: Only[list[Literal["direct"]] | None] = None
+    output_schema: Only[None] = None
+    asynchronous: Only[Literal[False] | None] = Field(default=None, alias="async")
+
+
+class NamedFunction(StrictModel):
+    """``tool_choice``: call this function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class JsonSchemaTextFormat(StrictModel):
+    """JSON that satisfies a schema; it is always enforced strictly."""
+
+    type: Literal["json_schema"]
+    name: str
+    json_schema: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(StrictModel):
+    """What the answer's text looks like."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaTextFormat, Field(discriminator="type")] | None = None
+    verbosity: Only[Literal["medium"] | None] = None
+
+
+class ReasoningConfig(StrictModel):
+    """How long the model thinks; reasoning is returned as it is, never summarised."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: Only[Literal["auto"] | None] = None
+    mode: Only[Literal["standard"] | None] = None
+
+
+class ResponseStreamOptions(StrictModel):
+    """Accepted because clients send it; without effect."""
+
+    include_obfuscation: bool | None = None
+
+
+Tool = Annotated[FunctionTool, one_of_types("tools", ("function",))]
+
+
+class ResponseRequest(StrictModel):
+    """What the model is to respond to, and how; null selects the default."""
+
+    input: TextOr[Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+    # Not OpenAI's; as for chat completions.
+    top_k: int | None = None
+    seed: int | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    # Accepted because clients send them; without effect. Reasoning is always returned in the clear.
+    include: Only[list[Literal["reasoning.encrypted_content"]] | None] = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: ResponseStreamOptions | None = None
+    user: str | None = None
+
+    access_programs: Only[None] = None
+    background: Only[Literal[False] | None] = None
+    context_management: Only[None] = None
+    conversation: Only[None] = None
+    image: Only[None] = None
+    max_tool_calls: Only[None] = None
+    moderation: Only[None] = None
+    prompt: Only[None] = None
+    prompt_cache_options: Only[None] = None
+    prompt_cache_retention: Only[Literal["in_memory"] | None] = None
+    top_logprobs: Only[Literal[0] | None] = None
+    truncation: Only[Literal["disabled"] | None] = None

@@ -1,0 +1,73 @@
+"""`POST /v1/responses`, and `GET` and `DELETE /v1/responses/{id}`."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixkv.server.authentication import CurrentTenant
+from radixkv.server.chat_events import start_chat
+from radixkv.server.errors import ApiError
+from radixkv.server.generation import respond
+from radixkv.server.named_events import named_events
+from radixkv.server.responses.objects import DeletedResponse, ResponseObject
+from radixkv.server.responses.request import ResponseRequest
+from radixkv.server.responses.store import ResponseStore, StoredResponse
+from radixkv.server.responses.translation import FIELD_NAMES, as_chat_request, input_messages
+from radixkv.server.responses.writer import ResponsesWriter
+from radixkv.server.service import Service, new_id
+from radixkv.server.translated_chat import translate
+
+
+def response_routes(service: Service) -> APIRouter:
+    """The endpoints, with one store of responses for all of them."""
+    router = APIRouter(prefix="/v1/responses", tags=["generation"])
+    store = ResponseStore()
+
+    def stored(tenant: str, response_id: str, param: str) -> StoredResponse:
+        found = store.get(tenant, response_id)
+        if found is None:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"{param}: no response {response_id!r:.80} is stored: it was sent with store=false, was deleted, "
+                "is another's, or had to give way to later ones",
+                param=param,
+                code="response_not_found",
+            )
+        return found
+
+    @router.post("", response_model=ResponseObject)
+    async def respond_to(body: ResponseRequest, request: Request, tenant: CurrentTenant) -> Response:
+        """Respond to an input, or go on from an earlier response."""
+        service.check_model(body.model)
+        earlier = None
+        if body.previous_response_id is not None:
+            earlier = stored(tenant.name, body.previous_response_id, "previous_response_id")
+        messages = [*(earlier.messages if earlier else ()), *input_messages(body.input)]
+        chat = translate(as_chat_request(body, messages), FIELD_NAMES)
+        response_id = new_id("resp", "_")
+        events = await start_chat(service, chat, tenant, response_id)
+
+        def keep(finished: StoredResponse) -> None:
+            store.add(tenant.name, finished)
+
+        writer = ResponsesWriter(
+            body, response_id, service.model_name, messages, 0 if earlier is None else earlier.num_bytes, keep
+        )
+        return await respond(request, events, writer, bool(body.stream), named_events)
+
+    @router.get("/{name}")
+    async def get_response(name: str, tenant: CurrentTenant) -> ResponseObject:
+        """A response that is stored."""
+        return stored(tenant.name, name, "id").response
+
+    @router.delete("/{name}")
+    async def delete_response(name: str, tenant: CurrentTenant) -> DeletedResponse:
+        """Forget a response; those that continued it stay."""
+        stored(tenant.name, name, "id")
+        store.remove(tenant.name, name)
+        return DeletedResponse(id=name)
+
+    return router

@@ -1,0 +1,68 @@
+"""Finished responses, kept in memory so that a request can continue one; the least recently used are forgotten first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.server.responses.objects import ResponseObject
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response and the conversation that it ends.
+
+    Attributes:
+        messages: the conversation in the form of chat completions, the answer included, without instructions. The
+            messages are shared with the responses that it continues.
+        num_bytes: what it counts for: its own bytes and all of the conversation's.
+    """
+
+    response: ResponseObject
+    messages: Sequence[Mapping[str, Any]]
+    num_bytes: int
+
+
+class ResponseStore:
+    """The responses of all tenants, each within bounds of its own, so that nobody can displace another's.
+
+    Args:
+        max_responses: responses kept for a tenant at most.
+        max_bytes: bytes kept for a tenant at most; a longer response is not kept at all.
+    """
+
+    def __init__(self, max_responses: int = 1024, max_bytes: int = 64 << 20) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        # By tenant, then by id, the most recently used last.
+        self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
+        self._num_bytes: dict[str, int] = {}
+
+    def add(self, tenant: str, stored: StoredResponse) -> None:
+        """Keep a response, and forget what no longer fits beside it."""
+        if stored.num_bytes > self._max_bytes:
+            return
+        own = self._responses.setdefault(tenant, OrderedDict())
+        own[stored.response.id] = stored
+        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + stored.num_bytes
+        while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
+            _, oldest = own.popitem(last=False)
+            self._num_bytes[tenant] -= oldest.num_bytes
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The tenant's response with this id; None: it has none, or no longer."""
+        own = self._responses.get(tenant, OrderedDict())
+        stored = own.get(response_id)
+        if stored is not None:
+            own.move_to_end(response_id)
+        return stored
+
+    def remove(self, tenant: str, response_id: str) -> bool:
+        """Forget a response; returns whether there was one."""
+        stored = self._responses.get(tenant, OrderedDict()).pop(response_id, None)
+        if stored is None:
+            return False
+        self._num_bytes[tenant] -= stored.num_bytes
+        return True

@@ -1,0 +1,131 @@
+"""Requests and items of the Responses API in the form of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.server.assistant_turns import add_to_assistant_turn
+from radixkv.server.responses.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    Refusal,
+)
+from radixkv.server.responses.objects import (
+    OutputFunctionCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+)
+from radixkv.server.responses.request import JsonSchemaTextFormat, NamedFunction, ResponseRequest
+
+# Request fields with the same meaning in chat completions, by the name that they have there.
+_SAME_MEANING = {
+    "model": "model",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "seed": "seed",
+    "stream": "stream",
+    "cache_salt": "cache_salt",
+    "parallel_tool_calls": "parallel_tool_calls",
+    "max_completion_tokens": "max_output_tokens",
+}
+
+# The field of a request that a field of chat completions was made from, for errors that name it.
+FIELD_NAMES = {
+    "messages": "input",
+    "prompts": "input",
+    "prompt_token_ids": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "structured_outputs": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of the chat completion that answers a request.
+
+    Args:
+        messages: the conversation without ``instructions``.
+    """
+    if body.instructions is not None:
+        messages = [{"role": "system", "content": body.instructions}, *messages]
+    chat: dict[str, Any] = {"messages": list(messages)}
+    for chat_name, name in _SAME_MEANING.items():
+        if getattr(body, name) is not None:
+            chat[chat_name] = getattr(body, name)
+    if body.tools:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True),
+            }
+            for tool in body.tools
+        ]
+    if isinstance(body.tool_choice, NamedFunction):
+        chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tool_choice is not None:
+        chat["tool_choice"] = body.tool_choice
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    text_format = None if body.text is None else body.text.format
+    if isinstance(text_format, JsonSchemaTextFormat):
+        chat["response_format"] = {
+            "type": "json_schema",
+            "json_schema": text_format.model_dump(by_alias=True, exclude={"type"}, exclude_none=True),
+        }
+    elif text_format is not None:
+        chat["response_format"] = text_format.model_dump()
+    return chat
+
+
+def input_messages(items: str | Sequence[InputItem]) -> list[dict[str, Any]]:
+    """A request's ``input`` as messages.
+
+    Reasoning, text and calls that follow each other are one message of the assistant, as the model wrote them.
+    """
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        match item:
+            case ReasoningItem():
+                texts = item.content or item.summary or []
+                add_to_assistant_turn(messages, reasoning="\n".join(part.text for part in texts))
+            case MessageItem(role="assistant"):
+                add_to_assistant_turn(messages, text=_text(item))
+            case MessageItem():
+                messages.append({"role": item.role, "content": _text(item)})
+            case FunctionCallItem():
+                add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
+            case FunctionCallOutputItem():
+                output = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+    return messages
+
+
+def output_messages(output: Sequence[OutputItem]) -> list[dict[str, Any]]:
+    """A response's ``output`` as messages: one of the assistant."""
+    messages: list[dict[str, Any]] = []
+    for item in output:
+        match item:
+            case OutputReasoning():
+                add_to_assistant_turn(messages, reasoning="".join(part.text for part in item.content))
+            case OutputMessage():
+                add_to_assistant_turn(messages, text="".join(part.text for part in item.content))
+            case OutputFunctionCall():
+                add_to_assistant_turn(messages, call=(item.call_id, item.name, item.arguments))
+    return messages
+
+
+def _text(item: MessageItem) -> str:
+    if isinstance(item.content, str):
+        return item.content
+    separator = "" if item.role == "assistant" else "\n"
+    return separator.join(part.refusal if isinstance(part, Refusal) else part.text for part in item.content)

@@ -1,0 +1,158 @@
+"""Writes one response, whole or as events, and hands it on to be stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from radixkv.server.chat_events import ChatEvents
+from radixkv.server.errors import as_api_error
+from radixkv.server.responses.events import ResponseEvent, StreamEvent
+from radixkv.server.responses.objects import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseFailure,
+    ResponseObject,
+    ResponseUsage,
+)
+from radixkv.server.responses.output import Output
+from radixkv.server.responses.request import NamedFunction, ResponseRequest
+from radixkv.server.responses.store import StoredResponse
+from radixkv.server.responses.translation import output_messages
+from radixkv.tools.events import ReasoningPiece
+
+
+class ResponsesWriter:
+    """Writes the response to one request.
+
+    Args:
+        messages: the conversation that is answered, without instructions.
+        earlier_bytes: what the response that is continued counts for in the store.
+        keep: stores the response, unless the request forbids it.
+    """
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        response_id: str,
+        model_name: str,
+        messages: Sequence[Mapping[str, Any]],
+        earlier_bytes: int,
+        keep: Callable[[StoredResponse], None],
+    ) -> None:
+        self._body = body
+        self._messages = messages
+        self._earlier_bytes = earlier_bytes
+        self._keep = keep
+        self._response = _head(body, response_id, model_name)
+
+    async def full_response(self, events: ChatEvents) -> ResponseObject:
+        """The finished response; it is stored."""
+        output = Output()
+        async with aclosing(self._grow(events, output)) as stream:
+            async for _ in stream:
+                pass
+        return self._response
+
+    async def chunks(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
+        """The response's events; it is stored before the last one, unless it failed."""
+        output = Output()
+        yield self._response_event("response.created", output)
+        yield self._response_event("response.in_progress", output)
+        try:
+            async with aclosing(self._grow(events, output)) as stream:
+                async for event in stream:
+                    yield event
+        except Exception as error:
+            # The status was sent long ago, so a failure is an event.
+            failure = as_api_error(error)
+            self._response.status = "failed"
+            self._response.error = ResponseFailure(
+                code="server_error" if failure.status >= 500 else "invalid_prompt", message=failure.body.error.message
+            )
+            yield self._response_event("response.failed", output)
+            return
+        kind: Literal["response.completed", "response.incomplete"] = "response.completed"
+        if self._response.status == "incomplete":
+            kind = "response.incomplete"
+        yield self._response_event(kind, output)
+
+    async def _grow(self, events: ChatEvents, output: Output) -> AsyncGenerator[StreamEvent, None]:
+        """The events of the output; at the end the response is complete and stored."""
+        num_reasoning = 0
+        truncated = False
+        async with aclosing(aiter(events)) as parts:
+            async for part in parts:
+                if any(isinstance(piece, ReasoningPiece) for piece in part.pieces):
+                    num_reasoning += len(part.output.token_ids)
+                truncated = part.finish_reason == "length"
+                for piece in part.pieces:
+                    for event in output.add(piece):
+                        yield event
+        for event in output.end("incomplete" if truncated else "completed"):
+            yield event
+        response = self._response
+        response.status = "incomplete" if truncated else "completed"
+        response.incomplete_details = IncompleteDetails(reason="max_output_tokens") if truncated else None
+        response.output = output.items
+        usage = events.usage
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
+            total_tokens=usage.total_tokens,
+        )
+        if response.store:
+            messages = [*self._messages, *output_messages(output.items)]
+            num_bytes = len(response.model_dump_json()) + len(self._body.model_dump_json()) + self._earlier_bytes
+            self._keep(StoredResponse(response, messages, num_bytes))
+
+    def _response_event(
+        self,
+        kind: Literal[
+            "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+        ],
+        output: Output,
+    ) -> ResponseEvent:
+        return ResponseEvent(type=kind, sequence_number=output.next_number(), response=self._response.model_copy())
+
+
+def _head(body: ResponseRequest, response_id: str, model_name: str) -> ResponseObject:
+    """The response before it has any output."""
+    choice: Any = body.tool_choice or "auto"
+    if isinstance(choice, NamedFunction):
+        choice = choice.model_dump()
+    text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        status="in_progress",
+        model=model_name,
+        output=[],
+        previous_response_id=body.previous_response_id,
+        instructions=body.instructions,
+        tools=[
+            {
+                "description": None,
+                "parameters": None,
+                "strict": None,
+                **tool.model_dump(by_alias=True, exclude_none=True),
+            }
+            for tool in body.tools or []
+        ],
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        text={"format": {"type": "text"}} | text,
+        reasoning={"effort": None, "summary": None}
+        | ({} if body.reasoning is None else body.reasoning.model_dump(exclude_none=True)),
+        max_output_tokens=body.max_output_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        store=body.store is not False,
+        metadata=body.metadata or {},
+        user=body.user,
+    )

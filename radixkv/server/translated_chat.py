@@ -1,0 +1,43 @@
+"""Requests of other protocols as chat requests, whose errors name the field that the client sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import PrivateAttr, ValidationError
+
+from radixkv.server.chat_request import ChatCompletionRequest
+
+
+class TranslatedChatRequest(ChatCompletionRequest):
+    """A chat request that was made from another protocol's; `translate` makes it."""
+
+    _field_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def request_field_names(self) -> dict[str, str]:
+        own = super().request_field_names
+        return {name: self._field_names.get(field, field) for name, field in own.items()} | dict(self._field_names)
+
+
+def translate(chat: Mapping[str, Any], field_names: Mapping[str, str]) -> TranslatedChatRequest:
+    """A chat request with these fields.
+
+    Args:
+        field_names: chat field to the field that it was made from, where the two differ.
+
+    Raises:
+        RequestValidationError: a value is impossible; the error names the client's field.
+    """
+    try:
+        request = TranslatedChatRequest.model_validate(chat)
+    except ValidationError as error:
+        errors = [
+            {**detail, "loc": ("body", field_names.get(str(detail["loc"][0]), detail["loc"][0]), *detail["loc"][1:])}
+            for detail in error.errors(include_url=False)
+        ]
+        raise RequestValidationError(errors) from error
+    request._field_names = field_names
+    return request

@@ -1,0 +1,42 @@
+"""Unions in request models whose errors name what was sent, rather than every member of the union."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic_core import PydanticCustomError
+
+
+def _text_or_list(value: Any) -> str:
+    return "text" if isinstance(value, str) else "list"
+
+
+_T = TypeVar("_T")
+# A string or something else, most often a list; errors are then of one of them only.
+TextOr = Annotated[Annotated[str, Tag("text")] | Annotated[_T, Tag("list")], Discriminator(_text_or_list)]
+
+
+def one_of_types(what: str, types: Collection[str], default: str | None = None) -> BeforeValidator:
+    """Refuses an object whose ``type`` is not supported, by that type's name.
+
+    Args:
+        what: the plural of what it is, for the error.
+        types: those that are supported.
+        default: of an object without a ``type``; None: it must have one.
+    """
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("type", default)
+        if kind not in types:
+            raise PydanticCustomError(
+                "type_not_supported",
+                "{what} of type {kind} are not supported, only {types}",
+                {"what": what, "kind": f"{kind!r:.80}", "types": ", ".join(types)},
+            )
+        return {**value, "type": kind}
+
+    return BeforeValidator(check)

@@ -1,0 +1,173 @@
+"""`cache_control`: prefixes that stay cached for a time, within bounds for each tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.cache_driver import leave
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.cache import PrefixCache
+from radixkv.server.messages.pins import MAX_PINS, TenantPins
+
+BLOCK = 4
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_cache(num_blocks: int, clock: Clock | None = None) -> PrefixCache:
+    """Half of the blocks may be pinned, an eighth of them by one tenant."""
+    return PrefixCache(num_blocks, BLOCK, clock=clock or Clock())
+
+
+def prompt(number: int, num_blocks: int) -> list[int]:
+    return [1000 * number + index for index in range(num_blocks * BLOCK)]
+
+
+def keep(pins: TenantPins, cache: PrefixCache, tenant: str, tokens: list[int], ttl: float = 300.0) -> int:
+    if cache.match(tokens, tenant) < len(tokens):
+        leave(cache, tokens, namespace=tenant)
+    return pins.keep(cache, tenant, tenant, tokens, ttl)
+
+
+def num_pinned(cache: PrefixCache, tenant: str) -> int:
+    return sum(pin.num_tokens // BLOCK for pin in cache.pins() if pin.namespace == tenant)
+
+
+def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> None:
+    cache, pins = make_cache(160), TenantPins()
+    for number in range(5):
+        assert keep(pins, cache, "a", prompt(number, 8)) == 8 * BLOCK
+        assert num_pinned(cache, "a") <= 20
+    assert {pin.num_tokens for pin in cache.pins()} == {8 * BLOCK}
+    # Of a prompt that is longer than the share, the beginning.
+    assert keep(pins, cache, "b", prompt(9, 50)) == 20 * BLOCK
+    assert num_pinned(cache, "a") == 16
+    cache.check()
+
+
+def test_a_tenant_has_a_bounded_number_of_pins() -> None:
+    cache, pins = make_cache(4000), TenantPins()
+    for number in range(MAX_PINS + 10):
+        assert keep(pins, cache, "a", prompt(number, 1)) == BLOCK
+    assert len(cache.pins()) == MAX_PINS
+
+
+def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> None:
+    cache = PrefixCache(100, BLOCK, max_pinned_blocks=20)
+    pins = TenantPins()
+    # Each may have 5; an administrator has 14 of the 20.
+    leave(cache, prompt(0, 14), namespace="admin")
+    cache.pin(prompt(0, 14), "admin")
+    assert keep(pins, cache, "a", prompt(1, 2)) == 2 * BLOCK
+    assert keep(pins, cache, "a", prompt(2, 3)) == 3 * BLOCK
+    assert keep(pins, cache, "b", prompt(3, 2)) == 2 * BLOCK
+    assert (num_pinned(cache, "a"), num_pinned(cache, "b")) == (3, 2)
+    # Nobody has more than this would have: there is no room.
+    assert keep(pins, cache, "c", prompt(4, 4)) == 0
+    assert (num_pinned(cache, "a"), num_pinned(cache, "b"), num_pinned(cache, "admin")) == (3, 2, 14)
+    cache.check()
+
+
+def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> None:
+    clock = Clock()
+    cache, pins = make_cache(160, clock), TenantPins()
+    keep(pins, cache, "a", prompt(1, 2))
+    clock.now = 200.0
+    keep(pins, cache, "a", prompt(1, 4))
+    assert [pin.num_tokens for pin in cache.pins()] == [4 * BLOCK]
+    clock.now = 499.0
+    assert len(cache.pins()) == 1
+    keep(pins, cache, "a", prompt(1, 4), ttl=3600.0)
+    clock.now = 600.0
+    # What is kept for an hour is not shortened by five minutes of the same, or of less.
+    assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
+    assert [pin.expires_at for pin in cache.pins()] == [499.0 + 3600.0]
+    clock.now = 499.0 + 3600.0
+    assert cache.pins() == []
+    assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
+
+
+def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
+    cache, pins = make_cache(160), TenantPins()
+    for namespace in ("a", "a/salt"):
+        leave(cache, prompt(1, 2), namespace=namespace)
+        assert pins.keep(cache, "a", namespace, prompt(1, 2), 300.0) == 2 * BLOCK
+    assert len(cache.pins()) == 2
+    cache.clear("a/salt")
+    assert [pin.namespace for pin in cache.pins()] == ["a"]
+    for number in range(2, 6):
+        keep(pins, cache, "a", prompt(number, 8))
+    assert num_pinned(cache, "a") == 16
+    cache.check()
+
+
+SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
+
+
+def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
+    def body(system: Any, text: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": text}]
+        return {"model": "model", "max_tokens": 1, "temperature": 0, "system": system, "messages": messages}
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+
+            async def usage(**fields: Any) -> dict[str, Any]:
+                response = await client.post("/v1/messages", json=fields)
+                assert response.status_code == 200, response.text
+                result: dict[str, Any] = response.json()["usage"]
+                return result
+
+            async def fill_cache() -> None:
+                await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
+
+            marked = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+            first = await usage(**body(marked, "What colour is grass?"))
+            total = first["input_tokens"] + first["cache_creation_input_tokens"] + first["cache_read_input_tokens"]
+            assert first["cache_read_input_tokens"] == 0
+            # All whole blocks of the system prompt: it ends a few tokens before the question.
+            assert total - 48 < first["cache_creation_input_tokens"] < total
+            assert first["cache_creation"]["ephemeral_1h_input_tokens"] == first["cache_creation_input_tokens"]
+            await usage(**body(SYSTEM[::-1], "What colour is grass?"))
+            await fill_cache()
+            again = await usage(**body(marked, "And what colour is snow?"))
+            assert again["cache_read_input_tokens"] >= first["cache_creation_input_tokens"]
+            assert again["cache_creation_input_tokens"] == 0
+            unmarked = await usage(**body(SYSTEM[::-1], "What colour is grass?"))
+            assert unmarked["cache_read_input_tokens"] < 32
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ([{"type": "ephemeral"}] * 5, "at most 4"),
+        ([{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}], "'1h' must not follow"),
+        ([{"type": "persistent"}], "ephemeral"),
+        ([{"type": "ephemeral", "ttl": "2h"}], "'5m' or '1h'"),
+    ],
+)
+def test_impossible_marks_are_refused(llm: LLM, marks: list[dict[str, Any]], message: str) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            blocks = [{"type": "text", "text": "Hello.", "cache_control": mark} for mark in marks]
+            messages = [{"role": "user", "content": blocks}]
+            response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
+            assert response.status_code == 400
+            assert response.json()["error"]["type"] == "invalid_request_error"
+            assert message in response.json()["error"]["message"]
+
+    asyncio.run(main())

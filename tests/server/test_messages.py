@@ -1,0 +1,307 @@
+"""`/v1/messages`: Anthropic's form of requests, answers, streams and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+from support.in_process_server import make_client, make_service
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.app import create_app
+from radixkv.server.messages.output import MessageContent
+from radixkv.server.messages.request import MessagesRequest
+from radixkv.server.messages.translation import as_chat_request
+from radixkv.server.tenants import Tenants
+from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+QUESTION = {"role": "user", "content": "Name three colours."}
+BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
+
+
+def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
+    """Run a scenario against a server over this engine."""
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, **changes) as client:
+            await scenario(client)
+
+    asyncio.run(main())
+
+
+async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/messages", json={**BODY, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    Message.model_validate(body)  # Anthropic's own model
+    return body
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each checked against Anthropic's model, pings left out."""
+    events = []
+    for chunk in text.strip().split("\n\n"):
+        name, data = chunk.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        if event["type"] != "ping":
+            EVENT.validate_python(event)
+            events.append(event)
+    return events
+
+
+def test_a_message_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        messages = [{"role": "system", "content": "Be brief.\nAlways."}, QUESTION]
+        chat = await client.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 12, "temperature": 0}
+        )
+        text = chat.json()["choices"][0]["message"]["content"]
+        system = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Always."}]
+        whole = await create(client, system=system)
+        assert whole["content"] == [{"type": "text", "text": text}]
+        assert (whole["stop_reason"], whole["stop_sequence"]) == ("max_tokens", None)
+        usage, num_prompt = whole["usage"], chat.json()["usage"]["prompt_tokens"]
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (1, num_prompt - 1)
+        count = await client.post(
+            "/v1/messages/count_tokens", json={"model": "model", "system": system, "messages": [QUESTION]}
+        )
+        assert count.json() == {"input_tokens": num_prompt}
+
+        response = await client.post("/v1/messages", json={**BODY, "system": system, "stream": True})
+        events = events_of(response.text)
+        kinds = [event["type"] for event in events]
+        assert kinds[:2] == ["message_start", "content_block_start"]
+        assert set(kinds[2:-3]) == {"content_block_delta"}
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+        # What was cached is known from the first event on.
+        assert events[0]["message"]["usage"]["cache_read_input_tokens"] == num_prompt - 1
+        assert "".join(event["delta"]["text"] for event in events[2:-3]) == text
+        assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+        assert events[-2]["usage"] == usage
+
+    serve(llm, scenario)
+
+
+def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        text = (await create(client))["content"][0]["text"]
+        stop = text.split()[1]
+        stopped = await create(client, stop_sequences=["never", stop])
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+        assert stopped["content"][0]["text"] == text[: text.index(stop)]
+        prefill = text[: text.index(" ", 6)]
+        continued = await create(client, messages=[QUESTION, {"role": "assistant", "content": prefill}])
+        assert (prefill + continued["content"][0]["text"]).startswith(text)
+        ended = await create(client, messages=[{"role": "user", "content": "Say hi."}], max_tokens=200)
+        assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+    serve(llm, scenario)
+
+
+def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def error(key: dict[str, str] | None = None, content: bytes | None = None, **fields: Any) -> Any:
+            headers = {"x-api-key": "ann", "content-type": "application/json"} if key is None else key
+            sent = json.dumps({**BODY, **fields}).encode() if content is None else content
+            response = await client.post("/v1/messages", content=sent, headers=headers)
+            body = response.json()
+            assert set(body) == {"type", "error"}
+            assert body["type"] == "error"
+            assert set(body["error"]) == {"type", "message"}
+            return response.status_code, body["error"]["type"], body["error"]["message"]
+
+        assert (await error({}))[:2] == (401, "authentication_error")
+        assert (await error(model="other"))[:2] == (404, "not_found_error")
+        assert (await error(content=b" " * (2 << 20)))[:2] == (413, "request_too_large")
+        assert (await error(content=b"{"))[:2] == (400, "invalid_request_error")
+        for fields, named in [
+            ({"max_tokens": None}, "max_tokens"),
+            ({"messages": []}, "messages"),
+            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+            ({"messages": [{"role": "user", "content": []}]}, "at least one with content"),
+            ({"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {}}]}, "type: not supported"),
+            ({"tool_choice": {"type": "tool"}}, "tool_choice"),
+            ({"stop_sequences": [""]}, "stop_sequences"),
+            ({"temperature": -1}, "temperature"),
+            ({"mcp_servers": [{}]}, "mcp_servers: not supported"),
+            ({"unknown": 1}, "unknown"),
+        ]:
+            status, kind, message = await error(**fields)
+            assert (status, kind) == (400, "invalid_request_error")
+            assert named in message
+
+    serve(llm, scenario, tenants=Tenants(["ann"]))
+
+
+def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*arguments: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(llm.engine._runner, "run", crash)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        whole = await client.post("/v1/messages", json=BODY)
+        assert (whole.status_code, whole.json()["error"]["type"]) == (500, "api_error")
+        streamed = await client.post("/v1/messages", json={**BODY, "stream": True})
+        name, data = streamed.text.strip().split("\n")
+        assert name == "event: error"
+        assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
+        assert "planted" not in whole.text + streamed.text
+
+    serve(llm, scenario)
+
+
+def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("radixkv.server.messages.routes.as_chat_request", fail)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/messages", json=BODY)
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
+
+    serve(llm, scenario)
+
+
+def test_anthropic_s_own_client(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            app = create_app(make_service(engine, tenants=Tenants(["ann"])), max_body_bytes=1 << 20)
+            async with anthropic.AsyncAnthropic(
+                base_url="http://server",
+                api_key="ann",
+                max_retries=0,
+                http_client=anthropic.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(app)),
+            ) as client:
+                options: Any = {"model": "model", "max_tokens": 12, "messages": [QUESTION]}
+                options["extra_body"] = {"temperature": 0}
+                whole = await client.messages.create(**options)
+                async with client.messages.stream(**options) as stream:
+                    final = await stream.get_final_message()
+                assert [block.text for block in final.content] == [block.text for block in whole.content]
+                assert final.usage.cache_read_input_tokens > 0
+                count = await client.messages.count_tokens(model="model", messages=options["messages"])
+                assert count.input_tokens == final.usage.cache_read_input_tokens + final.usage.input_tokens
+                with pytest.raises(anthropic.NotFoundError, match="not served here"):
+                    await client.messages.create(**{**options, "model": "claude"})
+                with pytest.raises(anthropic.AuthenticationError):
+                    await client.with_options(api_key="bob").messages.create(**options)
+
+    asyncio.run(main())
+
+
+def chat_of(**fields: Any) -> dict[str, Any]:
+    return as_chat_request(MessagesRequest.model_validate({**BODY, **fields}))[0]
+
+
+def test_blocks_become_messages() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Köln"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "How is"}, {"type": "text", "text": "the weather?"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "I must ask.", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "Let me see."},
+                call,
+                {**call, "id": "t2", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Rain."}]},
+                {"type": "tool_result", "tool_use_id": "t2", "content": "no city", "is_error": True},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+        {"role": "user", "content": "Well?"},
+    ]
+    assert chat_of(messages=messages, system="Be kind.")["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "How is\nthe weather?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "reasoning_content": "I must ask.",
+            "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}},
+                {"id": "t2", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "Rain."},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: no city"},
+        {"role": "user", "content": "And?\nWell?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "tool", "name": "f"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ],
+)
+def test_tools_and_the_choice_of_them(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {}}
+    chat = chat_of(tools=[{"name": "f", "description": "It does.", "input_schema": schema}], tool_choice=choice)
+    assert chat["tools"] == [
+        {"type": "function", "function": {"name": "f", "description": "It does.", "parameters": schema}}
+    ]
+    assert {name: chat[name] for name in ("tool_choice", "parallel_tool_calls") if name in chat} == expected
+
+
+def test_thinking_effort_and_schema() -> None:
+    schema = {"type": "object"}
+    output = {"effort": "max", "format": {"type": "json_schema", "schema": schema}}
+    chat = chat_of(thinking={"type": "enabled", "budget_tokens": 2000}, output_config=output, top_k=5)
+    assert chat["chat_template_kwargs"] == {"enable_thinking": True}
+    assert chat["reasoning_effort"] == "xhigh"
+    assert chat["response_format"]["json_schema"]["schema"] == schema
+    assert chat["top_k"] == 5
+    assert chat_of(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_pieces_become_blocks_and_their_events() -> None:
+    content = MessageContent()
+    pieces = [
+        ReasoningPiece("Hm"),
+        ReasoningPiece("m."),
+        TextPiece("Let me see."),
+        ToolCallBegin(0, "t1", "weather"),
+        ToolCallArguments(0, '{"city": '),
+        ToolCallArguments(0, '"Bonn"}'),
+        ToolCallBegin(1, "t2", "time"),
+        ToolCallArguments(1, '{"zone": "Eu'),
+    ]
+    events = [event.model_dump() for piece in pieces for event in content.add(piece)]
+    events += [event.model_dump() for event in content.end()]
+    for event in events:
+        EVENT.validate_python(event)
+    assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
+        *[("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)],
+        *[("start", 1), ("delta", 1), ("stop", 1)],
+        *[("start", 2), ("delta", 2), ("delta", 2), ("stop", 2)],
+        *[("start", 3), ("delta", 3), ("stop", 3)],
+    ]
+    assert [block.model_dump() for block in content.blocks] == [
+        {"type": "thinking", "thinking": "Hmm.", "signature": ""},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}},
+        # Cut short within a value: what was complete before it.
+        {"type": "tool_use", "id": "t2", "name": "time", "input": {}},
+    ]

@@ -1,0 +1,361 @@
+"""`/v1/responses`: items in, items and events out, and the store that conversations go on from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import httpx
+import httpx2
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+from support.in_process_server import make_client, make_service
+
+from radixkv import LLM, AsyncLLM
+from radixkv.server.app import create_app
+from radixkv.server.responses.objects import ResponseObject
+from radixkv.server.responses.output import Output
+from radixkv.server.responses.request import ResponseRequest
+from radixkv.server.responses.store import ResponseStore, StoredResponse
+from radixkv.server.responses.translation import input_messages, output_messages
+from radixkv.server.tenants import Tenants
+from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+BODY: dict[str, Any] = {"input": "Name three colours.", "max_output_tokens": 12, "temperature": 0}
+
+
+def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
+    """Run a scenario against a server over this engine."""
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, **changes) as client:
+            await scenario(client)
+
+    asyncio.run(main())
+
+
+async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/responses", json={**BODY, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    Response.model_validate(body)  # openai's own model, with every required field
+    return body
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each checked against openai's model; their names are their types."""
+    events = []
+    for chunk in text.strip().split("\n\n"):
+        name, data = chunk.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        EVENT.validate_python(event)
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def without_ids(value: Any) -> Any:
+    """A response without what differs from one to the next."""
+    if isinstance(value, dict):
+        return {name: without_ids(part) for name, part in value.items() if name not in ("id", "created_at", "usage")}
+    return [without_ids(part) for part in value] if isinstance(value, list) else value
+
+
+def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        chat = await client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": BODY["input"]}],
+                "max_tokens": 12,
+                "temperature": 0,
+            },
+        )
+        whole = await create(client, instructions="Be brief.")
+        (message,) = whole["output"]
+        assert message["content"][0]["text"] == chat.json()["choices"][0]["message"]["content"]
+        assert whole["status"] == "incomplete"
+        assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert whole["usage"]["input_tokens"] == chat.json()["usage"]["prompt_tokens"]
+        assert whole["usage"]["output_tokens"] == 12
+
+        response = await client.post("/v1/responses", json={**BODY, "instructions": "Be brief.", "stream": True})
+        events = events_of(response.text)
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        deltas = kinds.count("output_text.delta")
+        assert deltas > 5
+        assert kinds == [
+            *("created", "in_progress", "output_item.added", "content_part.added"),
+            *["output_text.delta"] * deltas,
+            *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+        ]
+        text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert text == message["content"][0]["text"]
+        assert without_ids(events[-1]["response"]) == without_ids(whole)
+        # What was announced was not yet complete.
+        assert events[0]["response"]["output"] == []
+        assert events[2]["item"]["content"] == []
+
+    serve(llm, scenario)
+
+
+def test_an_earlier_response_is_continued_with_all_that_was_computed_for_it(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        question = "Which of these is the darkest?"
+        first = await create(client, instructions="Be brief.")
+        second = await create(
+            client, input=question, previous_response_id=first["id"], instructions="Be brief.", stream=False
+        )
+        usage = first["usage"]
+        # The last token of an answer is computed only when something follows it.
+        computed = usage["input_tokens"] + usage["output_tokens"] - 1
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] == computed
+        assert second["previous_response_id"] == first["id"]
+        # The same as with all items sent again by the client.
+        items = [{"role": "user", "content": BODY["input"]}, *first["output"], {"role": "user", "content": question}]
+        stateless = await create(client, input=items, instructions="Be brief.", store=False)
+        assert without_ids(stateless["output"]) == without_ids(second["output"])
+        assert stateless["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+        # Instructions are those of each request.
+        other = await create(client, input=question, previous_response_id=first["id"])
+        assert other["usage"]["input_tokens"] < second["usage"]["input_tokens"] + 40
+        assert other["usage"]["input_tokens"] != second["usage"]["input_tokens"]
+
+    serve(llm, scenario)
+
+
+def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        ann, bob = {"Authorization": "Bearer ann"}, {"Authorization": "Bearer bob"}
+
+        async def status(method: str, response_id: str, headers: dict[str, str]) -> int:
+            return (await client.request(method, f"/v1/responses/{response_id}", headers=headers)).status_code
+
+        stored = (await client.post("/v1/responses", json=BODY, headers=ann)).json()
+        fetched = await client.get(f"/v1/responses/{stored['id']}", headers=ann)
+        assert fetched.json() == stored
+        assert await status("GET", stored["id"], bob) == 404
+        assert await status("DELETE", stored["id"], bob) == 404
+        continued = await client.post("/v1/responses", json={**BODY, "previous_response_id": stored["id"]}, headers=bob)
+        assert continued.status_code == 404
+        assert continued.json()["error"]["param"] == "previous_response_id"
+        assert await status("DELETE", stored["id"], ann) == 200
+        assert await status("GET", stored["id"], ann) == 404
+        unstored = (await client.post("/v1/responses", json={**BODY, "store": False}, headers=ann)).json()
+        assert await status("GET", unstored["id"], ann) == 404
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
+
+
+def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
+    def stored(name: str, num_bytes: int) -> StoredResponse:
+        response = ResponseObject.model_construct(id=name)
+        return StoredResponse(response, [], num_bytes)
+
+    def kept(tenant: str) -> set[str]:
+        return {name for name in "abcdefgh" if store.get(tenant, name) is not None}
+
+    store = ResponseStore(max_responses=3, max_bytes=100)
+    store.add("other", stored("h", 100))
+    for name in "abc":
+        store.add("tenant", stored(name, 10))
+    store.get("tenant", "a")
+    store.add("tenant", stored("d", 10))
+    assert kept("tenant") == {"a", "c", "d"}
+    store.add("tenant", stored("e", 75))
+    assert kept("tenant") == {"d", "e", "c"} or len(kept("tenant")) == 3
+    store.add("tenant", stored("f", 101))  # never fits: nothing is forgotten for it
+    assert len(kept("tenant")) == 3
+    store.add("tenant", stored("g", 100))
+    assert kept("tenant") == {"g"}
+    assert store.remove("tenant", "g")
+    assert not store.remove("tenant", "g")
+    store.add("tenant", stored("a", 100))
+    assert kept("tenant") == {"a"}
+    assert kept("other") == {"h"}
+
+
+def test_text_of_a_schema(llm: LLM) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        schema = {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        }
+        form = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+        answer = await create(client, text=form, max_output_tokens=30)
+        assert json.loads(answer["output"][0]["content"][0]["text"])["colour"] in ("red", "green")
+        assert answer["text"] == form
+        assert answer["status"] == "completed"
+
+    serve(llm, scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "named"),
+    [
+        ({"background": True}, "background", "not supported"),
+        ({"conversation": "conv_1"}, "conversation", "not supported"),
+        ({"truncation": "auto"}, "truncation", "not supported"),
+        ({"include": ["file_search_call.results"]}, "include", "not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+        ({"input": [{"type": "computer_call"}]}, "input", "'computer_call'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "'input_image'"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input", "not supported"),
+        ({"input": []}, "input", "at least one"),
+        ({"unknown": 1}, "unknown", "unknown"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        ({"temperature": -1}, "temperature", "at least 0"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "minimal"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": []}}}}, "text.format", "schema"),
+    ],
+)
+def test_what_is_impossible_or_not_supported_is_refused_by_name(
+    llm: LLM, fields: dict[str, Any], param: str, named: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/responses", json={**BODY, **fields})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert named in error["message"]
+
+    serve(llm, scenario)
+
+
+def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*arguments: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(llm.engine._runner, "run", crash)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/responses", json={**BODY, "stream": True})
+        events = events_of(response.text)
+        assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
+        failed = events[-1]["response"]
+        assert failed["status"] == "failed"
+        assert failed["error"]["code"] == "server_error"
+        assert "planted" not in response.text
+        assert (await client.get(f"/v1/responses/{failed['id']}")).status_code == 404
+
+    serve(llm, scenario)
+
+
+def test_openai_s_own_client(llm: LLM) -> None:
+    class Answer(BaseModel):
+        colour: Literal["red", "green"]
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            transport = httpx2.ASGITransport(create_app(make_service(engine), max_body_bytes=1 << 20))
+            async with openai.AsyncOpenAI(
+                base_url="http://server/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+            ) as client:
+                options: Any = {"model": "model", "max_output_tokens": 12, "temperature": 0}
+                whole = await client.responses.create(input="Name three colours.", **options)
+                async with client.responses.stream(input="Name three colours.", **options) as stream:
+                    events = [event async for event in stream]
+                assert events[-1].type == "response.incomplete"
+                assert events[-1].response.output_text == whole.output_text != ""
+                assert (await client.responses.retrieve(whole.id)).output_text == whole.output_text
+                options["max_output_tokens"] = 30
+                parsed = await client.responses.parse(
+                    input="Which?", text_format=Answer, previous_response_id=whole.id, **options
+                )
+                assert isinstance(parsed.output_parsed, Answer)
+                await client.responses.delete(whole.id)
+                with pytest.raises(openai.NotFoundError, match="no response"):
+                    await client.responses.create(input="And?", previous_response_id=whole.id, **options)
+
+    asyncio.run(main())
+
+
+def test_items_become_messages() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is"}, {"type": "input_text", "text": "it?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": [], "logprobs": None}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "two"}]},
+        {"type": "message", "role": "assistant", "content": "Done."},
+        {"role": "developer", "content": "Be brief."},
+    ]
+    assert input_messages(ResponseRequest.model_validate({"input": items}).input) == [
+        {"role": "user", "content": "How is\nit?"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "developer", "content": "Be brief."},
+    ]
+
+
+def test_pieces_become_items_and_their_events() -> None:
+    output = Output()
+    pieces = [
+        ReasoningPiece("Hm."),
+        TextPiece("Let "),
+        TextPiece("me see."),
+        ToolCallBegin(0, "c1", "f"),
+        ToolCallArguments(0, '{"x": '),
+        ToolCallArguments(0, "1}"),
+        ToolCallBegin(1, "c2", "f"),
+        ToolCallArguments(1, '{"x'),
+    ]
+    events = [event.model_dump() for piece in pieces for event in output.add(piece)]
+    events += [event.model_dump() for event in output.end("incomplete")]
+    for event in events:
+        EVENT.validate_python(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [(event["output_index"], event["type"].removeprefix("response.")) for event in events] == [
+        *[(0, "output_item.added"), (0, "content_part.added"), (0, "reasoning_text.delta"), (0, "reasoning_text.done")],
+        *[(0, "content_part.done"), (0, "output_item.done")],
+        *[(1, "output_item.added"), (1, "content_part.added"), (1, "output_text.delta"), (1, "output_text.delta")],
+        *[(1, "output_text.done"), (1, "content_part.done"), (1, "output_item.done")],
+        *[(2, "output_item.added"), *[(2, "function_call_arguments.delta")] * 2, (2, "function_call_arguments.done")],
+        (2, "output_item.done"),
+        *[(3, "output_item.added"), (3, "function_call_arguments.delta"), (3, "function_call_arguments.done")],
+        (3, "output_item.done"),
+    ]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == ["completed", "completed", "completed", "incomplete"]
+    assert done == [item.model_dump() for item in output.items]
+    assert output_messages(output.items) == [
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+                {"id": "c2", "type": "function", "function": {"name": "f", "arguments": '{"x'}},
+            ],
+        }
+    ]
