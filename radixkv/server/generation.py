@@ -107,7 +107,7 @@ class Generation:
     @property
     def complete(self) -> bool:
         """Whether every choice came to its own end."""
-        return len(self._finished) == self._num_choices * len(self._prompts)
+        return len(self._finished) == self._num_choices * len(self.prompts)
 
     @property
     def usage(self) -> Usage:
@@ -233,7 +233,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], answers: Answers) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], answers: Answers) -> None:
         self._events = events
         self._answers = answers
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -262,19 +262,19 @@ async def respond(
     answers: _A,
     writer: ResponseWriter[_A],
     stream: bool,
-    encode: Callable[[AsyncIterator[BaseModel]], AsyncGenerator[str, None]] = _server_sent_events,
+    as_events: Callable[[AsyncIterator[BaseModel]], AsyncGenerator[bytes, None]] = _server_sent_events,
 ) -> Response:
     """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
 
     Args:
-        encode: writes the chunks of a stream as server-sent events.
+        as_events: writes the chunks of a stream as server-sent events.
 
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
     request.state.generation = answers
     if stream:
-        return EventStream(encode(writer.chunks(answers)), answers)
+        return EventStream(as_events(writer.chunks(answers)), answers)
     try:
         return JsonResponse(await _cancel_on_disconnect(request, writer.full_response(answers)))
     finally:

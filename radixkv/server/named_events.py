@@ -6,8 +6,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from pydantic import BaseModel
 
+from radixkv.server.encoded import encode
 
-async def named_events(events: AsyncIterator[BaseModel]) -> AsyncGenerator[str, None]:
+
+async def named_events(events: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
     """Events as they are sent; each model has a field ``type``."""
     async for event in events:
-        yield f"event: {event.type}\ndata: {event.model_dump_json()}\n\n"  # type: ignore[attr-defined]
+        kind: str = event.type  # type: ignore[attr-defined]
+        yield b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import yaml
@@ -85,7 +86,7 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture
 def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """``LLM()`` is the default model, which tests load once, and the server listens where the page says."""
-    load, open_ai = radixkv.LLM, openai.OpenAI
+    load, open_ai, claude = radixkv.LLM, openai.OpenAI, anthropic.Anthropic
 
     def load_once(model: Any = None, **options: Any) -> radixkv.LLM:
         defaults = {"quantization": None, "kv_cache_dtype": "auto", "record_trace": None}
@@ -96,8 +97,14 @@ def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: 
         process: ServerProcess = request.getfixturevalue("server")
         return open_ai(base_url=f"{process.url}/v1", api_key=api_key)
 
+    def connect_claude(base_url: str, api_key: str) -> anthropic.Anthropic:
+        assert base_url == "http://127.0.0.1:8000"
+        process: ServerProcess = request.getfixturevalue("server")
+        return claude(base_url=process.url, api_key=api_key)
+
     monkeypatch.setattr(radixkv, "LLM", load_once)
     monkeypatch.setattr("openai.OpenAI", connect)
+    monkeypatch.setattr("anthropic.Anthropic", connect_claude)
 
 
 def documents() -> Iterator[Any]:

@@ -102,8 +102,45 @@ def test_stop_sequences_prefilled_answers_and_ends(llm: LLM) -> None:
         prefill = text[: text.index(" ", 6)]
         continued = await create(client, messages=[QUESTION, {"role": "assistant", "content": prefill}])
         assert (prefill + continued["content"][0]["text"]).startswith(text)
-        ended = await create(client, messages=[{"role": "user", "content": "Say hi."}], max_tokens=200)
+        ended = await create(client, messages=[{"role": "user", "content": "Say hi."}], max_tokens=60)
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+    serve(llm, scenario)
+
+
+def test_a_tool_is_used_and_its_result_read(llm: LLM) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
+    tools = [{"name": "weather", "description": "Tells the weather.", "input_schema": city}]
+    question = {"role": "user", "content": "What is the weather in Rome?"}
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        fields: dict[str, Any] = {"messages": [question], "tools": tools, "max_tokens": 80}
+        called = await create(client, **fields, tool_choice={"type": "tool", "name": "weather"})
+        assert called["stop_reason"] == "tool_use"
+        (use,) = called["content"]
+        assert use["input"]["city"] in ("Bonn", "Rome")
+        streamed = await client.post(
+            "/v1/messages", json={**BODY, **fields, "tool_choice": {"type": "any"}, "stream": True}
+        )
+        events = events_of(streamed.text)
+        start = next(event for event in events if event["type"] == "content_block_start")
+        assert (start["content_block"]["name"], start["content_block"]["input"]) == ("weather", {})
+        parts = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+        assert json.loads("".join(parts))["city"] in ("Bonn", "Rome")
+        assert events[-2]["delta"]["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "It rains."}
+        fields["messages"] = [
+            question,
+            {"role": "assistant", "content": called["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        final = await create(client, **fields, tool_choice={"type": "none"})
+        assert final["content"][0]["type"] == "text"
+        usage = final["usage"]
+        counted = await client.post(
+            "/v1/messages/count_tokens", json={"model": "model", "tools": tools, "messages": fields["messages"]}
+        )
+        assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
     serve(llm, scenario)
 

@@ -198,6 +198,36 @@ def test_text_of_a_schema(llm: LLM) -> None:
     serve(llm, scenario)
 
 
+def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "name": "weather", "description": "Tells the weather.", "parameters": city}]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        fields: dict[str, Any] = {"tools": tools, "max_output_tokens": 80}
+        choice = {"type": "function", "name": "weather"}
+        called = await create(client, input="What is the weather in Rome?", tool_choice=choice, **fields)
+        (call,) = called["output"]
+        assert (call["type"], call["name"], call["status"]) == ("function_call", "weather", "completed")
+        assert json.loads(call["arguments"])["city"] in ("Bonn", "Rome")
+        streamed = await client.post(
+            "/v1/responses",
+            json={**BODY, **fields, "input": "What is the weather in Rome?", "tool_choice": choice, "stream": True},
+        )
+        events = events_of(streamed.text)
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds[2] == "output_item.added"
+        assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+        assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
+        assert "".join(event["delta"] for event in events[3:-3]) == events[-3]["arguments"] == call["arguments"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "It rains."}
+        final = await create(client, input=[result], previous_response_id=called["id"], tool_choice="none", **fields)
+        assert final["output"][0]["type"] == "message"
+        cached = final["usage"]["input_tokens_details"]["cached_tokens"]
+        assert cached >= called["usage"]["input_tokens"] - 1
+
+    serve(llm, scenario)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "named"),
     [

@@ -41,7 +41,7 @@ def marked_prefixes(
             FIELD_NAMES,
         )
         try:
-            alone = body.as_prompt(as_messages(body.messages), loaded).token_ids
+            alone = body.as_prompt(as_messages(body.messages), body.tool_options, loaded).token_ids
         except ValueError:  # some templates refuse conversations that end there
             alone = []
         length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, prompt, strict=False)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -51,9 +54,11 @@ def message_routes(service: Service) -> APIRouter:
         with client_errors():
             chat = translate(as_chat_request(body)[0], FIELD_NAMES)
         with client_errors(chat.request_field_names):
-            messages = as_messages(chat.messages)
+            messages, tools = as_messages(chat.messages), chat.tool_options
             service.check_length("messages", *(text for message in chat.messages for text in message.texts))
-            prompt = await llm.run_tokenizer(lambda loaded: chat.as_prompt(messages, loaded))
+            if tools is not None:
+                service.check_length("tools", json.dumps(tools.definitions))
+            prompt = await llm.run_tokenizer(partial(chat.as_prompt, messages, tools))
         return TokenCount(input_tokens=len(prompt.token_ids))
 
     return router
