@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 if TYPE_CHECKING:
     from radixkv.llm import LLM
 
-# For mutation testing, where every example is run thousands of times: few, always the same, and never shrunk.
+# For mutation testing and coverage, where an example is run thousands of times or slowly: few, always the same, never shrunk.
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
@@ -29,6 +29,8 @@ LONG_FILES = [
     "model/test_compiled_layers.py",
     "test_examples.py",
     "model/test_default_model.py",
+    "cache/test_eviction.py",
+    "cache/test_prefix_cache_machine.py",
 ]
 
 
