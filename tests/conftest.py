@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # They need packages of their own: `make clients`.
 collect_ignore = ["clients"]
 
-# For mutation testing, where every example is run thousands of times: few, always the same, and never shrunk.
+# For mutation testing and coverage, where an example is run thousands of times or slowly: few, always the same, never shrunk.
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 
 
@@ -32,6 +32,8 @@ LONG_FILES = [
     "model/test_compiled_layers.py",
     "test_examples.py",
     "model/test_default_model.py",
+    "cache/test_eviction.py",
+    "cache/test_prefix_cache_machine.py",
 ]
 
 

@@ -34,14 +34,25 @@ def builtin_names(namespace: Any) -> tuple[str, ...]:
 
 
 @pytest.fixture(autouse=True)
-def names_of_builtins_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter looks through all of `triton.language` at each call of a device function: a third of its time."""
+def what_does_not_change_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter looks through all of `triton.language` at each call of a device function: a third of its time.
+
+    And it writes down all types to find numpy's of one.
+    """
 
     def patch_builtins(namespace: Any, builder: Any, scope: Any) -> None:
-        for name in builtin_names(namespace):
-            member = getattr(namespace, name)
-            # One that is patched already is no builtin.
-            if tl.core.is_builtin(member):
-                interpreter._patch_attr(namespace, name, member, builder, scope)
+        names = builtin_names(namespace)
+        # One that is patched is no builtin, and where one is, all are.
+        if names and tl.core.is_builtin(getattr(namespace, names[0])):
+            for name in names:
+                interpreter._patch_attr(namespace, name, getattr(namespace, name), builder, scope)
 
     monkeypatch.setattr(interpreter, "_patch_builtin", patch_builtins)
+    look_up = interpreter._get_np_dtype
+    of_numbers = functools.cache(look_up)
+
+    def numpys_type(kind: Any) -> Any:
+        scalar = kind.scalar
+        return look_up(scalar) if scalar.is_ptr() else of_numbers(scalar)
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numpys_type)
