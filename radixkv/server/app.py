@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -27,6 +28,9 @@ from radixkv.server.responses.routes import response_routes
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 
 def create_app(
     service: Service,
@@ -35,6 +39,7 @@ def create_app(
     metrics_key: str | None = None,
     cors_origins: Sequence[str] = (),
     access_log: Callable[[str], object] | None = None,
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
     """The server as an ASGI application.
 
@@ -43,6 +48,7 @@ def create_app(
         metrics_key: see `Authentication`.
         cors_origins: origins whose pages may call the server from a browser; "*": any.
         access_log: called with a line of JSON per request.
+        tracer: records spans of every request.
     """
     app = FastAPI(
         title="RadixKV",
@@ -76,4 +82,9 @@ def create_app(
     app.include_router(page_routes())
     app.include_router(admin_routes(service))
     app.include_router(insight_routes(service))
-    return RequestLog(app, access_log)
+    if tracer is None:
+        return RequestLog(app, access_log)
+    # Only here: it needs packages that others do without.
+    from radixkv.server.tracing import Tracing
+
+    return RequestLog(Tracing(app, tracer), access_log)

@@ -57,6 +57,8 @@ class ServerConfig(Config):
     """Seconds after which a step of the engine is stuck: /health is 503, and the process ends with status 1."""
     access_log: str | Path | None = None
     """Write one line of JSON per request to this file; -: to standard error."""
+    otlp_traces_endpoint: str | None = None
+    """Send OpenTelemetry traces over HTTP to this address, such as http://localhost:4318/v1/traces (radixkv[otel])."""
     grace_seconds: float = Field(default=30.0, ge=0)
     """After SIGTERM, seconds to finish what runs."""
 

@@ -44,6 +44,7 @@ class RequestLog:
         # A name that is not valid, or none, is replaced: the client sees in the answer what it is called here.
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         began, status = self._clock(), None
 
         async def send_named(message: Message) -> None:

@@ -28,6 +28,8 @@ from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
     from radixkv.async_llm import AsyncLLM
 
 _log = logging.getLogger(__name__)
@@ -53,6 +55,11 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     tenants = Tenants(config.api_keys, config.admin_key)
     _check(config)
     write_log = None if config.access_log is None else open_access_log(str(config.access_log))
+    tracer = None
+    if config.otlp_traces_endpoint is not None:
+        from radixkv.server.tracing import otlp_tracer_provider
+
+        tracer = otlp_tracer_provider(config.otlp_traces_endpoint).get_tracer("radixkv")
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
     with _listener(config) as listener:
         if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
@@ -71,7 +78,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(_serve(llm, config, tenants, listener, write_log))
+            status = runner.run(_serve(llm, config, tenants, listener, write_log, tracer))
     if llm.abandoned:
         # The usual end of a process would wait for threads, and one is stuck.
         logging.shutdown()
@@ -85,6 +92,7 @@ async def _serve(
     tenants: Tenants,
     listener: socket.socket,
     write_log: Callable[[str], object] | None,
+    tracer: Tracer | None,
 ) -> int:
     from radixkv.server.app import create_app
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
@@ -116,6 +124,7 @@ async def _serve(
         metrics_key=config.metrics_key,
         cors_origins=config.cors_origins,
         access_log=write_log,
+        tracer=tracer,
     )
     limits = ConnectionLimits(config.receive_timeout, config.send_timeout)
     uvicorn_config = uvicorn.Config(

@@ -16,6 +16,8 @@ from radixkv.server.admin import ClearRequest
 from radixkv.server.authentication import Authentication
 from radixkv.server.chat_completions import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
+from radixkv.server.messages.request import MessagesRequest
+from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.tenants import Tenants
 from radixkv.server.tokenization import DetokenizeRequest, TokenizeRequest
 
@@ -132,12 +134,15 @@ def test_what_needs_no_key(path: str) -> None:
         (CompletionRequest, {"prompt": "x", "stop_token_ids": ["x"] * 10_000}),
         (CompletionRequest, {"prompt": "x", "structured_outputs": {"choice": [1] * 10_000}}),
         (CompletionRequest, {"prompt": "x"} | {f"field {number}": 1 for number in range(10_000)}),
+        (CompletionRequest, {"prompt": "x", "logit_bias": {f"{number}": "x" for number in range(10_000)}}),
         (ChatCompletionRequest, {"messages": [1] * 10_000}),
         (ChatCompletionRequest, {"messages": [{"role": "user", "content": ""}] * 10_000}),
         (ChatCompletionRequest, {"messages": [{"role": "user", "content": [1] * 10_000}]}),
         (ChatCompletionRequest, {"messages": [{f"field {number}": 1 for number in range(10_000)}]}),
         (TokenizeRequest, {"messages": [{}] * 10_000}),
         (DetokenizeRequest, {"tokens": [""] * 10_000}),
+        (MessagesRequest, {"messages": [1] * 10_000, "model": "x", "max_tokens": 1}),
+        (ResponseRequest, {"input": [{}] * 10_000}),
         (ClearRequest, {f"field {number}": 1 for number in range(10_000)}),
     ],
 )

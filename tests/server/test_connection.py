@@ -200,6 +200,7 @@ def test_a_long_body_in_chunks_is_none_of_that() -> None:
         connection.may_answer.set()
         await connection.settle()
         assert len(b"".join(connection.received)) == 500_000
+        assert connection.transport.written.startswith(b"HTTP/1.1 200 ")
         assert connection.transport.written.endswith(b"ok")
 
     asyncio.run(main())
@@ -216,10 +217,11 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
         connection.may_answer.set()
         await connection.settle()
         assert connection.transport.written == b""
-        assert connection.loop.expire(30)
-        assert connection.transport.aborted
+        expired, aborted = connection.loop.expire(30), connection.transport.aborted
         connection.protocol.connection_lost(None)
         await connection.settle()
+        assert expired
+        assert aborted
         assert connection.protocol.cycle.disconnected
 
     asyncio.run(main())
