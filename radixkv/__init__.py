@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from radixkv.llm import LLM
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
     from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-    from radixkv.scheduling.fair_shares import TenantShare
+    from radixkv.scheduling.tenant_share import TenantShare
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
         "SamplingParams": "sampling_params",
         "BeamSearchParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
-        "TenantShare": "scheduling.fair_shares",
+        "TenantShare": "scheduling.tenant_share",
     }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

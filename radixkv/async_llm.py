@@ -26,9 +26,9 @@ from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.fair_shares import TenantShare
 from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
+from radixkv.scheduling.tenant_share import TenantShare
 
 _T = TypeVar("_T")
 

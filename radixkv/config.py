@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
 
@@ -265,7 +266,13 @@ class Accepted(NamedTuple):
             return f"one of {', '.join(map(str, get_args(kind)))}"
         if Path in self.kinds:
             return "a path"
-        words = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+        words = {
+            bool: "True or False",
+            int: "a whole number",
+            float: "a number",
+            str: "text",
+            datetime: "a date and time",
+        }
         return words.get(kind, "a list of texts")
 
     def _range_in_words(self) -> str:

@@ -21,36 +21,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from radixkv.scheduling.request import SequenceGroup
+from radixkv.scheduling.tenant_share import TenantShare
 
 # What a token costs, by what is done for it. A generated one takes a step's latency and a slot (the weights of the paper).
 COMPUTED_TOKEN_COST = 1.0
 GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
-
-
-@dataclass(frozen=True, slots=True)
-class TenantShare:
-    """What a tenant may have.
-
-    Attributes:
-        weight: its share of all, relative to the other tenants' weights.
-        max_num_seqs: sequences that it may run side by side, even where nobody else needs them; None: any number.
-
-    Raises:
-        ValueError: a value is impossible; the message names it.
-    """
-
-    weight: float = 1.0
-    max_num_seqs: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight: expected a number above 0, got {self.weight!r}")
-        if self.max_num_seqs is not None and self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs: expected at least 1, got {self.max_num_seqs!r}")
 
 
 _EQUAL_SHARE = TenantShare()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from radixkv.scheduling.fair_shares import TenantShare
+from radixkv.scheduling.tenant_share import TenantShare
 
 # A tenant of mean weight may have so many times what is free.
 _PLACES_PER_FREE_PLACE = 3

@@ -23,6 +23,7 @@ from radixkv.server.messages.routes import message_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
 from radixkv.server.page import page_routes
+from radixkv.server.rate_limits import RateLimitHeaders
 from radixkv.server.request_log import HEADER, RequestLog
 from radixkv.server.responses.routes import response_routes
 from radixkv.server.service import Service
@@ -60,6 +61,7 @@ def create_app(
     )
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
     app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key)
     if cors_origins:
         app.add_middleware(

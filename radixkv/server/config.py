@@ -20,6 +20,8 @@ class ServerConfig(Config):
     """Port to listen on; 0: any free one."""
     api_keys: tuple[str, ...] = Field(default=(), strict=False, repr=False)
     """Keys that requests must bring, each a tenant of its own; without any, every request is accepted."""
+    keys_file: str | Path | None = None
+    """TOML file with keys, their weights, limits and expiry, read again at SIGHUP; see `radixkv keys new`."""
     admin_key: str | None = Field(default=None, repr=False)
     """Key for /admin; without it, administration is off."""
     metrics_key: str | None = Field(default=None, repr=False)

@@ -26,6 +26,7 @@ from radixkv.server.encoded import encode
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
+from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
 from radixkv.server.time_limits import Deadlines
 
@@ -59,6 +60,7 @@ class Generation:
         streams: list[RequestStream],
         metrics: ServerMetrics,
         deadlines: Deadlines,
+        reservation: Reservation,
         request_id: str,
     ) -> None:
         self._loaded = loaded
@@ -67,6 +69,7 @@ class Generation:
         self._num_choices = num_choices
         self._streams = streams
         self._deadlines = deadlines
+        self._reservation = reservation
         self._timers = [RequestTimer(metrics) for _ in streams]
         self.request_id = request_id
         # Of the prompt that had a token first; None before.
@@ -91,15 +94,33 @@ class Generation:
 
         Raises:
             RequestTimeoutError: it took longer than the first time limit.
+            ValueError, ApiError: the tenant's limits do not allow it, see `RateLimits`.
             Exception: what `AsyncLLM.submit` raises.
         """
         deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
         async with deadlines.before_admission():
             cache_explanations = await explanations(service, prompts) if body.explain_cache else None
-            streams = await service.llm.submit(prompts, params, request_id, priority=body.priority or 0)
+            tenant = service.tenants.of_namespace(prompts[0].namespace)
+            lengths = [len(prompt.token_ids) for prompt in prompts]
+            reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
+            try:
+                streams = await service.llm.submit(
+                    prompts, params, request_id, priority=body.priority or 0, tenant=tenant.name
+                )
+            except BaseException:
+                reservation.cancel()
+                raise
         deadlines.watch(streams)
         generation = Generation(
-            service.llm.loaded, prompts, params, body.num_choices, streams, service.metrics, deadlines, request_id
+            service.llm.loaded,
+            prompts,
+            params,
+            body.num_choices,
+            streams,
+            service.metrics,
+            deadlines,
+            reservation,
+            request_id,
         )
         generation.explanations = cache_explanations
         return generation
@@ -123,6 +144,7 @@ class Generation:
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
         self._deadlines.close()
+        self._reservation.settle(self.usage.total_tokens)
         for stream, timer in zip(self._streams, self._timers, strict=True):
             if not stream.closed:
                 stream.close()

@@ -23,6 +23,7 @@ import uvloop
 
 from radixkv.config import LLMOptions
 from radixkv.server.config import ServerConfig
+from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
@@ -52,7 +53,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    tenants = Tenants(config.api_keys, config.admin_key)
+    keys_file = None if config.keys_file is None else Path(config.keys_file)
+    tenants = Tenants(config.api_keys, config.admin_key, None if keys_file is None else read_keys_file(keys_file))
     _check(config)
     write_log = None if config.access_log is None else open_access_log(str(config.access_log))
     tracer = None
@@ -75,6 +77,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         llm = AsyncLLM(
             model,
             max_queue=config.max_queue,
+            tenants=tenants.shares,
             max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -145,6 +148,9 @@ async def _serve(
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, lambda: abort.set() if drain.is_set() else drain.set())
 
+    if config.keys_file is not None:
+        loop.add_signal_handler(signal.SIGHUP, _KeysReload(Path(config.keys_file), tenants, llm))
+
     serving = asyncio.ensure_future(server.serve([listener]))
     try:
         await _first(serving, drain.wait(), llm.wait_for_death())
@@ -161,6 +167,26 @@ async def _serve(
         return 1
     _log.info("stopped; %s", "all requests were answered" if finished else "some requests were aborted")
     return 0
+
+
+class _KeysReload:
+    """Reads the file of keys anew; a bad file changes nothing and is one error in the log."""
+
+    def __init__(self, path: Path, tenants: Tenants, llm: AsyncLLM) -> None:
+        self._path = path
+        self._tenants = tenants
+        self._llm = llm
+        self._pending: asyncio.Future[None] | None = None
+
+    def __call__(self) -> None:
+        try:
+            keys = read_keys_file(self._path)
+            self._tenants.replace_keys(keys)
+        except (OSError, ValueError) as error:
+            _log.error("keys are kept as they were: %s", error)
+            return
+        _log.info("%d keys read from %s", len(keys), self._path)
+        self._pending = asyncio.ensure_future(self._llm.set_tenants(self._tenants.shares))
 
 
 async def _first(*awaitables: Any) -> None:

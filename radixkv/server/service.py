@@ -15,6 +15,7 @@ from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
+from radixkv.server.rate_limits import RateLimits
 from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
@@ -32,6 +33,7 @@ class Service:
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
         other_names: by which requests select the model, too.
         time_limits: of every request.
+        rate_limits: of tenants that have such.
         step_timeout: seconds after which a step of the engine is taken to be stuck.
         shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
     """
@@ -47,6 +49,7 @@ class Service:
     encoder: EncoderThread = field(default_factory=EncoderThread)
     other_names: tuple[str, ...] = ()
     time_limits: TimeLimits = field(default_factory=TimeLimits)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
     step_timeout: float = 300.0
     shows_prompts_without_keys: bool = True
 

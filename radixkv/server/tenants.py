@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
@@ -17,7 +18,9 @@ from typing import Annotated
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.server.errors import ApiError
+from radixkv.server.keys import Key, hash_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +29,14 @@ class Tenant:
 
     Attributes:
         name: the prefix of the tenant's namespaces.
+        label: what the tenant is called in logs.
+        key: its entry in the file of keys; None: its key is not from there.
     """
 
     name: str
     _secret: bytes
-
-    @property
-    def label(self) -> str:
-        """What the tenant is called in logs."""
-        return self.name[:8]
+    label: str
+    key: Key | None = None
 
     def namespace(self, cache_salt: str | None = None) -> str:
         """The namespace of the tenant's prompts with this salt."""
@@ -48,14 +50,22 @@ class Tenants:
     """Authenticates requests.
 
     Args:
-        api_keys: without any, all requests are accepted, as those of one tenant.
+        api_keys: without any, and without ``keys``, all requests are accepted, as those of one tenant.
         admin_key: for administration; None: administration is off.
+        keys: from a file, by name; None: there is no file.
+        clock: seconds since 1970, for keys that expire.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
     """
 
-    def __init__(self, api_keys: Sequence[str] = (), admin_key: str | None = None) -> None:
+    def __init__(
+        self,
+        api_keys: Sequence[str] = (),
+        admin_key: str | None = None,
+        keys: Mapping[str, Key] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         for key in [*api_keys, *([] if admin_key is None else [admin_key])]:
             if not key or not key.isascii() or not key.isprintable():
                 raise ValueError("an API or admin key must be of printable ASCII characters, at least one")
@@ -65,11 +75,47 @@ class Tenants:
         self._admin_key = admin_key
         self._api_keys = [key.encode() for key in api_keys]
         self._tenants = [self._tenant(key) for key in api_keys]
+        self._clock = clock
+        self._has_file = keys is not None
+        self._by_hash: dict[str, Tenant] = {}
+        if keys is not None:
+            self.replace_keys(keys)
+
+    def replace_keys(self, keys: Mapping[str, Key]) -> None:
+        """From now on accept these keys of the file, and no others of it. A name keeps what it has cached.
+
+        Raises:
+            ValueError: one of them is given as an API or admin key, too; nothing is changed then.
+        """
+        given = {hash_of(key.decode()) for key in self._api_keys}
+        given |= set() if self._admin_key is None else {hash_of(self._admin_key)}
+        for name, key in keys.items():
+            if key.sha256 in given:
+                raise ValueError(f"keys.{name}: given as an API or admin key, too: all keys must differ")
+        self._by_hash = {
+            key.sha256: Tenant(_keyed_hash(self._secret, "keys file", name), self._secret, name, key)
+            for name, key in keys.items()
+        }
+
+    @property
+    def shares(self) -> dict[str, TenantShare]:
+        """What the scheduler is to give each tenant, by `Tenant.name`."""
+        shares = {tenant.name: TenantShare() for tenant in self._tenants}
+        for tenant in self._by_hash.values():
+            assert tenant.key is not None
+            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs)
+        return shares or {self.anonymous_tenant().name: TenantShare()}
+
+    def of_namespace(self, namespace: str) -> Tenant:
+        """The tenant that a prompt in this namespace is from; one without limits if its key has been removed since."""
+        name = namespace.partition("/")[0]
+        named = (tenant for tenant in self._by_hash.values() if tenant.name == name)
+        return next(named, Tenant(name, self._secret, name[:8]))
 
     @property
     def open_to_all(self) -> bool:
         """Whether requests need no key."""
-        return not self._api_keys
+        return not self._api_keys and not self._has_file
 
     @property
     def has_admin_key(self) -> bool:
@@ -90,7 +136,11 @@ class Tenants:
         for key, tenant in zip(self._api_keys, self._tenants, strict=True):
             if hmac.compare_digest(key, sent):
                 found = tenant
-        if found is None:
+        sent_hash = hashlib.sha256(sent).hexdigest()
+        for key_hash, tenant in self._by_hash.items():
+            if hmac.compare_digest(key_hash, sent_hash):
+                found = tenant
+        if found is None or (found.key is not None and found.key.expired(self._clock())):
             raise unauthorized("API key")
         return found
 
@@ -111,11 +161,14 @@ class Tenants:
         return self._tenant("")
 
     def by_api_key(self, api_key: str) -> Tenant:
-        """The tenant with this key.
+        """The tenant with this key, or with the key of this name in the file.
 
         Raises:
             ApiError: 404, it is not configured.
         """
+        for key_hash, tenant in self._by_hash.items():
+            if api_key == tenant.label or hmac.compare_digest(key_hash, hash_of(api_key)):
+                return tenant
         if api_key.encode(errors="replace") not in self._api_keys:
             raise ApiError(HTTPStatus.NOT_FOUND, "api_key: no such key is configured", param="api_key")
         return self._tenant(api_key)
@@ -137,7 +190,8 @@ class Tenants:
         return self.anonymous_tenant()
 
     def _tenant(self, api_key: str) -> Tenant:
-        return Tenant(_keyed_hash(self._secret, "", api_key), self._secret)
+        name = _keyed_hash(self._secret, "", api_key)
+        return Tenant(name, self._secret, name[:8])
 
 
 def _keyed_hash(secret: bytes, context: str, text: str) -> str:

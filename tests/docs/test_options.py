@@ -14,6 +14,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from radixkv.cli.config_file import read_config_file
 from radixkv.config import DEVICE_DEFAULTS, Accepted, Config, EngineConfig, ModelConfig
 from radixkv.server.config import ServerConfig
+from radixkv.server.keys import read_keys_file
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "serve.md"
 _TITLES = {ServerConfig: "server", ModelConfig: "model", EngineConfig: "engine"}
@@ -59,4 +60,7 @@ def test_the_example_of_a_file_is_one(page: Path, tmp_path: Path) -> None:
     for example in examples:
         path = tmp_path / "radixkv.toml"
         path.write_text(example.parsed)
+        if example.parsed.startswith("# keys.toml"):
+            assert read_keys_file(path)
+            continue
         assert read_config_file(path, list(_TITLES)) == tomllib.loads(example.parsed)

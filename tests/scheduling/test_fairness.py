@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.scheduler_driver import SchedulerDriver
 
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import REUSED_TOKEN_COST, FairShares, TenantShare
+from radixkv.scheduling.fair_shares import REUSED_TOKEN_COST, FairShares
 from radixkv.scheduling.request import Request
+from radixkv.scheduling.tenant_share import TenantShare
 
 _numbers = itertools.count()
 

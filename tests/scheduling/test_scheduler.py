@@ -14,9 +14,9 @@ from support.scheduler_driver import SchedulerDriver
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.admission_control import DecodeGrowth
-from radixkv.scheduling.fair_shares import TenantShare
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.tenant_share import TenantShare
 
 _STEMS = [[100 * stem + token for token in range(40)] for stem in range(3)]
 

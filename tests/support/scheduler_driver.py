@@ -10,9 +10,10 @@ import numpy as np
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import FairShares, TenantShare
+from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
+from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 

@@ -1,0 +1,26 @@
+"""`radixkv keys`: keys for the server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="API keys of the server.")
+
+
+@app.callback()
+def keys() -> None:
+    """API keys of the server."""
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(help="who will use it: letters, digits, - and _")]) -> None:
+    """Make a key: it is shown once, with the entry for the file that `serve --keys-file` reads."""
+    from radixkv.server.keys import hash_of, new_key
+
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
+        raise ValueError(f"name: expected up to 64 letters, digits, - and _, got {name!r}")
+    key = new_key()
+    print(f"# The key, which is stored nowhere: {key}")
+    print(f'[keys.{name}]\nsha256 = "{hash_of(key)}"')

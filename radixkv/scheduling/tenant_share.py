@@ -1,0 +1,27 @@
+"""What a tenant may have. Apart from `fair_shares`, because it needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What a tenant may have.
+
+    Attributes:
+        weight: its share of all, relative to the other tenants' weights.
+        max_num_seqs: sequences that it may run side by side, even where nobody else needs them; None: any number.
+
+    Raises:
+        ValueError: a value is impossible; the message names it.
+    """
+
+    weight: float = 1.0
+    max_num_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight: expected a number above 0, got {self.weight!r}")
+        if self.max_num_seqs is not None and self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs: expected at least 1, got {self.max_num_seqs!r}")

@@ -1,0 +1,197 @@
+"""Requests and tokens a minute: token buckets, one of each for a key that has such limits.
+
+A bucket holds a minute's amount and is refilled steadily. What a request may take at most, its prompt and ``max_tokens`` per
+sequence, is taken when it arrives, and what it did not use is put back at its end: so no burst of requests, however they are
+timed, gets more than the limit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.server.errors import ApiError
+from radixkv.server.tenants import Tenant
+
+
+class TokenBucket:
+    """So much a minute, and no more than that at once.
+
+    Args:
+        per_minute: the amount.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._filled_at = clock()
+
+    @property
+    def level(self) -> float:
+        """What can be taken now; negative where more was used than had been taken."""
+        now = self._clock()
+        self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
+        self._filled_at = now
+        return self._level
+
+    def seconds_until(self, amount: float) -> float:
+        """How long until ``amount`` can be taken; 0: now."""
+        return max(0.0, (amount - self.level) * 60 / self.per_minute)
+
+    def take(self, amount: float) -> None:
+        """Take ``amount``, or put it back where it is negative."""
+        self._level = min(self.per_minute, self.level - amount)
+
+
+@dataclass
+class Reservation:
+    """What was taken for one request.
+
+    Attributes:
+        requests: the bucket that one was taken from; None: the tenant has no such limit.
+        tokens: likewise for ``num_tokens``; None, too, when they are settled.
+        num_tokens: how many.
+    """
+
+    requests: TokenBucket | None
+    tokens: TokenBucket | None
+    num_tokens: int
+
+    def settle(self, num_used: int) -> None:
+        """Put back the tokens that were not used; later calls do nothing."""
+        if self.tokens is not None:
+            self.tokens.take(num_used - self.num_tokens)
+            self.tokens = None
+
+    def cancel(self) -> None:
+        """Put back everything: the request was refused after all."""
+        if self.requests is not None:
+            self.requests.take(-1)
+        self.settle(0)
+
+
+class RateLimits:
+    """The buckets of all tenants.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # By tenant and "requests" or "tokens".
+        self._buckets: dict[tuple[str, str], TokenBucket] = {}
+
+    def admit(
+        self, tenant: Tenant, params: SamplingParams | BeamSearchParams, prompt_lengths: list[int], max_model_len: int
+    ) -> Reservation:
+        """Count a request, or refuse it and count nothing.
+
+        ``params.max_tokens`` is set to the tenant's limit where the request does not say.
+
+        Args:
+            tenant: who asks.
+            params: of each prompt.
+            prompt_lengths: tokens of each prompt.
+            max_model_len: tokens of prompt and answer together, at most.
+
+        Raises:
+            ValueError: it asks for more tokens than the tenant may have in an answer.
+            ApiError: 429, with the seconds to wait.
+        """
+        self._limit_answer(tenant, params)
+        most = max_model_len if params.max_tokens is None else params.max_tokens
+        num_seqs = params.n if isinstance(params, SamplingParams) else params.beam_width
+        num_tokens = sum(length + num_seqs * min(most, max_model_len - length) for length in prompt_lengths)
+        requests, tokens = self._bucket(tenant, "requests"), self._bucket(tenant, "tokens")
+        if tokens is not None:
+            num_tokens = min(num_tokens, tokens.per_minute)
+        for bucket, name, amount in ((requests, "requests", 1), (tokens, "tokens", num_tokens)):
+            if bucket is not None and (seconds := bucket.seconds_until(amount)) > 0:
+                raise ApiError(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    f"this key may have {bucket.per_minute} {name} a minute, and this request takes {amount}; "
+                    f"try again in {math.ceil(seconds)} s",
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": f"{math.ceil(seconds)}"},
+                )
+        if requests is not None:
+            requests.take(1)
+        if tokens is not None:
+            tokens.take(num_tokens)
+        return Reservation(requests, tokens, num_tokens)
+
+    def headers(self, tenant: Tenant) -> dict[str, str]:
+        """The tenant's limits and what is left of them, as OpenAI's clients know them; none where it has no limits."""
+        headers = {}
+        for name in ("requests", "tokens"):
+            bucket = self._bucket(tenant, name)
+            if bucket is not None:
+                headers[f"x-ratelimit-limit-{name}"] = f"{bucket.per_minute}"
+                headers[f"x-ratelimit-remaining-{name}"] = f"{max(0, math.floor(bucket.level))}"
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.seconds_until(bucket.per_minute))
+        return headers
+
+    def _bucket(self, tenant: Tenant, name: str) -> TokenBucket | None:
+        per_minute = None
+        if tenant.key is not None:
+            limits = {"requests": tenant.key.requests_per_minute, "tokens": tenant.key.tokens_per_minute}
+            per_minute = limits[name]
+        if per_minute is None:
+            self._buckets.pop((tenant.name, name), None)
+            return None
+        bucket = self._buckets.get((tenant.name, name))
+        if bucket is None or bucket.per_minute != per_minute:
+            bucket = self._buckets[tenant.name, name] = TokenBucket(per_minute, self._clock)
+        return bucket
+
+    @staticmethod
+    def _limit_answer(tenant: Tenant, params: SamplingParams | BeamSearchParams) -> None:
+        limit = None if tenant.key is None else tenant.key.max_tokens
+        if limit is None:
+            return
+        if params.max_tokens is not None and params.max_tokens > limit:
+            raise ValueError(f"max_tokens: expected at most {limit}, the key's limit, got {params.max_tokens}")
+        if isinstance(params, SamplingParams) and params.min_tokens > limit:
+            raise ValueError(f"min_tokens: expected at most {limit}, the key's limit, got {params.min_tokens}")
+        if params.max_tokens is None:
+            params.max_tokens = limit
+
+
+class RateLimitHeaders:
+    """ASGI middleware, inside of authentication: adds what is left of a tenant's limits to each of its responses."""
+
+    def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant: Tenant | None = scope.get("state", {}).get("tenant")
+        if tenant is None or tenant.key is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._limits.headers(tenant))
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 250ms, 1.5s, 6m0s."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest // 1000}s" if minutes else f"{rest / 1000:g}s"

@@ -1,0 +1,250 @@
+"""Keys in a file: who may use the server, how much, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.security import HTTPAuthorizationCredentials
+from support.in_process_server import make_client
+from typer.testing import CliRunner
+
+from radixkv import LLM, AsyncLLM, SamplingParams, TenantShare
+from radixkv.cli.main import app
+from radixkv.server.errors import ApiError
+from radixkv.server.keys import Key, hash_of, new_key, read_keys_file
+from radixkv.server.rate_limits import RateLimits, TokenBucket
+from radixkv.server.run import _KeysReload
+from radixkv.server.tenants import Tenant, Tenants
+
+BODY = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
+
+
+def entry(key: str, **fields: Any) -> Key:
+    return Key(sha256=hash_of(key), **fields)
+
+
+def keys_file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
+    text = f"""
+    [keys.ann]
+    sha256 = "{hash_of("a")}"
+    weight = 2.5
+    expires = 2027-01-31T00:00:00Z
+    requests_per_minute = 60
+    tokens_per_minute = 100_000
+    max_num_seqs = 4
+    max_tokens = 512
+    [keys."bob at work"]
+    sha256 = "{hash_of("b")}"
+    """
+    keys = read_keys_file(keys_file(tmp_path / "keys.toml", text))
+    assert list(keys) == ["ann", "bob at work"]
+    assert keys["ann"] == entry(
+        "a",
+        weight=2.5,
+        expires=datetime(2027, 1, 31, tzinfo=UTC),
+        requests_per_minute=60,
+        tokens_per_minute=100_000,
+        max_num_seqs=4,
+        max_tokens=512,
+    )
+    assert hash_of("a") not in repr(keys["ann"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("keys = 3", r"keys: expected a table \[keys.NAME\] per key, got 3"),
+        ("[key.ann]", r"key: unknown; expected a table \[keys.NAME\] per key"),
+        ("[keys.ann", "not TOML: "),
+        ("[keys.ann]", "keys.ann.sha256: missing; `radixkv keys new ann` makes"),
+        ("[keys]\nann = 3", "keys.ann: expected a table, got 3"),
+        ('[keys.ann]\nsha256 = "x"', "keys.ann.sha256: expected text, got something else"),
+        ("[keys.ann]\nSHA\nwieght = 1.0", "keys.ann.wieght: unknown; did you mean weight\\?"),
+        ("[keys.ann]\nSHA\nweight = 0.0", "keys.ann.weight: expected a number above 0 and up to 1000, got 0.0"),
+        (
+            "[keys.ann]\nSHA\nmax_tokens = 0",
+            "keys.ann.max_tokens: expected a whole number of at least 1 or None, got 0",
+        ),
+        ("[keys.ann]\nSHA\nexpires = 'soon'", "keys.ann.expires: expected a date and time or None, got 'soon'"),
+        ("[keys.ann]\nSHA\n[keys.bob]\nSHA", "keys.bob: the same key as keys.ann"),
+        ('[keys."a\\nb"]\nSHA', "expected a name of up to 64 printable ASCII characters"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = keys_file(tmp_path / "keys.toml", text.replace("SHA", f'sha256 = "{hash_of("k")}"'))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_keys_file(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["keys", "new", "ann-2"])
+    assert result.exit_code == 0
+    key = result.stdout.splitlines()[0].split()[-1]
+    assert read_keys_file(keys_file(tmp_path / "keys.toml", result.stdout)) == {"ann-2": entry(key)}
+    assert len(new_key()) > 40
+    assert new_key() != new_key()
+    assert isinstance(CliRunner().invoke(app, ["keys", "new", "a b"]).exception, ValueError)
+
+
+def test_who_is_let_in() -> None:
+    now = [datetime(2027, 1, 30, tzinfo=UTC).timestamp()]
+    ends = datetime(2027, 1, 31)
+    keys = {"ann": entry("key-a", weight=3.0), "bob": entry("key-b", expires=ends, max_num_seqs=2)}
+    tenants = Tenants(["key-c"], None, keys, clock=lambda: now[0])
+
+    def sent(key: str) -> Tenant:
+        return tenants.authenticate(HTTPAuthorizationCredentials(scheme="Bearer", credentials=key))
+
+    ann, bob, other = (sent(f"key-{letter}") for letter in "abc")
+    assert [tenant.label for tenant in (ann, bob)] == ["ann", "bob"]
+    assert len({ann.namespace(), bob.namespace(), other.namespace(), ann.namespace("salt")}) == 4
+    assert tenants.of_namespace(ann.namespace("salt")) == ann
+    assert tenants.shares == {ann.name: TenantShare(3.0), bob.name: TenantShare(1.0, 2), other.name: TenantShare()}
+    assert tenants.by_api_key("bob") == tenants.by_api_key("key-b") == bob
+    for wrong in ("", "key", "ann", hash_of("key-a")):
+        with pytest.raises(ApiError):
+            sent(wrong)
+    now[0] += 86_400
+    with pytest.raises(ApiError):
+        sent("key-b")
+    # A new key under the same name finds what the old one cached; a removed one is not let in.
+    tenants.replace_keys({"ann": entry("key-a2")})
+    assert sent("key-a2").namespace() == ann.namespace()
+    with pytest.raises(ApiError):
+        sent("key-a")
+    with pytest.raises(ValueError, match=r"keys\.eve: given as an API or admin key, too"):
+        tenants.replace_keys({"eve": entry("key-c")})
+    assert sent("key-a2")
+    assert not Tenants(keys={}).open_to_all
+
+
+def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = keys_file(tmp_path / "keys.toml", f'[keys.ann]\nsha256 = "{hash_of("a")}"')
+    tenants = Tenants(keys=read_keys_file(path))
+    told: list[dict[str, TenantShare]] = []
+
+    class Told:
+        async def set_tenants(self, shares: dict[str, TenantShare]) -> None:
+            told.append(shares)
+
+    async def main() -> None:
+        reload = _KeysReload(path, tenants, Told())  # type: ignore[arg-type]
+        before = tenants.shares
+        keys_file(path, "[keys.bob]\nsha = 1")
+        reload()
+        path.rename(tmp_path / "away.toml")
+        reload()
+        errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+        assert len(errors) == 2
+        assert "keys.bob.sha: unknown; did you mean sha256?" in errors[0]
+        assert tenants.shares == before
+        keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = 4.0')
+        reload()
+        await asyncio.sleep(0)
+        assert told == [tenants.shares]
+        assert [share.weight for share in told[0].values()] == [4.0]
+
+    asyncio.run(main())
+
+
+def test_a_bucket_holds_a_minute_and_refills_steadily() -> None:
+    now = [100.0]
+    bucket = TokenBucket(60, lambda: now[0])
+    bucket.take(60)
+    assert bucket.seconds_until(1) == 1
+    now[0] += 30
+    assert bucket.level == 30
+    bucket.take(50)
+    assert bucket.seconds_until(10) == 30
+    bucket.take(-1000)
+    assert bucket.level == 60
+    now[0] += 1000
+    assert bucket.level == 60
+
+
+def test_no_minute_has_more_than_its_limit() -> None:
+    """However requests are timed: in each of them at most a full bucket and what flows in, twice the limit."""
+    now = [0.0]
+    limits = RateLimits(lambda: now[0])
+    ann = Tenant("ann", b"", "ann", entry("a", requests_per_minute=30, tokens_per_minute=1000))
+    admitted = []
+    for _ in range(4000):
+        now[0] += 0.25
+        with suppress(ApiError):
+            limits.admit(ann, SamplingParams(max_tokens=40), [10], 2048)
+            admitted.append(now[0])
+    for start in admitted:
+        in_a_minute = sum(start <= moment < start + 60 for moment in admitted)
+        assert in_a_minute * 50 <= 2000
+    # Tokens are what is scarce here: 20 requests of 50 a minute.
+    assert len(admitted) >= (now[0] // 60) * 19
+
+
+def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
+    now = [0.0]
+    keys = {
+        "ann": entry("a", requests_per_minute=3, tokens_per_minute=600, max_tokens=10, max_num_seqs=2),
+        "bob": entry("b"),
+    }
+
+    async def ask(client: httpx.AsyncClient, key: str, **fields: Any) -> httpx.Response:
+        return await client.post("/v1/completions", json=BODY | fields, headers=bearer(key))
+
+    async def main() -> None:
+        tenants = Tenants(keys=keys)
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, rate_limits=RateLimits(lambda: now[0])) as client,
+        ):
+            for fields, param in (
+                ({"max_tokens": 11}, "max_tokens"),
+                ({"n": 3, "temperature": 1}, "n"),
+            ):
+                refused = await ask(client, "a", **fields)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+            answer = await ask(client, "a")
+            assert answer.status_code == 200
+            used = answer.json()["usage"]["total_tokens"]
+            assert answer.headers["x-ratelimit-limit-requests"] == "3"
+            assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+            assert answer.headers["x-ratelimit-reset-requests"] == "20s"
+            assert answer.headers["x-ratelimit-limit-tokens"] == "600"
+            assert (await ask(client, "a")).headers["x-ratelimit-remaining-tokens"] == f"{600 - 2 * used}"
+            assert (await ask(client, "a", stream=True)).status_code == 200
+            refused = await ask(client, "a")
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "20"
+            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert "3 requests a minute" in refused.json()["error"]["message"]
+            # A key without limits is not concerned, and has no such headers.
+            other = await ask(client, "b")
+            assert other.status_code == 200
+            assert not [name for name in other.headers if name.startswith("x-ratelimit")]
+            now[0] += 20
+            # Where a request does not say how much it wants, it gets what it may have.
+            chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
+            answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
+            assert answer.json()["usage"]["completion_tokens"] == 10
+
+    asyncio.run(main())
