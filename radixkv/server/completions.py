@@ -84,10 +84,15 @@ def completion_routes(service: Service) -> APIRouter:
         with client_errors(body.request_field_names):
             if body.best_of not in (None, body.num_choices):
                 raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
-            for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
+            sent = _sent_prompts(body)
+            for prompt in sent:
                 if isinstance(prompt, str):
                     service.check_length("prompt", prompt)
-            prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
+                else:
+                    service.check_num_tokens("prompt", len(prompt))
+            prompts = await service.llm.run_tokenizer(
+                lambda loaded: _prompts(sent, loaded), tenant=tenant.name, num_prompts=len(sent)
+            )
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
@@ -177,12 +182,15 @@ class _CompletionResponseWriter:
         return text
 
 
-def _prompts(body: CompletionRequest, loaded: LoadedModel) -> list[Prompt]:
+def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The request's prompts, one or several."""
     prompt = body.prompt
     if isinstance(prompt, str):
-        return as_prompts(prompt, loaded)
+        return [prompt]
     if not prompt:
         raise ValueError("prompt: expected at least one, got an empty list")
-    if isinstance(prompt[0], int):
-        return as_prompts({"prompt_token_ids": prompt}, loaded)
-    return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompt], loaded)
+    return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+def _prompts(sent: list[str] | list[list[int]], loaded: LoadedModel) -> list[Prompt]:
+    return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in sent], loaded)

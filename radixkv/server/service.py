@@ -75,11 +75,23 @@ class Service:
         Raises:
             PromptTooLongError: with the number of characters and the model's length.
         """
+        # Even an empty message has a token, its role.
+        self.check_num_tokens(name, len(texts), "messages")
         num_characters = sum(len(text) for text in texts)
         if num_characters > self.max_characters:
             raise PromptTooLongError(
                 f"{name}: {num_characters} characters cannot fit into the model's {self.llm.loaded.max_model_len} tokens"
             )
+
+    def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
+        """Refuse more tokens, or messages, than fit into the model, before anything is done with them.
+
+        Raises:
+            PromptTooLongError: with the number and the model's length.
+        """
+        max_model_len = self.llm.loaded.max_model_len
+        if count > max_model_len:
+            raise PromptTooLongError(f"{name}: {count} {what} cannot fit into the model's {max_model_len} tokens")
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""
