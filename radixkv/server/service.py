@@ -75,8 +75,7 @@ class Service:
         Raises:
             PromptTooLongError: with the number of characters and the model's length.
         """
-        # Even an empty message has a token, its role.
-        self.check_num_tokens(name, len(texts), "messages")
+        self.check_num_tokens(name, sum(1 for text in texts if text), "texts")
         num_characters = sum(len(text) for text in texts)
         if num_characters > self.max_characters:
             raise PromptTooLongError(
@@ -84,7 +83,7 @@ class Service:
             )
 
     def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
-        """Refuse more tokens, or messages, than fit into the model, before anything is done with them.
+        """Refuse more tokens, or texts that are not empty, than fit into the model, before anything is done with them.
 
         Raises:
             PromptTooLongError: with the number and the model's length.
