@@ -31,6 +31,7 @@ from radixkv.errors import StructuredOutputError
 from radixkv.model.loader import LoadedModel
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
+from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.tools.grammar import AnswerFrame
 
@@ -48,6 +49,7 @@ _MAX_COMPILED_GRAMMARS = 64
 _MAX_SERIAL_SECONDS = 0.001
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
+_STRUCTURAL_TAG = "structural_tag"
 # The kind of what only a frame constrains.
 _NOTHING = "nothing"
 
@@ -195,6 +197,8 @@ class GrammarCompiler:
         if matcher.is_error():
             message = _one_line(matcher.get_error())
             schemas = [json.loads(text)] if kind == "json" else []
+            if kind == _STRUCTURAL_TAG:
+                schemas = [structure["schema"] for structure in json.loads(text)["structures"]]
             schemas += [part["json_schema"] for part in json.loads(frame or "[]") if "json_schema" in part]
             name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, message)}")
@@ -224,9 +228,12 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
         kind, text = "regex", spec.regex
     elif spec.grammar is not None:
         kind, text = "grammar", spec.grammar
+    elif spec.structural_tag is not None:
+        tag = spec.structural_tag
+        kind, text = _STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump_schema(tag)
     else:
         kind, text = _NOTHING, ""
-    limit = _MAX_CHARACTERS if kind == "json" else MAX_NAME_CHARACTERS
+    limit = _MAX_CHARACTERS if kind in ("json", _STRUCTURAL_TAG) else MAX_NAME_CHARACTERS
     if len(text) > limit:
         raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, expected at most {limit}")
     return kind, text
@@ -273,6 +280,8 @@ def _grammar(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_json_schema(
                 json.dumps(schema), defaults={"whitespace_pattern": _JSON_WHITESPACE}
             )
+        if kind == _STRUCTURAL_TAG:
+            return structural_tag_grammar(json.loads(text), _JSON_WHITESPACE)
         if kind in ("regex", "choice"):
             return LLMatcher.grammar_from_regex(text)
         return LLMatcher.grammar_from_lark(_lark(text))

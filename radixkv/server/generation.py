@@ -110,6 +110,11 @@ class Generation:
         return len(self._finished) == self._num_choices * len(self.prompts)
 
     @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What is answered."""
+        return self._prompts
+
+    @property
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self.prompts)

@@ -106,10 +106,15 @@ class Service:
         return max(1, self.llm.loaded.max_model_len - max(len(prompt.token_ids) for prompt in prompts))
 
 
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
+
+
+def response_id(request_id: str, body: GenerationRequest) -> str:
+    """The id that a response shows: one that the client chose is not unique, so that the engine has its own."""
+    return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
+
+
 def max_characters(loaded: LoadedModel) -> int:
     """Characters of the longest possible prompt: as if every token were the longest of the vocabulary."""
     return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())
-
-
-def new_id(prefix: str, separator: str = "-") -> str:
-    return f"{prefix}{separator}{uuid.uuid4().hex}"

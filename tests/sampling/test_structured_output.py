@@ -90,6 +90,29 @@ def test_keywords_that_constrain_nothing_are_accepted(llm: LLM) -> None:
     assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == ["abc"]
 
 
+def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    structures = [{"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}]
+    tag = {"triggers": ["<city"], "structures": structures}
+    for spec in (tag, json.dumps(tag)):
+        state = llm.engine.grammars.compile(StructuredOutputsParams(structural_tag=spec))
+        for token_id in tokenizer("Hello <city", add_special_tokens=False)["input_ids"]:
+            assert not torch.isneginf(masked(llm, state))[token_id]
+            state.advance(token_id)
+        allowed = torch.isfinite(masked(llm, state)).nonzero().squeeze(1).tolist()
+        assert {tokenizer.decode([token_id])[0] for token_id in allowed} == {">"}
+        for token_id in tokenizer('>"Rome"</city> and so on', add_special_tokens=False)["input_ids"]:
+            assert not torch.isneginf(masked(llm, state))[token_id]
+            state.advance(token_id)
+        assert state.failure is None
+
+
+def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
+    logits = torch.zeros(1, llm.engine.loaded.vocab_size)
+    structured_output.apply_grammar_bitmask(logits, {0: state})
+    return logits[0]
+
+
 class SteppingClock:
     """Moves on by ``seconds`` with every look at it."""
 
@@ -225,6 +248,14 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"grammar": "nonsense"}, "cannot be read"),
         ({"grammar": ""}, "No 'root' rule found"),
         ({"grammar": "start: start\n"}, "cannot be followed"),
+        ({"structural_tag": {"triggers": ["<"]}}, "expected an object with 'triggers' and 'structures'"),
+        ({"structural_tag": {"triggers": [""], "structures": [{}]}}, "list of non-empty strings"),
+        ({"structural_tag": {"triggers": ["<"], "structures": []}}, "at least one element"),
+        ({"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<"}]}}, "'begin', 'schema' and 'end'"),
+        (
+            {"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<", "schema": {"not": {}}, "end": ""}]}},
+            "#/not: this cannot be enforced",
+        ),
         ({"choice": []}, "choice must be"),
         ({"choice": "yes"}, "choice must be"),
         ({"choice": ["yes", ""]}, "choice must be"),
