@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from typing import Any, TypeVar, Unpack
 
 from radixkv.config import LLM_OPTIONS, LLMOptions, refuse_unknown
 from radixkv.engine.engine import Engine
+from radixkv.engine.fair_thread import FairThread
 from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.panics import as_exception
 from radixkv.engine.request_stream import RequestStream
@@ -24,7 +24,7 @@ from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, Reque
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
-from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts
+from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts, encode_bad_words
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
@@ -87,9 +87,9 @@ class AsyncLLM:
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._grammars = engine.grammars
         # Compiles grammars before their requests are added, so that no step has to wait for that.
-        self._grammar_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-grammar")
+        self._grammar_thread = FairThread("radixkv-grammar")
         # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
-        self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixkv-tokenizer")
+        self._tokenizer_thread = FairThread("radixkv-tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, RequestStream] = {}
         self._mean_seconds = 1.0
@@ -227,10 +227,15 @@ class AsyncLLM:
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
         self._check_num_seqs(params, tenant)
+        with self._places_for(len(prompts), tenant):
+            if params.structured_outputs is not None:
+                compile_grammar = partial(self._grammars.compile, params.structured_outputs)
+                await self._run_in(self._grammar_thread, tenant, compile_grammar)
+            bad_words: list[list[int]] = []
+            if isinstance(params, SamplingParams) and params.bad_words:
+                encode = partial(encode_bad_words, params.bad_words, self.loaded)
+                bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
         self._refuse_if_full(len(prompts), tenant)
-        if params.structured_outputs is not None:
-            await self._run_in(self._grammar_thread, partial(self._grammars.compile, params.structured_outputs))
-            self._refuse_if_full(len(prompts), tenant)
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
         for name in names:
@@ -249,6 +254,7 @@ class AsyncLLM:
                     write_cache=prompt.write_cache,
                     priority=priority,
                     tenant=tenant,
+                    bad_words=bad_words,
                 )
                 for name, prompt in zip(names, prompts, strict=True)
             ]
@@ -281,16 +287,28 @@ class AsyncLLM:
         )
         return result
 
-    async def run_tokenizer(self, function: Callable[[LoadedModel], _T]) -> _T:
-        """Run a function that tokenizes in the tokenizer's thread.
+    async def run_tokenizer(
+        self, function: Callable[[LoadedModel], _T], *, tenant: str | None = "", num_prompts: int = 1
+    ) -> _T:
+        """Run a function that tokenizes in the tokenizer's thread, which works for all tenants in turns.
+
+        Args:
+            function: given the model.
+            tenant: on whose behalf; None: on nobody's, and without a place in the queue.
+            num_prompts: places in the queue that are taken meanwhile.
 
         Raises:
+            QueueFullError: too many requests are unfinished, or wait to be tokenized.
             DrainingError, EngineDeadError: the thread was stopped.
             Exception: what the function raises.
         """
         if self._stopped:
             self._refuse_if_stopped()
-        return await self._run_in(self._tokenizer_thread, lambda: function(self.loaded))
+        run = partial(self._run_in, self._tokenizer_thread, tenant or "", lambda: function(self.loaded))
+        if tenant is None:
+            return await run()
+        with self._places_for(num_prompts, tenant):
+            return await run()
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """From the next step on, what each tenant may have.
@@ -360,8 +378,8 @@ class AsyncLLM:
         if self._loop is not None and not self.abandoned:
             await self._loop.run_in_executor(None, self._engine_thread.stop)
         self._stopped = True
-        self._tokenizer_thread.shutdown(wait=False)
-        self._grammar_thread.shutdown(wait=False)
+        self._tokenizer_thread.shutdown()
+        self._grammar_thread.shutdown()
         return not self._cut_short
 
     async def __aenter__(self) -> AsyncLLM:
@@ -400,15 +418,15 @@ class AsyncLLM:
         priority: int,
         tenant: str,
     ) -> RequestStream:
-        prompts = await self.run_tokenizer(make_prompts)
+        prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return stream
 
-    async def _run_in(self, thread: ThreadPoolExecutor, function: Callable[[], _T]) -> _T:
+    async def _run_in(self, thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, function)
+            return await asyncio.wrap_future(thread.submit(tenant, function))
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -449,6 +467,17 @@ class AsyncLLM:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
+
+    @contextmanager
+    def _places_for(self, count: int, tenant: str) -> Iterator[None]:
+        """Places in the queue while requests are prepared: who tokenizes counts like who generates."""
+        self._refuse_if_full(count, tenant)
+        self._places.take(tenant, count)
+        try:
+            yield
+        finally:
+            for _ in range(count):
+                self._places.give_back(tenant)
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""

@@ -55,8 +55,15 @@ class Prompt:
     answer_form: AnswerForm | None = None
 
 
-def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel) -> list[Prompt]:
+def as_prompts(
+    prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel, add_special_tokens: bool = True
+) -> list[Prompt]:
     """One prompt or a list of them, tokenized.
+
+    Args:
+        prompts: texts or token ids.
+        loaded: the model.
+        add_special_tokens: add to texts those that the tokenizer begins or ends one with.
 
     Raises:
         TypeError, ValueError: a prompt is none of the forms above.
@@ -65,7 +72,7 @@ def as_prompts(prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel
         prompts = [prompts]
     if not isinstance(prompts, Sequence):
         raise TypeError(f"prompts: expected a string, a dictionary or a list of those, got {type(prompts).__name__}")
-    return [_as_prompt(prompt, loaded) for prompt in prompts]
+    return [_as_prompt(prompt, loaded, add_special_tokens) for prompt in prompts]
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -208,13 +215,13 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
     return variables or {}
 
 
-def encode_rendered(text: str, loaded: LoadedModel) -> list[int]:
-    """Token ids of a text in which the chat template has already written every special token.
+def encode_rendered(text: str, loaded: LoadedModel, add_special_tokens: bool = False) -> list[int]:
+    """Token ids of a text in which the chat template has already written every special token, unless some are to be added.
 
     Raises:
         ValueError: the text is not Unicode.
     """
-    return encode("messages", text, loaded, add_special_tokens=False)
+    return encode("messages", text, loaded, add_special_tokens=add_special_tokens)
 
 
 def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: bool = True) -> list[int]:
@@ -252,6 +259,7 @@ def as_chat_prompts(
     continue_final_message: bool = False,
     tools: ToolOptions | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    add_special_tokens: bool = False,
 ) -> list[Prompt]:
     """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
 
@@ -272,7 +280,10 @@ def as_chat_prompts(
     ]
     assert loaded.chat_format is not None
     answer_form = partial(loaded.chat_format.answer_form, options=tools, continues=not add_generation_prompt)
-    return [Prompt(encode_rendered(text, loaded), text, **options, answer_form=answer_form(text)) for text in texts]
+    return [
+        Prompt(encode_rendered(text, loaded, add_special_tokens), text, **options, answer_form=answer_form(text))
+        for text in texts
+    ]
 
 
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
@@ -317,7 +328,7 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
+def _as_prompt(prompt: PromptInput, loaded: LoadedModel, add_special_tokens: bool) -> Prompt:
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     if not isinstance(prompt, Mapping):
@@ -336,7 +347,7 @@ def _as_prompt(prompt: PromptInput, loaded: LoadedModel) -> Prompt:
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
-    ids = encode("prompts", text, loaded)
+    ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)
     if not ids:
         raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
     return Prompt(ids, text, **options)

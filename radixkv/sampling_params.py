@@ -26,6 +26,9 @@ class StructuredOutputsParams:
         regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
         choice: the answer is one of these strings.
         grammar: a context-free grammar in Lark's syntax or in GBNF (EBNF as llama.cpp writes it).
+        structural_tag: free text with constrained parts, as text or as the object itself:
+            ``{"triggers": ["<call"], "structures": [{"begin": "<call>", "schema": {...}, "end": "</call>"}]}``. After a
+            trigger the answer goes on with a structure that begins with it.
         frame: beside one of the others or alone: what stands around that in the answer, such as reasoning before it, or tool
             calls in its place. Chats set it themselves.
 
@@ -38,17 +41,20 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     frame: AnswerFrame | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.frame, AnswerFrame | None):
             raise TypeError(f"structured_outputs: frame must be an AnswerFrame, got {self.frame!r:.80}")
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given = [
+            name for name in ("json", "regex", "choice", "grammar", "structural_tag") if getattr(self, name) is not None
+        ]
         if self.json_object:
             given.append("json_object")
         if len(given) != 1 and (given or self.frame is None):
             raise ValueError(
-                "structured_outputs: expected one of json, json_object, regex, choice and grammar, "
+                "structured_outputs: expected one of json, json_object, regex, choice, grammar and structural_tag, "
                 f"got {' and '.join(given) or 'none'}"
             )
         for name in ("regex", "grammar"):

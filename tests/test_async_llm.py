@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, TenantShare
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
 from radixkv.engine import executor
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_stream import RequestStream
@@ -296,6 +296,34 @@ def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.Mo
         assert len(added) == 2
 
     run(test, offline, max_queue=1)
+
+
+def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of requests could wait for the one thread that tokenizes, and for the one that compiles."""
+    offline = tiny(max_num_seqs=2)
+    go = threading.Event()
+    monkeypatch.setattr(offline.engine.grammars, "compile", lambda spec: go.wait() and None)
+    grammar = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
+
+    async def test(llm: AsyncLLM) -> None:
+        tokenizing = [asyncio.create_task(llm.run_tokenizer(lambda _: go.wait())) for _ in range(2)]
+        compiling = [asyncio.create_task(llm.submit([Prompt([5])], grammar)) for _ in range(2)]
+        await asyncio.sleep(0)
+        for refused in (llm.run_tokenizer(lambda _: True), llm.submit([Prompt([5])], GREEDY)):
+            with pytest.raises(QueueFullError, match="4 requests are unfinished"):
+                await refused
+        with pytest.raises(ValueError, match="at most 4 in one request, got 5"):
+            await llm.run_tokenizer(lambda _: True, num_prompts=5)
+        assert not llm.num_unfinished
+        unbounded = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant=None))
+        go.set()
+        assert await asyncio.gather(*tokenizing, unbounded) == [True] * 3
+        for (stream,) in await asyncio.gather(*compiling):
+            async for _ in stream:
+                pass
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+
+    run(test, offline, max_queue=2)
 
 
 def test_one_tenant_s_burst_leaves_places_for_others() -> None:

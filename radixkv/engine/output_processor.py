@@ -9,6 +9,7 @@ import torch
 
 from radixkv.engine.completion import TokenDecoder, append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
+from radixkv.sampling.grammar_budget import settle
 from radixkv.sampling.sampler import SampledToken, sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
@@ -48,7 +49,22 @@ class OutputProcessor:
             processed.touched.append(group.request)
             self._advance_beams(group, batch.logits[rows])
             processed.changed.append(group.request)
+        self._settle_grammars(batch, processed)
         return processed
+
+    def _settle_grammars(self, batch: Batch, processed: Processed) -> None:
+        """Fail the requests whose grammars have taken too much time from all others."""
+        budgets = {
+            request: request.grammar.budget
+            for request in [row.group.request for row in batch.sampled]
+            + [step.group.request for step in batch.beam_steps]
+            if request.grammar is not None and request.failure is None
+        }
+        for request, failure in zip(budgets, settle(budgets.values()), strict=True):
+            if failure is not None and any(sequence.finish_reason is None for sequence in request.sequences):
+                request.failure = failure
+                processed.touched.append(request)
+                processed.changed.append(request)
 
     def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> None:
         """Give sequences their tokens, and close those that have ended."""

@@ -13,9 +13,13 @@ exactly, when they are compiled, and its work per token is bounded.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,38 +29,67 @@ from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError
 from radixkv.model.loader import LoadedModel
+from radixkv.sampling.grammar_budget import GrammarBudget
+from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
+from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.tools.grammar import AnswerFrame
 
 if TYPE_CHECKING:
     import llguidance
 
-# Compile time grows with the square of a regular expression's length: 0.2 s for the longest allowed.
-_MAX_REGEX_CHARACTERS = 8_192
 _MAX_CHARACTERS = 131_072
 # In an ambiguous grammar the number of parses grows with the text. This many take a millisecond or two; a schema of sixty
 # properties, each an alternative of objects, needs under 2,000.
 _MAX_ITEMS_PER_TOKEN = 20_000
+# States are made as they are met, of 1 to 2 kB each.
+_MAX_LEXER_STATES = 50_000
 _MAX_COMPILED_GRAMMARS = 64
+# Handing masks to other threads takes as long as a few common masks.
+_MAX_SERIAL_SECONDS = 0.001
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
+_STRUCTURAL_TAG = "structural_tag"
 # The kind of what only a frame constrains.
 _NOTHING = "nothing"
 
 
-class GrammarState:
-    """The parser state of one sequence in its grammar."""
+@dataclass(frozen=True)
+class _Shared:
+    """What all grammars of one model share: a clock of the calling thread's processor time, and threads for slow masks."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    clock: Callable[[], float]
+    threads: ThreadPoolExecutor
+
+
+class GrammarState:
+    """The parser state of one sequence in its grammar.
+
+    Attributes:
+        budget: its request's.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, shared: _Shared, budget: GrammarBudget) -> None:
         self._matcher = matcher
+        self._shared = shared
+        self.budget = budget
 
     def fork(self) -> GrammarState:
-        """An independent copy of this state."""
-        return GrammarState(self._matcher.deep_copy())
+        """An independent copy of this state, for the same request."""
+        start = self._shared.clock()
+        matcher = self._matcher.deep_copy()
+        self.budget.spend(self._shared.clock() - start)
+        return GrammarState(matcher, self._shared, self.budget)
+
+    def for_request(self) -> GrammarState:
+        """An independent copy of this state, for a request of its own."""
+        return GrammarState(self._matcher.deep_copy(), self._shared, GrammarBudget())
 
     def advance(self, token_id: int) -> None:
         """Consume the token that was appended to the sequence."""
+        start = self._shared.clock()
         self._matcher.consume_token(token_id)
+        self.budget.spend(self._shared.clock() - start)
 
     @property
     def complete(self) -> bool:
@@ -70,11 +103,22 @@ class GrammarState:
             return None
         return StructuredOutputError(f"structured_outputs: {_one_line(self._matcher.get_error())}")
 
-    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> None:
-        """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(vocabulary / 32)]``."""
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """To fill bitmasks in; the interpreter's lock is released meanwhile."""
+        return self._shared.threads
+
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> float:
+        """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(vocabulary / 32)]``.
+
+        Returns:
+            The processor time that it took, which is not spent yet.
+        """
         from llguidance.numpy import fill_next_token_bitmask
 
+        start = self._shared.clock()
         fill_next_token_bitmask(self._matcher, bitmask, row)
+        return self._shared.clock() - start
 
 
 def apply_grammar_bitmask(logits: torch.Tensor, states: Mapping[int, GrammarState]) -> None:
@@ -86,18 +130,39 @@ def apply_grammar_bitmask(logits: torch.Tensor, states: Mapping[int, GrammarStat
     """
     vocab_size = logits.shape[1]
     bitmask = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
-    for index, state in enumerate(states.values()):
-        state.fill_bitmask(bitmask, index)
+    _fill_bitmask(bitmask, list(states.values()))
     disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
     rows = list(states)
     logits[rows] = logits[rows].masked_fill(torch.from_numpy(disallowed).to(logits.device), float("-inf"))
 
 
-class GrammarCompiler:
-    """Compiles grammars for one model's vocabulary. Thread-safe."""
+def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState]) -> None:
+    """One row for each state; once that has taken long, the rest side by side."""
+    total = 0.0
+    for row, state in enumerate(states):
+        if total > _MAX_SERIAL_SECONDS:
+            rest = range(row, len(states))
+            times = list(state.threads.map(lambda row: states[row].fill_bitmask(bitmask, row), rest))
+            for index, seconds in zip(rest, times, strict=True):
+                states[index].budget.spend(seconds)
+            return
+        seconds = state.fill_bitmask(bitmask, row)
+        state.budget.spend(seconds)
+        total += seconds
 
-    def __init__(self, loaded: LoadedModel) -> None:
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary. Thread-safe.
+
+    Args:
+        loaded: the model.
+        clock: processor time of the calling thread, in seconds.
+    """
+
+    def __init__(self, loaded: LoadedModel, clock: Callable[[], float] = time.thread_time) -> None:
         self._loaded = loaded
+        threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="radixkv-bitmasks")
+        self._shared = _Shared(clock, threads)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile)
@@ -110,7 +175,8 @@ class GrammarCompiler:
                 large; or the model has no tokenizer.
         """
         kind, text = _kind_and_text(spec)
-        return self._compiled(kind, text, None if spec.frame is None else _frame_text(spec.frame)).fork()
+        frame = None if spec.frame is None else _frame_text(spec.frame)
+        return self._compiled(kind, text, frame).for_request()
 
     def _compile(self, kind: str, text: str, frame: str | None) -> GrammarState:
         from llguidance import LLMatcher, LLParserLimits
@@ -121,15 +187,22 @@ class GrammarCompiler:
         grammar = "" if kind == _NOTHING else _grammar(kind, text)
         if frame is not None:
             grammar = _framed(frame, grammar)
-        limits = LLParserLimits(step_max_items=_MAX_ITEMS_PER_TOKEN, verbose_errors=False)
+        limits = LLParserLimits(
+            step_max_items=_MAX_ITEMS_PER_TOKEN, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         # The first bitmask reveals grammars that allow no token at all.
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
+            message = _one_line(matcher.get_error())
+            schemas = [json.loads(text)] if kind == "json" else []
+            if kind == _STRUCTURAL_TAG:
+                schemas = [structure["schema"] for structure in json.loads(text)["structures"]]
+            schemas += [part["json_schema"] for part in json.loads(frame or "[]") if "json_schema" in part]
             name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
-            raise ValueError(f"{name} cannot be followed: {_one_line(matcher.get_error())}")
-        return GrammarState(matcher)
+            raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, message)}")
+        return GrammarState(matcher, self._shared, GrammarBudget())
 
     def _make_tokenizer(self) -> llguidance.LLTokenizer:
         try:
@@ -155,9 +228,12 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
         kind, text = "regex", spec.regex
     elif spec.grammar is not None:
         kind, text = "grammar", spec.grammar
+    elif spec.structural_tag is not None:
+        tag = spec.structural_tag
+        kind, text = _STRUCTURAL_TAG, tag if isinstance(tag, str) else _dump_schema(tag)
     else:
         kind, text = _NOTHING, ""
-    limit = _MAX_REGEX_CHARACTERS if kind in ("regex", "grammar") else _MAX_CHARACTERS
+    limit = _MAX_CHARACTERS if kind in ("json", _STRUCTURAL_TAG) else MAX_NAME_CHARACTERS
     if len(text) > limit:
         raise ValueError(f"structured_outputs: {kind} has {len(text)} characters, expected at most {limit}")
     return kind, text
@@ -166,9 +242,11 @@ def _kind_and_text(spec: StructuredOutputsParams) -> tuple[str, str]:
 def _frame_text(frame: AnswerFrame) -> str:
     """A frame as llguidance's list of grammars without ``@content``; the key of the cache, too."""
     try:
-        for schema in frame.schemas.values():
-            _check_schema(schema)
-        schemas = [{"name": name, "json_schema": schema} for name, schema in frame.schemas.items()]
+        # Copies: what constrains nothing is removed from them.
+        schemas = [
+            {"name": name, "json_schema": prepare_schema(json.loads(json.dumps(schema)))}
+            for name, schema in frame.schemas.items()
+        ]
         text = json.dumps([{"name": "answer", "lark_grammar": frame.lark}, *schemas])
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"tools: a schema of their parameters cannot be read: {_one_line(str(error))}") from error
@@ -195,11 +273,15 @@ def _grammar(kind: str, text: str) -> str:
     try:
         if kind == "json":
             schema = json.loads(text)
-            _check_schema(schema)
+            prepare_schema(schema)
             # Only object schemas accept options; the schemas true and false allow everything and nothing.
             if isinstance(schema, bool):
                 return LLMatcher.grammar_from_json_schema(text)
-            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _JSON_WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), defaults={"whitespace_pattern": _JSON_WHITESPACE}
+            )
+        if kind == _STRUCTURAL_TAG:
+            return structural_tag_grammar(json.loads(text), _JSON_WHITESPACE)
         if kind in ("regex", "choice"):
             return LLMatcher.grammar_from_regex(text)
         return LLMatcher.grammar_from_lark(_lark(text))
@@ -215,24 +297,6 @@ def _lark(text: str) -> str:
         return any_to_lark(text)
     except Exception as error:  # the converter raises plain Exception
         raise ValueError(str(error)) from error
-
-
-def _check_schema(schema: Any) -> None:
-    """Limit the length of regular expressions and names within a schema, which cost as much as others."""
-    if not isinstance(schema, dict | bool):
-        raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict):
-            longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
-            if longest > _MAX_REGEX_CHARACTERS:
-                raise ValueError(
-                    f"a name or pattern has {longest} characters, expected at most {_MAX_REGEX_CHARACTERS}"
-                )
-            pending.extend(part.values())
-        elif isinstance(part, list):
-            pending.extend(part)
 
 
 def _dump_schema(schema: Any) -> str:

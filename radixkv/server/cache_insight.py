@@ -94,7 +94,7 @@ def insight_routes(service: Service) -> APIRouter:
         tenant = service.tenants.selected_by_admin(body.api_key)
         with client_errors({"prompts": "prompt", "prompt_token_ids": "prompt"}):
             service.check_length("prompt", body.prompt)
-            (parsed,) = await llm.run_tokenizer(lambda loaded: as_prompts(body.prompt, loaded))
+            (parsed,) = await llm.run_tokenizer(lambda loaded: as_prompts(body.prompt, loaded), tenant=None)
             prompt = Prompt(parsed.token_ids, parsed.text, tenant.namespace(body.cache_salt))
             (stream,) = await llm.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0))
         try:

@@ -19,9 +19,9 @@ from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_events import ChatAnswer, ChatEvent, ChatEvents, ChatFinishReason, start_chat
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.generation import respond
-from radixkv.server.logprobs import ChatLogprobs, encode_chat_logprobs
+from radixkv.server.logprobs import ChatLogprobs, EncodedPromptLogprobs, encode_chat_logprobs, encode_prompt_logprobs
 from radixkv.server.protocol import ResponseHead, Usage
-from radixkv.server.service import Service, new_id
+from radixkv.server.service import Service, new_id, response_id
 from radixkv.server.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
 from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
@@ -54,6 +54,7 @@ class ChatChoice(BaseModel):
     logprobs: SerializeAsAny[ChatLogprobs] | None = None
     finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None  # only where they were asked for
 
 
 class ChatCompletion(BaseModel):
@@ -66,6 +67,9 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     cache_explanation: CacheExplanation | None = None
+    # Only where they were asked for.
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: EncodedPromptLogprobs | None = None
 
 
 class ChatDelta(TypedDict, total=False):
@@ -85,6 +89,7 @@ class ChatChunkChoice(BaseModel):
     logprobs: SerializeAsAny[ChatLogprobs] | None = None
     finish_reason: ChatFinishReason | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None  # only where they were asked for
 
 
 class ChatCompletionChunk(BaseModel):
@@ -96,6 +101,7 @@ class ChatCompletionChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None  # in the first one, where they were asked for
 
 
 def chat_completion_routes(service: Service) -> APIRouter:
@@ -120,12 +126,17 @@ class _ChatResponseWriter:
         self._body = body
         self._texts = service.token_texts
         self._encoder = service.encoder
-        self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
+        self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
 
     async def full_response(self, events: ChatEvents) -> ChatCompletion:
         choices = [await self._choice(answer) for answer in await events.collect()]
         return ChatCompletion(
-            **self._head, choices=choices, usage=events.usage, cache_explanation=events.cache_explanation
+            **self._head,
+            choices=choices,
+            usage=events.usage,
+            cache_explanation=events.cache_explanation,
+            prompt_token_ids=events.prompt_token_ids if self._body.return_token_ids else None,
+            prompt_logprobs=await self._prompt_logprobs(events),
         )
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -135,14 +146,16 @@ class _ChatResponseWriter:
                 if event.choice not in started:
                     started.add(event.choice)
                     first = ChatDelta(role="assistant", content="")
-                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=first))
+                    prompt_token_ids = events.prompt_token_ids if self._body.return_token_ids else None
+                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=first), events, prompt_token_ids)
                 logprobs = await self._logprobs(event.output)
                 deltas = _deltas(event)
-                if logprobs is None and event.finish_reason is None and not deltas:
+                token_ids = event.output.token_ids if self._body.return_token_ids else None
+                if logprobs is None and event.finish_reason is None and not deltas and not token_ids:
                     continue
                 *earlier, last = deltas or [ChatDelta(content="")]
                 for delta in earlier:
-                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=delta))
+                    yield self._chunk(ChatChunkChoice(index=event.choice, delta=delta), events)
                 yield self._chunk(
                     ChatChunkChoice(
                         index=event.choice,
@@ -150,7 +163,9 @@ class _ChatResponseWriter:
                         logprobs=logprobs,
                         finish_reason=event.finish_reason,
                         stop_reason=event.stop_reason,
-                    )
+                        token_ids=token_ids,
+                    ),
+                    events,
                 )
         if self._body.includes_usage:
             yield ChatCompletionChunk(**self._head, choices=[], usage=events.usage)
@@ -162,10 +177,20 @@ class _ChatResponseWriter:
             logprobs=await self._logprobs(answer.output),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
+            token_ids=answer.output.token_ids if self._body.return_token_ids else None,
         )
 
-    def _chunk(self, choice: ChatChunkChoice) -> ChatCompletionChunk:
-        return ChatCompletionChunk(**self._head, choices=[choice])
+    def _chunk(
+        self, choice: ChatChunkChoice, events: ChatEvents, prompt_token_ids: list[int] | None = None
+    ) -> ChatCompletionChunk:
+        usage = events.usage if self._body.includes_usage_in_every_chunk else None
+        return ChatCompletionChunk(**self._head, choices=[choice], usage=usage, prompt_token_ids=prompt_token_ids)
+
+    async def _prompt_logprobs(self, events: ChatEvents) -> EncodedPromptLogprobs | None:
+        logprobs, count = events.prompt_logprobs, self._body.prompt_logprobs
+        if logprobs is None or count is None:
+            return None
+        return await self._encoder.run(len(logprobs) * (1 + count), partial(encode_prompt_logprobs, logprobs))
 
     async def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:

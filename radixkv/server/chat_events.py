@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from radixkv.outputs import CompletionOutput, RequestMetrics
+from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
@@ -84,12 +84,14 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         service.check_length("messages", *(text for message in body.messages for text in message.texts))
         if tools is not None:
             service.check_length("tools", json.dumps(tools.definitions))
-        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools))
+        prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
         params = body.params(
-            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+            max_tokens,
             body.top_logprobs or 0 if body.logprobs else None,
-            None,
+            body.prompt_logprobs,
             service.remaining_tokens([prompt]),
         )
         params = with_answer_form(params, prompt.answer_form)
@@ -133,6 +135,16 @@ class ChatEvents:
         """Why not more of the prompt was reused; None unless the request asked for it."""
         explanations = self._generation.explanations
         return None if explanations is None else explanations[0]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The prompt as the chat template wrote it."""
+        return list(self._generation.prompts[0].token_ids)
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's tokens; None unless the request asked for them."""
+        return self._generation.prompt_logprobs[0]
 
     def close(self) -> None:
         """Abort what is unfinished."""

@@ -14,11 +14,19 @@ from radixkv.server.tool_protocol import EarlierToolCall
 _MAX_MESSAGES = 4096
 
 
+class CacheControl(StrictModel):
+    """Clients for several services mark with it what to cache; here all is cached."""
+
+    type: Literal["ephemeral"]
+    ttl: str | None = None
+
+
 class TextPart(StrictModel):
     """A part of a message; parts that are not text are refused."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class ChatMessage(StrictModel):
@@ -38,16 +46,18 @@ class ChatMessage(StrictModel):
     tool_calls: list[EarlierToolCall] | None = None
     tool_call_id: str | None = None
 
-    # OpenAI's clients send answers back with these fields; they are always null here.
+    # OpenAI's clients send answers back with these fields.
     refusal: None = None
-    annotations: None = None
+    annotations: list[dict[str, Any]] | None = None  # not part of what the model reads
+    type: Literal["message"] | None = None
     audio: None = None
     function_call: None = None
 
     def as_message(self) -> Message:
         """The message in the form of `radixkv.prompts`: without what is null or empty."""
         # Of other roles a name is ignored, as OpenAI's models do for the most part.
-        message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=None if self.role == "tool" else {"name"})
+        unused = {"annotations", "type"} | (set() if self.role == "tool" else {"name"})
+        message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=unused)
         if not message.get("tool_calls"):
             message.pop("tool_calls", None)
         return {"content": None, **message}

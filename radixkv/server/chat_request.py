@@ -74,5 +74,6 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             continue_final_message=self.continue_final_message is True,
             tools=tools,
             chat_template_kwargs=self.template_variables,
+            add_special_tokens=self.add_special_tokens is True,
         )
         return prompt

@@ -12,17 +12,21 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field, SerializeAsAny
 
-from radixkv.model.loader import LoadedModel
 from radixkv.outputs import Logprob
-from radixkv.prompts import Prompt, as_prompts
+from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import ChoiceDelta, Generation, respond
-from radixkv.server.logprobs import CompletionLogprobs, encode_completion_logprobs
+from radixkv.server.logprobs import (
+    CompletionLogprobs,
+    EncodedPromptLogprobs,
+    encode_completion_logprobs,
+    encode_prompt_logprobs,
+)
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
-from radixkv.server.service import Service, new_id
+from radixkv.server.service import Service, new_id, response_id
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
@@ -59,6 +63,10 @@ class CompletionChoice(BaseModel):
     logprobs: SerializeAsAny[CompletionLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    # Only where they were asked for; the prompt's in the first chunk of a choice.
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: EncodedPromptLogprobs | None = None
 
 
 class Completion(BaseModel):
@@ -84,18 +92,28 @@ def completion_routes(service: Service) -> APIRouter:
         with client_errors(body.request_field_names):
             if body.best_of not in (None, body.num_choices):
                 raise ValueError(f"best_of: expected n={body.num_choices}, got {body.best_of}: more are not supported")
-            for prompt in [body.prompt] if isinstance(body.prompt, str) else body.prompt:
+            sent = _sent_prompts(body)
+            for prompt in sent:
                 if isinstance(prompt, str):
                     service.check_length("prompt", prompt)
-            prompts = await service.llm.run_tokenizer(lambda loaded: _prompts(body, loaded))
+                elif body.truncate_prompt_tokens is None:
+                    service.check_num_tokens("prompt", len(prompt))
+            add_special_tokens = body.add_special_tokens is not False
+            prompts = await service.llm.run_tokenizer(
+                lambda loaded: as_prompts([_prompt_input(prompt) for prompt in sent], loaded, add_special_tokens),
+                tenant=tenant.name,
+                num_prompts=len(sent),
+            )
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
+            max_model_len = service.llm.loaded.max_model_len
+            prompts = [body.truncated(prompt, body.max_tokens, max_model_len) for prompt in prompts]
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
             score_only = bool(body.echo) and max_tokens == 0
             params = body.params(
                 1 if score_only else max_tokens,
                 body.logprobs,
-                body.logprobs if body.echo else None,
+                _most(body.prompt_logprobs, body.logprobs if body.echo else None),
                 service.remaining_tokens(prompts),
             )
             request_id = new_id("cmpl")
@@ -117,7 +135,7 @@ class _CompletionResponseWriter:
         self._prompts = prompts
         self._texts = service.token_texts
         self._encoder = service.encoder
-        self._head = ResponseHead(id=request_id, created=int(time.time()), model=service.model_name)
+        self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
         self._tokenizer = service.llm.loaded.tokenizer
         # By choice: characters so far of the tokens whose log-probabilities were returned; the next `text_offset`.
         self._offsets: dict[int, int] = {}
@@ -135,8 +153,9 @@ class _CompletionResponseWriter:
         async with aclosing(aiter(generation)) as deltas:
             async for delta in deltas:
                 choice = await self._choice(delta, generation)
-                if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
-                    yield Completion(**self._head, choices=[choice])
+                if choice.text or choice.logprobs is not None or choice.finish_reason is not None or choice.token_ids:
+                    usage = self._usage(generation) if self._body.includes_usage_in_every_chunk else None
+                    yield Completion(**self._head, choices=[choice], usage=usage)
         if self._body.includes_usage:
             yield Completion(**self._head, choices=[], usage=self._usage(generation))
 
@@ -150,6 +169,7 @@ class _CompletionResponseWriter:
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
         if not self._score_only:
             entries += zip(output.token_ids, output.logprobs or [], strict=False)
+        is_first = delta.choice not in self._offsets
         offset = self._offsets.setdefault(delta.choice, 0)
         logprobs = None
         if self._body.logprobs is not None:
@@ -162,7 +182,17 @@ class _CompletionResponseWriter:
             logprobs=logprobs,
             finish_reason=finish_reason(output),
             stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self._body.return_token_ids else None,
+            prompt_token_ids=list(prompt.token_ids) if self._body.return_token_ids and is_first else None,
+            prompt_logprobs=await self._prompt_logprobs(generation, delta.prompt),
         )
+
+    async def _prompt_logprobs(self, generation: Generation, prompt: int) -> EncodedPromptLogprobs | None:
+        logprobs = generation.prompt_logprobs[prompt]
+        if logprobs is None or self._body.prompt_logprobs is None:
+            return None
+        num_entries = len(logprobs) * (1 + self._body.prompt_logprobs)
+        return await self._encoder.run(num_entries, partial(encode_prompt_logprobs, logprobs))
 
     def _usage(self, generation: Generation) -> Usage:
         usage = generation.usage
@@ -177,12 +207,19 @@ class _CompletionResponseWriter:
         return text
 
 
-def _prompts(body: CompletionRequest, loaded: LoadedModel) -> list[Prompt]:
+def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The request's prompts, one or several."""
     prompt = body.prompt
     if isinstance(prompt, str):
-        return as_prompts(prompt, loaded)
+        return [prompt]
     if not prompt:
         raise ValueError("prompt: expected at least one, got an empty list")
-    if isinstance(prompt[0], int):
-        return as_prompts({"prompt_token_ids": prompt}, loaded)
-    return as_prompts([p if isinstance(p, str) else {"prompt_token_ids": p} for p in prompt], loaded)
+    return [prompt] if isinstance(prompt[0], int) else prompt
+
+
+def _prompt_input(sent: str | list[int]) -> PromptInput:
+    return sent if isinstance(sent, str) else {"prompt_token_ids": sent}
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)

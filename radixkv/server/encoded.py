@@ -55,16 +55,13 @@ class EncoderThread:
 
 
 def encode(response: BaseModel) -> bytes:
-    """A response, or a chunk of one, as JSON; parts of its ``choices`` that are JSON already are copied."""
-    choices = getattr(response, "choices", ())
-    if not any(isinstance(getattr(choice, "logprobs", None), EncodedPart) for choice in choices):
+    """A response, or a chunk of one, as JSON; what of it or of its ``choices`` is JSON already is copied."""
+    fields = vars(response)
+    encoded = {name: value.encoded for name, value in fields.items() if isinstance(value, EncodedPart)}
+    choices = fields.get("choices") or ()
+    if any(isinstance(value, EncodedPart) for choice in choices for value in vars(choice).values()):
+        encoded["choices"] = b"[%b]" % b",".join(encode(choice) for choice in choices)
+    if not encoded:
         return response.model_dump_json().encode()
-    head = response.model_dump_json(exclude={"choices"}).encode()
-    return b'%b,"choices":[%b]}' % (head[:-1], b",".join(_encode_choice(choice) for choice in choices))
-
-
-def _encode_choice(choice: BaseModel) -> bytes:
-    logprobs = getattr(choice, "logprobs", None)
-    if not isinstance(logprobs, EncodedPart):
-        return choice.model_dump_json().encode()
-    return b'%b,"logprobs":%b}' % (choice.model_dump_json(exclude={"logprobs"}).encode()[:-1], logprobs.encoded)
+    rest = response.model_dump_json(exclude=set(encoded)).encode()
+    return rest[:-1] + b"".join(b',"%b":%b' % (name.encode(), part) for name, part in encoded.items()) + b"}"

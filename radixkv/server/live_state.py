@@ -150,7 +150,8 @@ class LiveStateCache:
         snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
         stats = llm.stats
         trees = await llm.run_tokenizer(
-            lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees]
+            lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
+            tenant=None,
         )
         return LiveState(
             model=service.model_name,

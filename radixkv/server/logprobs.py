@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from pydantic import BaseModel
 
-from radixkv.outputs import Logprob
+from radixkv.outputs import Logprob, PromptLogprobs
 from radixkv.server.encoded import EncodedPart
 from radixkv.server.token_text import TokenTexts
 
@@ -86,6 +87,25 @@ def encode_completion_logprobs(
         f'"token_logprobs":[{",".join(chosen)}],"top_logprobs":[{",".join(likeliest)}]}}'
     )
     return EncodedCompletionLogprobs.of(encoded.encode()), offset
+
+
+class EncodedPromptLogprobs(EncodedPart):
+    """vLLM's form: for each token, by token id, log-probability, rank and text; null for the first."""
+
+
+def encode_prompt_logprobs(logprobs: PromptLogprobs) -> EncodedPromptLogprobs:
+    """Log-probabilities of a prompt's tokens."""
+    tokens = ["null" if entries is None else _prompt_entries(entries) for entries in logprobs]
+    return EncodedPromptLogprobs.of(f"[{','.join(tokens)}]".encode())
+
+
+def _prompt_entries(entries: dict[int, Logprob]) -> str:
+    encoded = [
+        f'"{token_id}":{{"logprob":{_number(entry.logprob)},"rank":{entry.rank},'
+        f'"decoded_token":{json.dumps(entry.decoded_token)}}}'
+        for token_id, entry in entries.items()
+    ]
+    return f"{{{','.join(encoded)}}}"
 
 
 def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> str:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from radixkv.outputs import CompletionOutput
-from radixkv.sampling_params import MAX_TOKEN_IDS, BeamSearchParams, SamplingParams
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_TOKEN_IDS,
+    BeamSearchParams,
+    SamplingParams,
+)
 from radixkv.server.response_format import StructuredRequest
 from radixkv.server.strict import StrictModel
 
@@ -35,6 +43,8 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
     "include_stop_str_in_output",
+    "bad_words",
+    "allowed_token_ids",
 )
 _NOT_FOR_BEAM_SEARCH = (
     "top_p",
@@ -46,7 +56,13 @@ _NOT_FOR_BEAM_SEARCH = (
     "stop_token_ids",
     "min_tokens",
     "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
 )
+
+
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
+BadWord = Annotated[str, Field(max_length=MAX_BAD_WORD_CHARACTERS)]
 
 
 def _refuse_many_biases(biases: Any) -> Any:
@@ -60,9 +76,10 @@ StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(StrictModel):
-    """``include_usage``: the last chunk has the token counts."""
+    """``include_usage``: the last chunk has the token counts; ``continuous_usage_stats``: every chunk those so far, too."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -96,12 +113,24 @@ class GenerationRequest(StructuredRequest):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    # vLLM's older field; there is one backend, which enforces what all of them do.
+    guided_decoding_backend: str | None = None
 
     # Not OpenAI's; with vLLM's names where it has them.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    # Keep so many of the prompt's last tokens; -1: as many as leave room for the answer.
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    # Whether the tokenizer adds its special tokens to the prompt; by default to texts, and not to what a chat template wrote.
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    # The end of the response's id.
+    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -135,6 +164,25 @@ class GenerationRequest(StructuredRequest):
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def includes_usage_in_every_chunk(self) -> bool:
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def truncated(self, prompt: Prompt, max_tokens: int | None, max_model_len: int) -> Prompt:
+        """The prompt's last tokens, as many as ``truncate_prompt_tokens`` allows.
+
+        Raises:
+            ValueError: it allows none.
+        """
+        limit = self.truncate_prompt_tokens
+        if limit == -1:
+            limit = max(1, max_model_len - (max_tokens or 1))
+        if limit == 0:
+            raise ValueError("truncate_prompt_tokens: expected -1 or at least 1, got 0: a prompt needs a token")
+        if limit is None or len(prompt.token_ids) <= limit:
+            return prompt
+        return replace(prompt, token_ids=prompt.token_ids[-limit:], text=None)
+
     def params(
         self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None, remaining_tokens: int
     ) -> SamplingParams | BeamSearchParams:
@@ -151,8 +199,9 @@ class GenerationRequest(StructuredRequest):
         """
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only for stream=true")
-        if self.explain_cache and self.stream:
-            raise ValueError("explain_cache: only for stream=false")
+        for name in ("explain_cache", "prompt_logprobs"):
+            if getattr(self, name) not in (None, False) and self.stream:
+                raise ValueError(f"{name}: only for stream=false")
         if self.use_beam_search:
             return self._beam_search_params(
                 remaining_tokens if max_tokens is None else max_tokens, logprobs, prompt_logprobs
@@ -178,7 +227,8 @@ class GenerationRequest(StructuredRequest):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: not supported by beam search")
         if prompt_logprobs is not None:
-            raise ValueError("echo: beam search reports no log-probabilities of the prompt")
+            name = "echo" if self.prompt_logprobs is None else "prompt_logprobs"
+            raise ValueError(f"{name}: beam search reports no log-probabilities of the prompt")
         beam_width = self.num_choices if self.beam_width is None else self.beam_width
         if self.num_choices > beam_width:
             raise ValueError(f"n: expected at most beam_width={beam_width}, got {self.n}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.strict import StrictModel
 
 # Kinds of vLLM's older fields, each named "guided_" and the kind.
+_MAX_STRUCTURES = 128
 _GUIDED_KINDS = ("json", "regex", "choice", "grammar")
 
 
@@ -41,7 +42,23 @@ class JsonSchemaFormat(StrictModel):
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+class TagStructure(StrictModel):
+    """A part of the answer between two texts, which satisfies a schema."""
+
+    begin: str
+    json_schema: dict[str, Any] | bool = Field(alias="schema")
+    end: str
+
+
+class StructuralTagFormat(StrictModel):
+    """Free text, in which what follows a trigger is one of the structures. (vLLM's form.)"""
+
+    type: Literal["structural_tag"]
+    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=_MAX_STRUCTURES)]
+    triggers: Annotated[list[str], Field(min_length=1, max_length=_MAX_STRUCTURES)]
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
 
 
 class StructuredOutputs(StrictModel):
@@ -52,6 +69,7 @@ class StructuredOutputs(StrictModel):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class StructuredRequest(StrictModel):
@@ -87,6 +105,8 @@ class StructuredRequest(StrictModel):
             specs.append({"json_object": True})
         elif isinstance(self.response_format, JsonSchemaFormat):
             specs.append({"json": self.response_format.json_schema.json_schema})
+        elif isinstance(self.response_format, StructuralTagFormat):
+            specs.append({"structural_tag": self.response_format.model_dump(by_alias=True, exclude={"type"})})
         if len(specs) > 1:
             raise ValueError(
                 f"structured_outputs: expected at most one field that constrains the answer, got {len(specs)}"

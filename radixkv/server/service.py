@@ -78,11 +78,22 @@ class Service:
         Raises:
             PromptTooLongError: with the number of characters and the model's length.
         """
+        self.check_num_tokens(name, sum(1 for text in texts if text), "texts")
         num_characters = sum(len(text) for text in texts)
         if num_characters > self.max_characters:
             raise PromptTooLongError(
                 f"{name}: {num_characters} characters cannot fit into the model's {self.llm.loaded.max_model_len} tokens"
             )
+
+    def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
+        """Refuse more tokens, or texts that are not empty, than fit into the model, before anything is done with them.
+
+        Raises:
+            PromptTooLongError: with the number and the model's length.
+        """
+        max_model_len = self.llm.loaded.max_model_len
+        if count > max_model_len:
+            raise PromptTooLongError(f"{name}: {count} {what} cannot fit into the model's {max_model_len} tokens")
 
     def with_cache_options(self, prompt: Prompt, request: GenerationRequest, tenant: Tenant) -> Prompt:
         """The prompt in the tenant's namespace, with the request's cache options."""
@@ -98,10 +109,15 @@ class Service:
         return max(1, self.llm.loaded.max_model_len - max(len(prompt.token_ids) for prompt in prompts))
 
 
+def new_id(prefix: str, separator: str = "-") -> str:
+    return f"{prefix}{separator}{uuid.uuid4().hex}"
+
+
+def response_id(request_id: str, body: GenerationRequest) -> str:
+    """The id that a response shows: one that the client chose is not unique, so that the engine has its own."""
+    return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
+
+
 def max_characters(loaded: LoadedModel) -> int:
     """Characters of the longest possible prompt: as if every token were the longest of the vocabulary."""
     return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())
-
-
-def new_id(prefix: str, separator: str = "-") -> str:
-    return f"{prefix}{separator}{uuid.uuid4().hex}"

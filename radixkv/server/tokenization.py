@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.model.loader import LoadedModel
@@ -12,10 +13,15 @@ from radixkv.prompts import Message, as_conversations, encode, encode_rendered, 
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import client_errors
+from radixkv.server.generation import JsonResponse
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
+from radixkv.server.token_text import TokenTexts
 from radixkv.server.tool_protocol import ToolDefinitions
 from radixkv.tools.definitions import as_tool_options
+
+# So that refusing a request takes little time; the model's length bounds what is accepted.
+_MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(StrictModel):
@@ -45,7 +51,7 @@ class DetokenizeRequest(StrictModel):
     """Token ids to decode."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MAX_TOKENS)]
 
 
 class DetokenizeResponse(BaseModel):
@@ -68,28 +74,26 @@ def tokenization_routes(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, tenant: CurrentTenant) -> TokenizeResponse:
+    @router.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize(body: TokenizeRequest, tenant: CurrentTenant) -> Response:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
         service.check_model(body.model)
         with client_errors():
             messages = as_messages(body.messages or [])
             texts = [text for message in body.messages or [] for text in message.texts]
             service.check_length("prompt", body.prompt or "", *texts)
-            tokens = await service.llm.run_tokenizer(lambda loaded: _encode(body, messages, loaded))
-        return TokenizeResponse(
-            count=len(tokens),
-            max_model_len=service.llm.loaded.max_model_len,
-            tokens=tokens,
-            token_strs=[service.token_texts.text(token_id) for token_id in tokens] if body.return_token_strs else None,
-        )
+            return await service.llm.run_tokenizer(
+                lambda loaded: JsonResponse(_tokenize(body, messages, loaded, service.token_texts)), tenant=tenant.name
+            )
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, tenant: CurrentTenant) -> DetokenizeResponse:
         """Turn token ids into text."""
         service.check_model(body.model)
         with client_errors():
-            return DetokenizeResponse(prompt=await service.llm.run_tokenizer(lambda loaded: _decode(body, loaded)))
+            service.check_num_tokens("tokens", len(body.tokens))
+            text = await service.llm.run_tokenizer(lambda loaded: _decode(body, loaded), tenant=tenant.name)
+        return DetokenizeResponse(prompt=text)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(tenant: CurrentTenant) -> TokenizerInfo:
@@ -105,6 +109,18 @@ def tokenization_routes(service: Service) -> APIRouter:
         )
 
     return router
+
+
+def _tokenize(
+    body: TokenizeRequest, messages: list[Message], loaded: LoadedModel, texts: TokenTexts
+) -> TokenizeResponse:
+    tokens = _encode(body, messages, loaded)
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=loaded.max_model_len,
+        tokens=tokens,
+        token_strs=[texts.text(token_id) for token_id in tokens] if body.return_token_strs else None,
+    )
 
 
 def _encode(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel) -> list[int]:

@@ -7,10 +7,12 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import structured_output
+from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, settle
 
 PERSON = {
     "type": "object",
@@ -81,6 +83,108 @@ def test_any_json_object(llm: LLM) -> None:
         assert isinstance(json.loads(sample.text), dict)
 
 
+def test_keywords_that_constrain_nothing_are_accepted(llm: LLM) -> None:
+    secret = {"type": "string", "format": "password", "enum": ["abc"], "title": "x", "examples": ["y"]}
+    schema = {"type": "array", "items": secret, "minItems": 1, "maxItems": 1, "uniqueItems": False}
+    sampling = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=schema))
+    assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == ["abc"]
+
+
+def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    structures = [{"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}]
+    tag = {"triggers": ["<city"], "structures": structures}
+    for spec in (tag, json.dumps(tag)):
+        state = llm.engine.grammars.compile(StructuredOutputsParams(structural_tag=spec))
+        for token_id in tokenizer("Hello <city", add_special_tokens=False)["input_ids"]:
+            assert not torch.isneginf(masked(llm, state))[token_id]
+            state.advance(token_id)
+        allowed = torch.isfinite(masked(llm, state)).nonzero().squeeze(1).tolist()
+        assert {tokenizer.decode([token_id])[0] for token_id in allowed} == {">"}
+        for token_id in tokenizer('>"Rome"</city> and so on', add_special_tokens=False)["input_ids"]:
+            assert not torch.isneginf(masked(llm, state))[token_id]
+            state.advance(token_id)
+        assert state.failure is None
+
+
+def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
+    logits = torch.zeros(1, llm.engine.loaded.vocab_size)
+    structured_output.apply_grammar_bitmask(logits, {0: state})
+    return logits[0]
+
+
+class SteppingClock:
+    """Moves on by ``seconds`` with every look at it."""
+
+    def __init__(self) -> None:
+        self.now = self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize("beams", [False, True])
+def test_a_grammar_that_takes_too_long_fails_its_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
+) -> None:
+    """Masks of up to 720 ms a token went on for as long as the request did."""
+    engine = llm.engine
+    clock = SteppingClock()
+    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+    slow = StructuredOutputsParams(regex="[a-z]{30}")
+    failing = engine.make_request(
+        "failing",
+        [5, 6, 8],
+        BeamSearchParams(2, 60, structured_outputs=slow)
+        if beams
+        else SamplingParams(max_tokens=60, structured_outputs=slow),
+    )
+    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
+    quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
+    other = engine.make_request("other", [5, 6, 7], quick)
+    engine.add(other)
+    engine.add(failing)
+    clock.seconds = 0.05
+    steps = 0
+    while engine.has_unfinished_requests:
+        engine.step()
+        steps += failing.failure is None
+    assert isinstance(failing.failure, StructuredOutputError)
+    assert "processor time" in str(failing.failure)
+    # A mask and a token take 100 ms a step, of which 25 to 50 are the request's share.
+    assert 1 <= steps <= 12
+    assert other.failure is None
+    assert is_digits(llm.get_tokenizer().decode(other.sequences[0].output_token_ids, skip_special_tokens=True))
+
+
+def is_digits(text: str) -> bool:
+    return re.fullmatch("[0-9]{6}", text) is not None
+
+
+def test_slow_masks_are_filled_side_by_side_and_are_the_same(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for spec in (StructuredOutputsParams(regex="[a-f]{9}"), StructuredOutputsParams(json_object=True)):
+        states += [llm.engine.grammars.compile(spec) for _ in range(4)]
+    logits = torch.zeros(8, llm.engine.loaded.vocab_size)
+    structured_output.apply_grammar_bitmask(logits, dict(enumerate(states)))
+    monkeypatch.setattr(structured_output, "_MAX_SERIAL_SECONDS", -1.0)
+    side_by_side = torch.zeros_like(logits)
+    structured_output.apply_grammar_bitmask(side_by_side, dict(enumerate(states)))
+    assert torch.equal(logits, side_by_side)
+    assert 0 < int(torch.isneginf(logits).sum()) < logits.numel()
+
+
+def test_what_a_grammar_leaves_of_its_share_reduces_its_debt() -> None:
+    budgets = [GrammarBudget(), GrammarBudget()]
+    for _ in range(1000):  # twice its share, then none of it, again and again
+        budgets[0].spend(STEP_SECONDS)
+        assert settle(budgets) == [None, None]
+        assert settle(budgets) == [None, None]
+    budgets[1].spend(REQUEST_SECONDS + STEP_SECONDS)
+    assert [error is None for error in settle(budgets)] == [True, False]
+
+
 def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:
     spec = StructuredOutputsParams(choice=["red", "green"])
     (red,) = llm.get_tokenizer()("red")["input_ids"]
@@ -122,7 +226,14 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"json": False}, "Unsatisfiable"),
         ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "incompatible types"),
         ({"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}}, "'a' is unsatisfiable"),
-        ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
+        ({"json": {"not": {"type": "string"}}}, "#/not: this cannot be enforced"),
+        (
+            {"json": {"properties": {"a/b": {"type": "array", "items": {"uniqueItems": True}}, "not": {}}}},
+            "#/properties/a~1b/items/uniqueItems: this cannot be enforced",
+        ),
+        ({"json": {"anyOf": [{}, {"type": "string", "format": "byte"}]}}, "#/anyOf/1/format: this 'byte' cannot be"),
+        ({"json": {"properties": {f"{number}": {} for number in range(1001)}}}, "at most 1000 properties"),
+        ({"choice": ["x" * 100] * 90}, "at most 8192"),
         ({"json": {"$ref": "#"}}, "cannot be followed"),
         ({"json": {"type": "nonsense"}}, "Invalid type"),
         ({"json": "{"}, "json cannot be read"),
@@ -137,6 +248,14 @@ def test_preemption_keeps_the_grammar() -> None:
         ({"grammar": "nonsense"}, "cannot be read"),
         ({"grammar": ""}, "No 'root' rule found"),
         ({"grammar": "start: start\n"}, "cannot be followed"),
+        ({"structural_tag": {"triggers": ["<"]}}, "expected an object with 'triggers' and 'structures'"),
+        ({"structural_tag": {"triggers": [""], "structures": [{}]}}, "list of non-empty strings"),
+        ({"structural_tag": {"triggers": ["<"], "structures": []}}, "at least one element"),
+        ({"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<"}]}}, "'begin', 'schema' and 'end'"),
+        (
+            {"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<", "schema": {"not": {}}, "end": ""}]}},
+            "#/not: this cannot be enforced",
+        ),
         ({"choice": []}, "choice must be"),
         ({"choice": "yes"}, "choice must be"),
         ({"choice": ["yes", ""]}, "choice must be"),

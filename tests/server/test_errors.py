@@ -105,6 +105,7 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, chan
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}, "messages"),
         ("/tokenize", {"prompt": "word " * 1_000_000}, "prompt"),
+        ("/detokenize", {"tokens": [5] * 8193}, "tokens"),
     ],
 )
 def test_a_prompt_that_is_too_long_has_openais_code(

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from server.test_crash import make_client
+from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.outputs import Logprob

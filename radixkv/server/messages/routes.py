@@ -58,7 +58,7 @@ def message_routes(service: Service) -> APIRouter:
             service.check_length("messages", *(text for message in chat.messages for text in message.texts))
             if tools is not None:
                 service.check_length("tools", json.dumps(tools.definitions))
-            prompt = await llm.run_tokenizer(partial(chat.as_prompt, messages, tools))
+            prompt = await llm.run_tokenizer(partial(chat.as_prompt, messages, tools), tenant=tenant.name)
         return TokenCount(input_tokens=len(prompt.token_ids))
 
     return router

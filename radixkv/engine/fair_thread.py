@@ -1,0 +1,57 @@
+"""One thread that works for several parties in turns."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class FairThread:
+    """Runs functions one after the other, one of each party that has any in turn, so that nobody waits for all of another's.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        # The functions of each party; the party that comes first is the next.
+        self._waiting: dict[str, deque[tuple[Callable[[], Any], Future[Any]]]] = {}
+
+    def submit(self, party: str, function: Callable[[], _T]) -> Future[_T]:
+        """Run a function when it is its turn; a cancelled future's is left out.
+
+        Raises:
+            RuntimeError: the thread was shut down.
+        """
+        future: Future[_T] = Future()
+        with self._lock:
+            self._executor.submit(self._run_next)
+            self._waiting.setdefault(party, deque()).append((function, future))
+        return future
+
+    def shutdown(self) -> None:
+        """Take no more functions; those that wait are still run."""
+        self._executor.shutdown(wait=False)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            party = next(iter(self._waiting))
+            functions = self._waiting.pop(party)
+            function, future = functions.popleft()
+            if functions:
+                self._waiting[party] = functions
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = function()
+        except BaseException as error:  # whoever waits for the result handles it
+            future.set_exception(error)
+        else:
+            future.set_result(result)

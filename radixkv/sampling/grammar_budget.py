@@ -1,0 +1,48 @@
+"""How much processor time the requests with a grammar may take from all others.
+
+A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
+that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from radixkv.errors import StructuredOutputError
+
+# All grammars of a step together may take this long; each request with one has an equal share.
+STEP_SECONDS = 0.05
+# What a request takes beyond its shares adds up to at most this; what it leaves of them reduces it.
+REQUEST_SECONDS = 0.5
+
+
+class GrammarBudget:
+    """The account of one request; its samples and beams share it."""
+
+    def __init__(self) -> None:
+        self._step_seconds = 0.0
+        self._debt_seconds = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Note processor time that was taken in the present step."""
+        self._step_seconds += seconds
+
+    def _settle(self, share: float) -> bool:
+        self._debt_seconds = max(0.0, self._debt_seconds + self._step_seconds - share)
+        self._step_seconds = 0.0
+        return self._debt_seconds <= REQUEST_SECONDS
+
+
+def settle(budgets: Collection[GrammarBudget]) -> list[StructuredOutputError | None]:
+    """End a step: for each request that had a grammar in it, why it must fail, or None."""
+    share = STEP_SECONDS / max(1, len(budgets))
+    return [
+        None
+        if budget._settle(share)
+        else StructuredOutputError(
+            f"structured_outputs: following it took {REQUEST_SECONDS} s of processor time more than the "
+            f"{STEP_SECONDS * 1000:.0f} ms a step that all requests with a grammar have in common: make it simpler, or take "
+            "fewer samples"
+        )
+        for budget in budgets
+    ]

@@ -1,0 +1,106 @@
+"""JSON schemas before they are compiled: limits, annotations that look like constraints, and where a keyword stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+# Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
+MAX_NAME_CHARACTERS = 8_192
+# An object's optional properties are alternatives: compiling this many takes half a second, and five times as many 7 s.
+_MAX_PROPERTIES = 1_000
+
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
+# Formats that say how to show a value, and nothing about what it may be.
+_ANNOTATION_FORMATS = {"password"}
+
+
+def prepare_schema(schema: Any) -> Any:
+    """Check a schema's size and, in place, remove keywords that constrain nothing but are refused when it is compiled.
+
+    Raises:
+        ValueError: it is neither an object nor a boolean, or too large.
+    """
+    if not isinstance(schema, dict | bool):
+        raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
+    num_properties = 0
+    for path, part in _subschemas(schema):
+        for name in ("properties", "patternProperties"):
+            names = part.get(name)
+            num_properties += len(names) if isinstance(names, dict) else 0
+        if num_properties > _MAX_PROPERTIES:
+            raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, there are more up to {path}")
+        if part.get("format") in _ANNOTATION_FORMATS and isinstance(part["format"], str):
+            del part["format"]
+        if part.get("uniqueItems") is False:
+            del part["uniqueItems"]
+    _check_lengths(schema)
+    return schema
+
+
+def locate_refusal(schemas: Iterable[Any], message: str) -> str:
+    """An error message of llguidance, with the paths of the keywords or the format that it refuses in these schemas."""
+    refused: set[str] = set()
+    if found := re.search(r"Unimplemented keys: \[(.*?)\]", message):
+        refused = set(re.findall(r'"(.*?)"', found[1]))
+    unknown_format = re.search(r"Unknown format: (\S+)", message)
+    paths = [
+        f"{path}/{keyword}"
+        for schema in schemas
+        for path, part in _subschemas(schema)
+        for keyword, value in part.items()
+        if keyword in refused or (unknown_format and keyword == "format" and value == unknown_format[1])
+    ]
+    if not paths:
+        return message
+    value = f" {unknown_format[1]!r}" if unknown_format else ""
+    return f"{', '.join(paths[:5])}: this{value} cannot be enforced ({message})"
+
+
+def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema within a schema, itself included, with its path as a JSON pointer (``#`` is the whole)."""
+    pending: list[tuple[str, Any]] = [("#", schema)]
+    while pending:
+        path, part = pending.pop()
+        if not isinstance(part, dict):
+            continue
+        yield path, part
+        for keyword in _SCHEMA_MAPS:
+            if isinstance(part.get(keyword), dict):
+                pending += [(f"{path}/{keyword}/{_escape(name)}", value) for name, value in part[keyword].items()]
+        for keyword in _SCHEMA_LISTS:
+            if isinstance(part.get(keyword), list):
+                pending += [(f"{path}/{keyword}/{index}", value) for index, value in enumerate(part[keyword])]
+        pending += [(f"{path}/{keyword}", part[keyword]) for keyword in _SCHEMAS if keyword in part]
+
+
+def _escape(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _check_lengths(schema: Any) -> None:
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            longest = max((len(text) for text in (*part, part.get("pattern")) if isinstance(text, str)), default=0)
+            if longest > MAX_NAME_CHARACTERS:
+                raise ValueError(f"a name or pattern has {longest} characters, expected at most {MAX_NAME_CHARACTERS}")
+            pending.extend(part.values())
+        elif isinstance(part, list):
+            pending.extend(part)

@@ -1,0 +1,46 @@
+"""Structural tags: free text in which what follows a trigger is constrained. (The form is vLLM's and XGrammar's.)"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.sampling.json_schema import prepare_schema
+
+
+def structural_tag_grammar(tag: Any, json_whitespace: str) -> str:
+    """A structural tag in llguidance's format.
+
+    Args:
+        tag: ``{"triggers": [text], "structures": [{"begin": text, "schema": schema, "end": text}]}``.
+        json_whitespace: a regular expression for what may stand between the elements of JSON.
+
+    Raises:
+        ValueError: it is malformed, a schema is too large, or a structure begins with no trigger.
+    """
+    from llguidance import LLMatcher, StructTag
+
+    if not isinstance(tag, dict) or set(tag) != {"triggers", "structures"}:
+        raise ValueError(f"expected an object with 'triggers' and 'structures', got {tag!r:.80}")
+    triggers, structures = tag["triggers"], tag["structures"]
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise ValueError(f"expected triggers to be a list of non-empty strings, got {triggers!r:.80}")
+    if not isinstance(structures, list) or not structures:
+        raise ValueError(f"expected structures to be a list with at least one element, got {structures!r:.80}")
+    tags = []
+    for structure in structures:
+        if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
+            raise ValueError(f"expected a structure with 'begin', 'schema' and 'end', got {structure!r:.80}")
+        begin, end = structure["begin"], structure["end"]
+        if not isinstance(begin, str) or not isinstance(end, str):
+            raise ValueError(f"expected 'begin' and 'end' to be strings, got {begin!r:.80} and {end!r:.80}")
+        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+        if trigger is None:
+            raise ValueError(f"expected 'begin' to start with one of the triggers, got {begin!r:.80}")
+        schema = prepare_schema(structure["schema"])
+        if isinstance(schema, bool):
+            raise ValueError(f"expected 'schema' to be an object, got {schema}")
+        schema = {"x-guidance": {"whitespace_pattern": json_whitespace}, **schema}
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
+    # As text: special tokens are markers of the chat template, which no answer contains.
+    grammar: str = LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+    return grammar

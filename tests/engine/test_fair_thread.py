@@ -1,0 +1,46 @@
+"""Who waits for the tokenizer's or the grammars' thread waits for its turn, not for all of another's work."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from radixkv.engine.fair_thread import FairThread
+
+
+def test_parties_take_turns() -> None:
+    """One client's thousand prompts were tokenized before the next client's one."""
+    thread, order = FairThread("test"), list[str]()
+    started, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        go.wait()
+
+    thread.submit("", wait)
+    started.wait()
+    jobs = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+    futures = [thread.submit(job[0], lambda job=job: order.append(job)) for job in jobs]  # type: ignore[misc]
+    assert futures[1].cancel()
+    go.set()
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+    assert order == ["a1", "b1", "c1", "b2", "a3", "a4"]
+    thread.shutdown()
+
+
+def test_errors_reach_who_waits_and_nobody_else() -> None:
+    thread = FairThread("test")
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+
+        def fail(error: type[BaseException] = error) -> None:
+            raise error
+
+        with pytest.raises(error):
+            thread.submit("a", fail).result()
+    assert thread.submit("a", lambda: 5).result() == 5
+    thread.shutdown()
+    with pytest.raises(RuntimeError):
+        thread.submit("a", lambda: 5)

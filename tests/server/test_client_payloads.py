@@ -1,0 +1,225 @@
+"""What other projects' clients send, as recorded from their sources, and vLLM's fields that they add to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.prompts import Prompt
+from radixkv.server.completions import CompletionRequest
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}], "temperature": 0}
+TEXT: dict[str, Any] = {"prompt": "One, two, three,", "temperature": 0}
+
+
+def run(llm: LLM, test: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            await test(client)
+
+    asyncio.run(main())
+
+
+async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    response = await client.post(path, json=body)
+    assert response.status_code == status, response.text
+    if body.get("stream"):
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        assert events.pop() == "[DONE]"
+        return [json.loads(event) for event in events]
+    return response.json()
+
+
+def test_lm_eval_local_completions(llm: LLM) -> None:
+    """lm-eval 0.4.13, `lm_eval/models/openai_completions.py`: loglikelihood (batches of token ids), generate_until."""
+    tokenizer = llm.get_tokenizer()
+    context, continuation = "One, two, three,", " four, five"
+    whole = tokenizer(context + continuation)["input_ids"]
+    length = len(tokenizer(context)["input_ids"])
+
+    async def test(client: httpx.AsyncClient) -> None:
+        body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True, "model": "model"}
+        answer = await post(client, "/v1/completions", {**body, "prompt": [whole, whole[:-2]]})
+        for choice, tokens in zip(answer["choices"], (whole, whole[:-2]), strict=True):
+            chosen, top = choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+            assert len(chosen) == len(top) == len(tokens) + 1
+            assert chosen[0] is None
+            # As lm-eval decides whether a continuation is the greedy one: here it is.
+            assert all(own == max(t.values()) for own, t in zip(chosen[length:-1], top[length:-1], strict=True))
+        generate = {"model": "model", "max_tokens": 12, "temperature": 0, "stop": ["five", "<|im_end|>"], "seed": 1234}
+        (choice,) = (await post(client, "/v1/completions", {**generate, "prompt": [context]}))["choices"]
+        assert choice["text"] == " four, "
+        chat = {**generate, "messages": CHAT["messages"], "stop": ["<|im_end|>"]}
+        assert (await post(client, "/v1/chat/completions", chat))["choices"][0]["message"]["content"]
+
+    run(llm, test)
+
+
+def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
+    """guidellm 0.8.1, `backends/openai/request_handlers.py`; vLLM, `benchmarks/lib/endpoint_request_func.py`."""
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    guidellm = {"model": "model", "stream": True, "stream_options": usage, "stop": None, "ignore_eos": True}
+    bench = {"model": "model", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+
+    async def test(client: httpx.AsyncClient) -> None:
+        for path, body in (
+            ("/v1/completions", {**guidellm, "prompt": "Hi", "max_tokens": 4}),
+            ("/v1/chat/completions", {**guidellm, "messages": parts, "max_completion_tokens": 4}),
+        ):
+            *chunks, last = await post(client, path, body)
+            counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == sorted(counts)
+            assert counts[-1] == 4
+            assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+            assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 4)
+        for path, body in (
+            (
+                "/v1/completions",
+                {**bench, "prompt": "Hi", "max_tokens": 4, "repetition_penalty": 1.0, "logprobs": None},
+            ),
+            ("/v1/chat/completions", {**bench, "messages": parts, "max_completion_tokens": 4}),
+        ):
+            *chunks, last = await post(client, path, body)
+            assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
+            assert last["usage"]["completion_tokens"] == 4
+
+    run(llm, test)
+
+
+def test_messages_as_other_services_return_them(llm: LLM) -> None:
+    plain = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+    ]
+    sent = [
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}],
+        },
+        {"role": "assistant", "content": "Hello", "annotations": [], "refusal": None, "audio": None, "tool_calls": []},
+        {"role": "user", "content": "Bye", "type": "message"},
+    ]
+
+    async def test(client: httpx.AsyncClient) -> None:
+        tokens = [(await post(client, "/tokenize", {"messages": messages}))["tokens"] for messages in (plain, sent)]
+        assert tokens[0] == tokens[1]
+
+    run(llm, test)
+
+
+def test_vllms_fields(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    four = tokenizer(" four", add_special_tokens=False)["input_ids"]
+
+    async def test(client: httpx.AsyncClient) -> None:
+        body = {**TEXT, "max_tokens": 3}
+        options = {"return_token_ids": True, "prompt_logprobs": 1, "request_id": "mine", "guided_decoding_backend": "x"}
+        answer = await post(client, "/v1/completions", {**body, **options})
+        (choice,) = answer["choices"]
+        assert answer["id"] == "cmpl-mine"
+        assert choice["prompt_token_ids"] == tokenizer(body["prompt"])["input_ids"]
+        assert tokenizer.decode(choice["token_ids"]) == choice["text"]
+        assert len(choice["token_ids"]) == 3
+        first, *others = choice["prompt_logprobs"]
+        assert first is None
+        for token_id, entries in zip(choice["prompt_token_ids"][1:], others, strict=True):
+            assert entries[f"{token_id}"]["decoded_token"] == tokenizer.decode([token_id])
+            assert min(entry["rank"] for entry in entries.values()) == 1
+
+        chunks = await post(client, "/v1/completions", {**body, "return_token_ids": True, "stream": True})
+        assert [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]] == choice["token_ids"]
+        assert [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks] == [
+            choice["prompt_token_ids"],
+            *[None] * (len(chunks) - 1),
+        ]
+
+        answer = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 3, **options})
+        assert answer["id"] == "chatcmpl-mine"
+        assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
+        assert len(answer["choices"][0]["token_ids"]) == 3
+        chat_stream = {**CHAT, "max_tokens": 3, "return_token_ids": True, "stream": True}
+        chunks = await post(client, "/v1/chat/completions", chat_stream)
+        assert chunks[0]["prompt_token_ids"] == answer["prompt_token_ids"]
+        ids = [token_id for chunk in chunks for token_id in chunk["choices"][0]["token_ids"] or []]
+        assert ids == answer["choices"][0]["token_ids"]
+
+        for change, text in (
+            ({"bad_words": ["four"]}, None),
+            ({"allowed_token_ids": four, "ignore_eos": True}, " four four four"),
+            ({"truncate_prompt_tokens": 2, "echo": True, "max_tokens": 0}, " three,"),
+            ({"truncate_prompt_tokens": -1, "echo": True, "max_tokens": 0}, body["prompt"]),
+            ({"add_special_tokens": False, "echo": True, "max_tokens": 0}, body["prompt"]),
+        ):
+            (choice,) = (await post(client, "/v1/completions", {**body, **change}))["choices"]
+            assert choice["text"] == text if text else "four" not in choice["text"]
+        truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
+        assert truncated["usage"]["prompt_tokens"] == 5
+
+    run(llm, test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "use_beam_search": True}, "prompt_logprobs"),
+        ({"bad_words": ["x"], "use_beam_search": True}, "bad_words"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": ["x"] * 257}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "guided_regex": "a"}, "allowed_token_ids"),
+        ({"stop_token_ids": list(range(1025))}, "stop_token_ids"),
+        ({"logit_bias": {f"{i}": 1 for i in range(1025)}}, "logit_bias"),
+        ({"request_id": ""}, "request_id"),
+        ({"guided_choice": ["x" * 130_000]}, "guided_choice"),
+        ({"guided_json": {"items": {"uniqueItems": True}}}, "guided_json"),
+    ],
+)
+def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: str) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+            response = await client.post(path, json={**body, "max_tokens": 1, **fields})
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == param
+
+    run(llm, test)
+
+
+def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
+    prompt = Prompt(list(range(9000)), "text")
+    for limit, max_tokens, expected in ((-1, 4, 8188), (-1, None, 8191), (7, 4, 7), (None, 4, 9000), (9001, 4, 9000)):
+        body = CompletionRequest(prompt="x", truncate_prompt_tokens=limit)
+        kept = body.truncated(prompt, max_tokens, 8192)
+        assert list(kept.token_ids) == list(range(9000))[-expected:]
+        assert kept.text == ("text" if expected == 9000 else None)
+
+
+def test_structural_tags(llm: LLM) -> None:
+    structure = {"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}
+    tag = {"triggers": ["<city"], "structures": [structure]}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        for fields in (
+            {"response_format": {"type": "structural_tag", **tag}},
+            {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+        ):
+            await post(client, "/v1/completions", {**TEXT, **fields, "max_tokens": 2})
+        wrong = {"type": "structural_tag", **tag, "triggers": ["nothing"]}
+        answer = await post(client, "/v1/completions", {**TEXT, "response_format": wrong}, status=400)
+        assert answer["error"]["param"] == "response_format"
+        assert "start with one of the triggers" in answer["error"]["message"]
+
+    run(llm, test)
