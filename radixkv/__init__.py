@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
     from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
     from radixkv.scheduling.tenant_share import TenantShare
+    from radixkv.tools.definitions import ParsedAnswer, ToolCall
 
 __version__ = "0.1.0"
 
@@ -25,10 +26,12 @@ __all__ = [
     "BeamSearchParams",
     "Chat",
     "CompletionOutput",
+    "ParsedAnswer",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
     "TenantShare",
+    "ToolCall",
 ]
 
 
@@ -41,6 +44,8 @@ def __getattr__(name: str) -> Any:
         "BeamSearchParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
         "TenantShare": "scheduling.tenant_share",
+        "ParsedAnswer": "tools.definitions",
+        "ToolCall": "tools.definitions",
     }
     if name not in __all__:
         raise AttributeError(f"module 'radixkv' has no attribute {name!r}")

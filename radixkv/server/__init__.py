@@ -11,6 +11,7 @@
       chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
         service.py          state that all routes share
         protocol.py         request fields common to both completion endpoints; response_format.py, chat_messages.py
+        chat_events.py      a chat request's answers as events, which endpoints write in their own forms; chat_request.py
         generation.py       a request's streams, from admission to the last token; time_limits.py: how long that may take
         tenants.py          API keys, and the cache namespaces derived from them
         errors.py           every error in OpenAI's format

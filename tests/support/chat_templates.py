@@ -47,7 +47,7 @@ TEMPLATES = MappingProxyType(
             "<|message|>{{ message.content }}<|end|>{% endfor %}"
             "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
         ),
-        "json": _CHATML.replace("CALLS", "").replace("THINK", ""),
+        "json": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}",
     }
 )
 

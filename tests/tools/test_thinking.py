@@ -1,0 +1,135 @@
+"""Reasoning before the answer: found, streamed apart, and outside of what structured output constrains."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import httpx
+import pytest
+from support.chat_templates import TEMPLATES, make_tokenizer
+from support.in_process_server import make_client
+from support.model_zoo import build
+
+from radixkv import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from radixkv.tools.chat_format import ChatFormat
+from radixkv.tools.definitions import ParsedAnswer, parsed_answer
+
+QUESTION = [{"role": "user", "content": "Why?"}]
+
+
+def format_of(name: str) -> ChatFormat:
+    return ChatFormat.of(make_tokenizer(TEMPLATES[name]))
+
+
+def parse(form: ChatFormat, prompt: str, text: str) -> ParsedAnswer:
+    """Parsed in every way to cut it in two, and character by character."""
+    answer_form = form.answer_form(prompt, None)
+    assert answer_form is not None
+    whole = answer_form.parse(text)
+    for pieces in [*((text[:cut], text[cut:]) for cut in range(len(text))), tuple(text)]:
+        parser = answer_form.parser()
+        cut_up = parsed_answer([*itertools.chain.from_iterable(map(parser.feed, pieces)), *parser.finish()])
+        assert cut_up == whole
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("<|im_start|>assistant\n", "<think>\nWell < this.\n</think>\n\nBecause.\n", ("Because.\n", "Well < this.")),
+        ("<|im_start|>assistant\n", "\nBecause.", ("\nBecause.", None)),
+        ("<|im_start|>assistant\n<think>\n", "Well.</think>Because.", ("Because.", "Well.")),
+        ("<|im_start|>assistant\n<think>\n", "I never sto", ("", "I never sto")),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Because.", ("Because.", None)),
+    ],
+)
+def test_thoughts_are_apart_from_the_text(prompt: str, text: str, expected: tuple[str, str | None]) -> None:
+    answer = parse(format_of("think_switch"), prompt, text)
+    assert (answer.text, answer.reasoning) == expected
+
+
+def test_a_template_without_tags_has_no_thoughts() -> None:
+    assert format_of("json").reasoning is None
+    assert format_of("json").answer_form("", None) is None
+    assert ChatFormat.of(make_tokenizer(TEMPLATES["think_open"]), reasoning="none").reasoning is None
+    assert ChatFormat.of(make_tokenizer(TEMPLATES["json"]), "hermes", "mistral").reasoning is not None
+
+
+@pytest.fixture(scope="module", params=["think_open", "harmony"])
+def thinker(request: pytest.FixtureRequest) -> LLM:
+    """A tiny random model that speaks like a family."""
+    tokenizer = make_tokenizer(TEMPLATES[request.param])
+    options = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024}
+    return LLM(build("llama", options), tokenizer=tokenizer, num_blocks=400, block_size=16)
+
+
+def towards_the_end_of_thinking(llm: LLM) -> dict[int, float]:
+    """Of the tokens allowed, a random model then soon takes those that end its thoughts."""
+    tokenizer = llm.get_tokenizer()
+    biases = {
+        "</think>": 100.0,
+        "<|end|>": 100.0,
+        "f": 50.0,
+        "c": 50.0,
+    }  # the channels are analysis, commentary and final
+    return {tokenizer.convert_tokens_to_ids(token): bias for token, bias in biases.items()}
+
+
+def test_structured_output_begins_after_the_thinking(thinker: LLM) -> None:
+    params = SamplingParams(
+        n=4,
+        seed=1,
+        min_tokens=3,
+        max_tokens=200,
+        logit_bias=towards_the_end_of_thinking(thinker),
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
+    )
+    (output,) = thinker.chat(QUESTION, params, False)
+    for part in output.outputs:
+        assert part.answer is not None
+        assert part.answer.text in ("yes", "no")
+        assert part.text != part.answer.text
+    assert {part.finish_reason for part in output.outputs} == {"stop"}
+
+
+def test_a_required_call_comes_after_the_thinking(thinker: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    params = SamplingParams(seed=1, max_tokens=200, logit_bias=towards_the_end_of_thinking(thinker))
+    (output,) = thinker.chat(QUESTION, params, False, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    answer = output.outputs[0].answer
+    assert answer is not None
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [("now", {})]
+
+
+def test_thoughts_are_streamed_apart(thinker: LLM) -> None:
+    body: dict[str, Any] = {
+        "messages": [*QUESTION, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, *QUESTION],
+        "max_tokens": 200,
+        "seed": 1,
+        "logit_bias": {str(token): bias for token, bias in towards_the_end_of_thinking(thinker).items()},
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
+
+    async def main() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        async with AsyncLLM(thinker) as engine, make_client(engine) as client:
+            whole = await client.post("/v1/chat/completions", json=body)
+            assert whole.status_code == 200, whole.text
+            streamed = await client.post("/v1/chat/completions", json={**body, "stream": True})
+            return whole.json()["choices"][0]["message"], deltas_of(streamed)
+
+    message, deltas = asyncio.run(main())
+    assert message["content"] in ("yes", "no")
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (message["reasoning_content"] or "")
+    assert not any(delta.get("content") and delta.get("reasoning_content") for delta in deltas)
+
+
+def deltas_of(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line)["choices"][0]["delta"] for line in lines]
