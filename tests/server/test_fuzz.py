@@ -10,12 +10,15 @@ import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from support.server_process import ADMIN_KEY, TENANT_A, ServerProcess
+from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 
-# By endpoint: the number of cases that violate the description, and of those that follow it; 1,100 in all.
+# By endpoint: the number of cases that violate the description, and of those that follow it; 1,320 in all.
 CASES = {
     "/v1/chat/completions": (200, 60),
     "/v1/completions": (200, 60),
+    "/v1/responses": (60, 30),
+    "/v1/messages": (60, 30),
+    "/v1/messages/count_tokens": (20, 20),
     "/tokenize": (120, 100),
     "/detokenize": (120, 100),
     "/admin/clear_cache": (50, 90),
@@ -41,11 +44,12 @@ def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: Ge
         suppress_health_check=list(HealthCheck),
     )
     def fuzz(case: Any) -> None:
-        _limit_lengths(case.body)
+        _make_answerable(path, case.body)
         response = case.call(session=session, timeout=600)
         assert response.status_code < 500, response.text
         if response.status_code >= 400:
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+            names = {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "param", "code"}
+            assert set(response.json()["error"]) == names
         statuses[response.status_code] += 1
 
     fuzz()
@@ -53,13 +57,17 @@ def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: Ge
     assert statuses[400 if mode is GenerationMode.NEGATIVE else 200]
 
 
-def _limit_lengths(body: Any) -> None:
-    """A valid request may ask for the longest answers of the model, which take too long for a test."""
+def _make_answerable(path: str, body: Any) -> None:
+    """A valid request may ask for another model, or for the longest answers of this one, which take too long for a test."""
     if isinstance(body, dict):
-        for name in ("max_tokens", "max_completion_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if isinstance(body.get(name), int):
                 body[name] = min(body[name], 2)
-        if "messages" in body and body.get("max_completion_tokens") is None:
+        if path == "/v1/chat/completions" and body.get("max_completion_tokens") is None:
             body["max_completion_tokens"] = 2
+        if path.startswith("/v1/messages") and isinstance(body.get("model"), str):
+            body["model"] = MODEL  # it is required there
+        if path == "/v1/responses" and body.get("max_output_tokens") is None:
+            body["max_output_tokens"] = 2
         if isinstance(body.get("n"), int):
             body["n"] = min(body["n"], 3)
