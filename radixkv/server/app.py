@@ -38,6 +38,7 @@ def create_app(
     max_body_bytes: int,
     *,
     metrics_key: str | None = None,
+    local_only: bool = False,
     cors_origins: Sequence[str] = (),
     access_log: Callable[[str], object] | None = None,
     tracer: Tracer | None = None,
@@ -47,6 +48,7 @@ def create_app(
     Args:
         max_body_bytes: a request with a longer body is answered 413.
         metrics_key: see `Authentication`.
+        local_only: see `Authentication`.
         cors_origins: origins whose pages may call the server from a browser; "*": any.
         access_log: called with a line of JSON per request.
         tracer: records spans of every request.
@@ -57,12 +59,12 @@ def create_app(
         # These pages would load scripts from another host; the OpenAPI document itself is at /openapi.json.
         docs_url=None,
         redoc_url=None,
-        responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
+        responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)},
     )
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes)
     app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
-    app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key)
+    app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key, local_only=local_only)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -12,8 +12,11 @@ Which key a path needs::
 from __future__ import annotations
 
 import hmac
+import ipaddress
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, cast
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials
@@ -35,12 +38,18 @@ class Authentication:
     Args:
         tenants: who may use the model, and who may administer.
         metrics_key: for /metrics, and for /live where there are no API keys.
+        local_only: while there are no API keys, answer only requests that name this machine in their header ``Host``. A web
+            site whose name is pointed at this machine (DNS rebinding) could otherwise be a client, in the browser of whoever
+            visits it.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, metrics_key: str | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, tenants: Tenants, metrics_key: str | None = None, local_only: bool = False
+    ) -> None:
         self._app = app
         self._tenants = tenants
         self._metrics_key = metrics_key
+        self._local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -53,9 +62,15 @@ class Authentication:
 
     def _authenticate(self, scope: Scope) -> None:
         path: str = scope["path"]
+        headers = Headers(scope=scope)
+        if self._local_only and self._tenants.open_to_all and not _is_local(headers.get("host", "")):
+            raise ApiError(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "without API keys, this server answers to localhost only: set api_keys, or allow_unauthenticated",
+            )
         if path in _OPEN_PATHS:
             return
-        credentials = sent_credentials(Headers(scope=scope))
+        credentials = sent_credentials(headers)
         if path == "/admin" or path.startswith("/admin/"):
             self._tenants.authenticate_admin(credentials)
             scope.setdefault("state", {})["is_admin"] = True
@@ -78,6 +93,14 @@ class Authentication:
                     "metrics are off: the server was started with API keys, but neither --metrics-key nor --admin-key",
                 )
             self._tenants.authenticate_admin(credentials)
+
+
+def _is_local(host: str) -> bool:
+    """Whether a header ``Host`` names this machine, by a name or address that no web site can have."""
+    with suppress(ValueError):
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+    return False
 
 
 def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:

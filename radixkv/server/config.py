@@ -28,7 +28,7 @@ class ServerConfig(Config):
     """Key for /metrics, and for /live where there are no API keys. Without it, /metrics needs the admin key where there are
     API keys, and no key elsewhere."""
     allow_unauthenticated: bool = False
-    """Listen beyond this machine even without API keys: whoever reaches the port may use the model."""
+    """Serve clients of other machines even without API keys: whoever reaches the port may use the model."""
     uds: str | Path | None = None
     """Listen on a Unix socket at this path instead of a host and a port."""
     ssl_certfile: str | Path | None = None

@@ -5,7 +5,7 @@ most twice a second per tenant however many pages are open. Token ids are decode
 
 A tenant sees the texts and the tree of its own namespaces. Of others it learns how many blocks and requests there are in all.
 Without API keys, all clients are one tenant, and strangers to each other: then nobody sees what was sent with a cache salt,
-and nobody sees anything of prompts where clients of other machines can connect.
+and nobody sees anything of prompts where clients may be of other machines.
 """
 
 from __future__ import annotations

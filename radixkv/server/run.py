@@ -119,12 +119,14 @@ async def _serve(
         drain=drain.set,
         time_limits=TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout),
         step_timeout=config.step_timeout,
-        shows_prompts_without_keys=is_private(listener),
+        shows_prompts_without_keys=not config.allow_unauthenticated,
     )
     app = create_app(
         service,
         config.max_body_bytes,
         metrics_key=config.metrics_key,
+        # Browsers cannot connect to Unix sockets.
+        local_only=config.uds is None and not config.allow_unauthenticated,
         cors_origins=config.cors_origins,
         access_log=write_log,
         tracer=tracer,

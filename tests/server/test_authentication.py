@@ -36,7 +36,9 @@ class Endpoint:
         await send({"type": "http.response.body", "body": b""})
 
 
-def answer(path: str, headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None) -> tuple[int, Any]:
+def answer(
+    path: str, headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None, local_only: bool = False
+) -> tuple[int, Any]:
     """The status, and the tenant for whom the application was called; the body may not be read."""
     endpoint, sent = Endpoint(), list[Message]()
 
@@ -48,7 +50,7 @@ def answer(path: str, headers: dict[str, str], tenants: Tenants, metrics_key: st
 
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": encoded}
-    asyncio.run(Authentication(endpoint, tenants, metrics_key)(scope, receive, send))
+    asyncio.run(Authentication(endpoint, tenants, metrics_key, local_only)(scope, receive, send))
     status: int = sent[0]["status"]
     assert (status == 200) == bool(endpoint.tenants)
     return status, endpoint.tenants[0] if endpoint.tenants else None
@@ -123,6 +125,31 @@ def test_who_may_read_the_metrics() -> None:
 @pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/ready", "/version", "/openapi.json"])
 def test_what_needs_no_key(path: str) -> None:
     assert answer(path, {}, Tenants([ANN], ADMIN), METRICS) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("localhost", True),
+        ("localhost:8000", True),
+        ("model.localhost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("192.168.0.7:8000", False),
+        ("evil.example@localhost.evil.example", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_without_keys_no_web_site_can_be_a_client_in_a_visitor_s_browser(host: str, local: bool) -> None:
+    for path in ("/live", "/v1/completions", "/"):
+        assert answer(path, {"host": host}, Tenants(), local_only=True)[0] == (200 if local else 421)
+        assert answer(path, {"host": host}, Tenants(), local_only=False)[0] == 200
+        # Where there are keys, a site would need one.
+        assert answer(path, {"host": host} | bearer(ANN), Tenants([ANN]), local_only=True)[0] == 200
 
 
 @pytest.mark.parametrize(
