@@ -66,7 +66,7 @@ class Authentication:
         if self._local_only and self._tenants.open_to_all and not _is_local(headers.get("host", "")):
             raise ApiError(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                "without API keys, this server answers to localhost only: set api_keys, or allow_unauthenticated",
+                "without API keys, this server answers to localhost only (api_keys, keys_file, allow_unauthenticated)",
             )
         if path in _OPEN_PATHS:
             return

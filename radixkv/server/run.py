@@ -67,7 +67,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
             raise ValueError(
                 f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
-                "set api_keys, or allow_unauthenticated if that is what you want"
+                "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
             )
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM

@@ -44,7 +44,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_without_keys_only_this_machine_can_connect(host: str) -> None:
     config = ServerConfig(model="/no/such/model", host=host, port=0)
-    with pytest.raises(ValueError, match="there are no API keys; set api_keys, or allow_unauthenticated"):
+    with pytest.raises(ValueError, match="there are no API keys; set api_keys or keys_file, or allow_unauthenticated"):
         run_server(config, {})
 
 
