@@ -69,5 +69,7 @@ def _make_answerable(path: str, body: Any) -> None:
             body["model"] = MODEL  # it is required there
         if path == "/v1/responses" and body.get("max_output_tokens") is None:
             body["max_output_tokens"] = 2
+        if path == "/v1/completions" and body.get("max_tokens") is None:
+            body["max_tokens"] = 2
         if isinstance(body.get("n"), int):
             body["n"] = min(body["n"], 3)
