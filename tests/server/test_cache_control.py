@@ -94,6 +94,9 @@ def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> Non
     # What is kept for an hour is not shortened by five minutes of the same, or of less.
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
     assert [pin.expires_at for pin in cache.pins()] == [499.0 + 3600.0]
+    # Nor does more of it that is kept for five minutes take its place.
+    keep(pins, cache, "a", prompt(1, 6))
+    assert sorted(pin.num_tokens for pin in cache.pins()) == [4 * BLOCK, 6 * BLOCK]
     clock.now = 499.0 + 3600.0
     assert cache.pins() == []
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
@@ -140,6 +143,13 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
             # All whole blocks of the system prompt: it ends a few tokens before the question.
             assert total - 48 < first["cache_creation_input_tokens"] < total
             assert first["cache_creation"]["ephemeral_1h_input_tokens"] == first["cache_creation_input_tokens"]
+            both = body(marked, "What colour is grass?") | {"cache_salt": "x", "cache_control": {"type": "ephemeral"}}
+            of_both = await usage(**both)
+            hour = of_both["cache_creation"]["ephemeral_1h_input_tokens"]
+            assert hour == first["cache_creation_input_tokens"]
+            # What is kept for an hour does not count for five minutes, too.
+            assert 0 < of_both["cache_creation"]["ephemeral_5m_input_tokens"] <= 32
+            assert of_both["input_tokens"] + of_both["cache_creation_input_tokens"] == total
             await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
             await fill_cache()
             again = await usage(**body(marked, "And what colour is snow?"))

@@ -12,7 +12,7 @@ import httpx
 import httpx2
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from support.in_process_server import make_client, make_service
 
 from radixkv import LLM, AsyncLLM
@@ -311,6 +311,25 @@ def test_thinking_effort_and_schema() -> None:
     assert chat["response_format"]["json_schema"]["schema"] == schema
     assert chat["top_k"] == 5
     assert chat_of(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_what_coding_agents_send_is_accepted() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
+    chat = chat_of(
+        max_tokens=32_000,
+        system=[{"type": "text", "text": "You are an agent."}, {"type": "text", "text": "Be careful.", **mark}],
+        tools=[{"name": "Bash", "description": "It runs.", "input_schema": schema, "eager_input_streaming": True}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Go on.", **mark}]}],
+        metadata={"user_id": "user_1"},
+        thinking={"type": "adaptive"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        stream=True,
+    )
+    assert chat["max_completion_tokens"] == 32_000
+    with pytest.raises(ValidationError, match="not supported"):
+        chat_of(context_management={"edits": [{"type": "compact_20260112"}]})
 
 
 def test_pieces_become_blocks_and_their_events() -> None:

@@ -67,6 +67,19 @@ class OutputConfig(StrictModel):
     effort: str | None = None
 
 
+class KeepThinking(StrictModel):
+    """An edit that changes nothing: all thinking stays in the history, for the chat template to write or to leave out."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(StrictModel):
+    """Edits of the history by the server; only the one that changes nothing is supported."""
+
+    edits: Only[list[KeepThinking]] = Field(default_factory=list)
+
+
 class Metadata(StrictModel):
     """Accepted because clients send it; without effect."""
 
@@ -87,7 +100,7 @@ class CountTokensRequest(StrictModel):
     cache_control: CacheControl | None = None
 
     container: Only[None] = None
-    context_management: Only[None] = None
+    context_management: ContextManagement | None = None
     mcp_servers: Only[Annotated[list[Any], Field(max_length=0)] | None] = None
     speed: Only[Literal["standard"] | None] = None
 
