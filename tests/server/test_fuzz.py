@@ -74,8 +74,6 @@ def test_no_request_breaks_the_server(
     assert statuses[400 if mode is GenerationMode.NEGATIVE else 200]
 
 
-def _make_answerable(path: str, body: Any) -> None:
-    """A valid request may ask for another model, or for the longest answers of this one, which take too long for a test."""
 @contextmanager
 def health_watched(url: str, limit_seconds: float) -> Iterator[None]:
     """Ask for /health all the while; each answer must arrive within the limit."""
@@ -100,8 +98,8 @@ def health_watched(url: str, limit_seconds: float) -> Iterator[None]:
     assert max(times) <= limit_seconds
 
 
-def _limit_lengths(body: Any) -> None:
-    """A valid request may ask for the longest answers of the model, which take too long for a test."""
+def _make_answerable(path: str, body: Any) -> None:
+    """A valid request may ask for another model, or for the longest answers of this one, which take too long for a test."""
     if isinstance(body, dict):
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if isinstance(body.get(name), int):
