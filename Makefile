@@ -9,6 +9,7 @@
 # make bench        end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
 # make bench-check  the fast benches against the committed figures: what got slower by more than the noise
 # make soak         random work on the cache for half an hour, every rule checked; for nightly runs
+# make fuzz-server  5,280 generated requests to a real server, with and without keys; /health must answer within a second
 # make mutate       break the cache on purpose, line by line, and see which tests notice (20 minutes)
 
 PYTHON ?= python3
@@ -95,6 +96,10 @@ bench-check: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/radixkv bench soak --minutes 30
+
+.PHONY: fuzz-server
+fuzz-server: $(MODEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_fuzz.py --fuzz-factor=4
 
 mutate: $(INSTALLED)
 	$(INSTALL) -e '.[mutation]'

@@ -37,6 +37,10 @@ LONG_FILES = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-factor", type=int, default=1, help="so many times the requests of server/test_fuzz.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))

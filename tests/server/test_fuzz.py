@@ -1,8 +1,16 @@
-"""Requests that schemathesis generates from the OpenAPI description: none is answered 500, none hangs."""
+"""Requests that schemathesis generates from the OpenAPI description: none is answered 500, none hangs.
+
+`make fuzz-server` sends four times as many, and watches how long /health takes meanwhile.
+"""
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,8 +35,11 @@ CASES = {
 
 @pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE, GenerationMode.POSITIVE], ids=lambda mode: mode.value)
 @pytest.mark.parametrize("path", CASES)
-def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: GenerationMode) -> None:
-    num_cases = CASES[path][mode is GenerationMode.POSITIVE]
+def test_no_request_breaks_the_server(
+    server: ServerProcess, path: str, mode: GenerationMode, request: pytest.FixtureRequest
+) -> None:
+    factor: int = request.config.getoption("--fuzz-factor")
+    num_cases = factor * CASES[path][mode is GenerationMode.POSITIVE]
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     statuses: Counter[int] = Counter()
     session = requests.Session()
@@ -45,6 +56,11 @@ def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: Ge
     )
     def fuzz(case: Any) -> None:
         _make_answerable(path, case.body)
+        if statuses.total() % 10 == 9:
+            unauthorised = case.call(timeout=600)
+            statuses[unauthorised.status_code] += 1
+            assert unauthorised.status_code == 401, unauthorised.text
+            return
         response = case.call(session=session, timeout=600)
         assert response.status_code < 500, response.text
         if response.status_code >= 400:
@@ -52,9 +68,34 @@ def test_no_request_breaks_the_server(server: ServerProcess, path: str, mode: Ge
             assert set(response.json()["error"]) == names
         statuses[response.status_code] += 1
 
-    fuzz()
+    with health_watched(server.url, limit_seconds=math.inf if factor == 1 else 1.0):
+        fuzz()
     assert statuses.total() == num_cases
     assert statuses[400 if mode is GenerationMode.NEGATIVE else 200]
+
+
+@contextmanager
+def health_watched(url: str, limit_seconds: float) -> Iterator[None]:
+    """Ask for /health all the while; each answer must arrive within the limit."""
+    done = threading.Event()
+    times: list[float] = []
+
+    def watch() -> None:
+        with requests.Session() as session:
+            while not done.wait(0.1):
+                start = time.monotonic()
+                assert session.get(f"{url}/health", timeout=600).status_code == 200
+                times.append(time.monotonic() - start)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+    assert times
+    assert max(times) <= limit_seconds
 
 
 def _make_answerable(path: str, body: Any) -> None:

@@ -45,7 +45,8 @@ class PrefixKeeper:
         """Find the prefixes, while the engine computes the prompt."""
         if self._breakpoints:
             self._prefixes = await self._llm.run_tokenizer(
-                lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded)
+                lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded),
+                tenant=None,  # the request has its place in the queue
             )
 
     async def keep(self) -> tuple[int, int]:
