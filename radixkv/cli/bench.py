@@ -179,6 +179,21 @@ def serve(
 
 
 @app.command()
+def fairness(
+    model: Model = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    json_path: JsonPath = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable_plot, help="draw the waiting times into this file")
+    ] = None,
+) -> None:
+    """One greedy tenant beside three modest ones: their waiting times, throughput, what was cached."""
+    from radixkv.bench.fairness import run_fairness
+
+    run_fairness(Console(), model, rounds, json_path, plot)
+
+
+@app.command()
 def http_cost(
     model: Model = None,
     streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,

@@ -9,12 +9,12 @@ not claim afterwards what it did not use::
     counter   A 900   B 700   C 300, idle        C comes:   A 900   B 700   C 700   ->   C or B, then A
 
 So shares that are idle are used by whoever needs them, and two tenants that both always wait are never further apart than by
-the work of two batches, whatever they ask for.
+the work of two batches (and of one step more, see below), whatever they ask for.
 
 A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
 preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
-whose tenant would stay within its part of them is made room for, by preempting groups of the tenant that is most over its
-own part.
+whose tenant would stay within its part of them, and is not ahead of others by more than a step's tokens, comes first and is
+made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`.
 """
 
 from __future__ import annotations

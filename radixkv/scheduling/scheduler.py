@@ -227,19 +227,22 @@ class Scheduler:
         usage = self._usage()
         if len(usage.active) < 2:
             return []
-        num_free_seqs = self._max_num_seqs - usage.num_seqs.total()
-        for tenant in self.shares.in_turn(self.waiting.tenants):
-            group = self.waiting.first(tenant)
-            victims: list[SequenceGroup] = []
-            if self._in_flight_prefixes.should_wait(group, self.running):
-                continue
-            if group in self._deferred and not self._may_fit_now(self._deferred[group]):
-                victims = usage.victims_for_blocks(group)
-            elif group.num_seqs > num_free_seqs:
-                victims = usage.victims_for_seqs(group, group.num_seqs - num_free_seqs)
-            if victims:
-                return victims
-        return []
+        victims: list[SequenceGroup] = []
+        for tenant in self._in_turn(usage):
+            for group in self.waiting.groups(tenant):
+                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, self.running):
+                    break
+                if group in self._deferred and not self._may_fit_now(self._deferred[group]):
+                    return victims or usage.victims_for_blocks(group)
+                missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
+                if missing > 0:
+                    giving_way = usage.victims_for_seqs(group, missing)
+                    if not giving_way:
+                        return victims
+                    usage.remove(giving_way)
+                    victims += giving_way
+                usage.add(group)
+        return victims
 
     def _preempt(self, group: SequenceGroup) -> None:
         # A prompt was charged as a whole when it was admitted.
@@ -314,10 +317,10 @@ class Scheduler:
             max_tokens: of its prompt; None: any number.
             before: as in `_admit_waiting`.
         """
-        tenants = self._tenants_before(before)
-        if not tenants or self._num_admissible_seqs < 1:
+        if self._num_admissible_seqs < 1:
             return None
         usage = self._current_usage()
+        tenants = self._tenants_before(before, usage)
         passed: list[SequenceGroup] = []
         for tenant in tenants:
             did_not_fit: list[SequenceGroup] = []
@@ -345,9 +348,9 @@ class Scheduler:
             passed += did_not_fit[:1]
         return None
 
-    def _tenants_before(self, request: Request | None) -> list[str]:
+    def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
         """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""
-        tenants = self.shares.in_turn(self.waiting.tenants)
+        tenants = self._in_turn(usage)
         if request is None:
             return tenants
         counter = self.shares.counter(request.tenant)
@@ -357,9 +360,16 @@ class Scheduler:
             if (
                 self.waiting.first(tenant).request.priority < request.priority
                 if tenant == request.tenant
-                else self.shares.counter(tenant) < counter
+                else self.shares.counter(tenant) < counter or usage.has_claim(self.waiting.first(tenant))
             )
         ]
+
+    def _in_turn(self, usage: TenantUsage) -> list[str]:
+        """The tenants that wait: first those that have less than their part, then by what they were served."""
+        tenants = self.shares.in_turn(self.waiting.tenants)
+        if len(tenants) > 1:
+            tenants.sort(key=lambda tenant: not usage.has_claim(self.waiting.first(tenant)))
+        return tenants
 
     def _current_usage(self) -> TenantUsage:
         """Kept up while this step admits, like `_decode_growth`."""
@@ -370,7 +380,15 @@ class Scheduler:
     def _usage(self) -> TenantUsage:
         cache = self._cache
         return TenantUsage(
-            self.shares, self.running, self.waiting.tenants, self._max_num_seqs, cache.num_blocks, cache.block_size
+            self.shares,
+            self.running,
+            self.waiting.tenants,
+            self._max_num_seqs,
+            cache.num_blocks,
+            cache.block_size,
+            # What was used last is evicted last.
+            cached_stays=2 * cache.num_available_blocks >= cache.num_blocks,
+            burst=self._max_num_batched_tokens,
         )
 
     def _decode_growth(self) -> DecodeGrowth:

@@ -20,6 +20,8 @@ class TenantUsage:
         max_num_seqs: concurrent sequences of all tenants.
         num_blocks: blocks of all tenants.
         block_size: tokens per block.
+        cached_stays: whether what a preempted group computed is not evicted soon.
+        burst: service by which a tenant's counter may be ahead of others', and it still has a claim to its part.
     """
 
     def __init__(
@@ -30,20 +32,31 @@ class TenantUsage:
         max_num_seqs: int,
         num_blocks: int,
         block_size: int,
+        cached_stays: bool,
+        burst: int,
     ) -> None:
         self._shares = shares
-        self._running = running
+        self._running = dict.fromkeys(running)
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self._min_progress = 1 if cached_stays else block_size
+        self._burst = burst
+        self._floor = min(map(shares.counter, waiting), default=0.0)
         self.num_seqs: Counter[str] = Counter()
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
         self.active = {*self.num_seqs, *waiting}
 
     def add(self, group: SequenceGroup) -> None:
-        """Count a group that runs from now on."""
+        """Count a group that runs from now on; it does not give way to others."""
         self.num_seqs[group.request.tenant] += group.num_seqs
+
+    def remove(self, groups: Collection[SequenceGroup]) -> None:
+        """Count groups of ``running`` no longer."""
+        for group in groups:
+            self.num_seqs[group.request.tenant] -= group.num_seqs
+            del self._running[group]
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run more sequences with it than it ever may."""
@@ -64,9 +77,19 @@ class TenantUsage:
         """
         return self.num_seqs[group.request.tenant] == 0 or self.within_part(group)
 
+    def has_claim(self, group: SequenceGroup) -> bool:
+        """Whether the group comes before all of tenants that have their part already.
+
+        Counters alone would have a tenant that asks twice in a row wait until those that always ask have caught up.
+        """
+        tenant = group.request.tenant
+        ahead = self._shares.counter(tenant) - self._floor
+        allowed = self._burst / self._shares.share(tenant).weight
+        return ahead <= allowed and self.within_part(group) and not self.exceeds_limit(group)
+
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
         """The running groups to preempt so that ``missing`` more sequences can run for ``group``; none if not so many."""
-        if self.exceeds_limit(group) or not self.within_part(group):
+        if not self.has_claim(group):
             return []
         victims = []
         used = Counter(self.num_seqs)
@@ -82,7 +105,7 @@ class TenantUsage:
 
         One at a time: how many of a victim's blocks are its own is seen only when it is gone.
         """
-        if self.exceeds_limit(group) or not self.within_part(group):
+        if not self.has_claim(group):
             return []
         used: Counter[str] = Counter()
         for running in self._running:
@@ -97,18 +120,16 @@ class TenantUsage:
         return list(itertools.islice(over, 1))
 
     def _giving_way(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
-        """Groups that may be preempted for ``group``, first who has most: of tenants that were served no less.
+        """Groups of other tenants that may be preempted for ``group``, first who has most.
 
-        Each has computed nothing yet, or at least a block since it was started: preemption costs no more than half of the
-        steps, even where everything is evicted before the group resumes.
+        Each has computed nothing yet or, where it may be evicted, at least a block since it was started: so preemption costs
+        no more than half of the steps, even where everything is evicted before the group resumes.
         """
-        counter = self._shares.counter(group.request.tenant)
         return [
             victim
             for victim in reversed(self._shares.keep_order(self._running, size))
             if victim.request.tenant != group.request.tenant
-            and self._shares.counter(victim.request.tenant) >= counter
-            and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._block_size
+            and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._min_progress
         ]
 
     def _seqs_part(self, tenant: str) -> int:

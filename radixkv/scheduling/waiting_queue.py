@@ -79,6 +79,10 @@ class WaitingQueue:
         entry: _Entry = self._queues[tenant].peekitem(0)[1]
         return entry.group
 
+    def groups(self, tenant: str) -> Iterator[SequenceGroup]:
+        """The groups of a tenant that waits, in order of its queue."""
+        return (entry.group for entry in self._queues[tenant].values())
+
     def add(self, group: SequenceGroup) -> None:
         """Queue a new or a preempted group."""
         self._queues.setdefault(group.request.tenant, SortedDict())[_key(group)] = _Entry(group)
