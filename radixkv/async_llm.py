@@ -24,11 +24,20 @@ from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, Reque
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
-from radixkv.prompts import Message, Prompt, PromptInput, as_chat_prompts, as_prompts, encode_bad_words
+from radixkv.prompts import (
+    Message,
+    Prompt,
+    PromptInput,
+    as_chat_prompts,
+    as_prompts,
+    encode_bad_words,
+    with_answer_form,
+)
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.tools.definitions import as_tool_options
 
 _T = TypeVar("_T")
 
@@ -144,12 +153,20 @@ class AsyncLLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`."""
+        """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`.
+
+        ``text`` is what the model writes, markers of reasoning and calls included; when an answer has ended, its ``answer``
+        has the whole of it in its parts.
+        """
 
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
@@ -159,9 +176,12 @@ class AsyncLLM:
                 cache,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
+                chat_template_kwargs=chat_template_kwargs,
             )
 
-        return self._stream(make_prompts, sampling_params or SamplingParams(), request_id, priority, tenant)
+        params = sampling_params or SamplingParams()
+        return self._stream(make_prompts, params, request_id, priority, tenant, with_answers=True)
 
     async def beam_search(
         self,
@@ -179,7 +199,9 @@ class AsyncLLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise TypeError(f"params: expected BeamSearchParams, got {type(params).__name__}")
-        stream = await self._submit_one(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant)
+        _, stream = await self._submit_one(
+            lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant
+        )
         try:
             output = await anext(stream)
         finally:
@@ -227,10 +249,13 @@ class AsyncLLM:
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
         self._check_num_seqs(params, tenant)
+        params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
         with self._places_for(len(prompts), tenant):
-            if params.structured_outputs is not None:
-                compile_grammar = partial(self._grammars.compile, params.structured_outputs)
-                await self._run_in(self._grammar_thread, tenant, compile_grammar)
+            # Mostly one for all.
+            for one in {id(each): each for each in params_of_each}.values():
+                if one.structured_outputs is not None:
+                    compile_grammar = partial(self._grammars.compile, one.structured_outputs)
+                    await self._run_in(self._grammar_thread, tenant, compile_grammar)
             bad_words: list[list[int]] = []
             if isinstance(params, SamplingParams) and params.bad_words:
                 encode = partial(encode_bad_words, params.bad_words, self.loaded)
@@ -247,7 +272,7 @@ class AsyncLLM:
                 engine.make_request(
                     name,
                     prompt.token_ids,
-                    params,
+                    each,
                     prompt=prompt.text,
                     namespace=prompt.namespace,
                     read_cache=prompt.read_cache,
@@ -256,7 +281,7 @@ class AsyncLLM:
                     tenant=tenant,
                     bad_words=bad_words,
                 )
-                for name, prompt in zip(names, prompts, strict=True)
+                for name, prompt, each in zip(names, prompts, params_of_each, strict=True)
             ]
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
@@ -399,13 +424,20 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         tenant: str,
+        *,
+        with_answers: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
+        prompt, stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
+        texts: dict[int, list[str]] = {}
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)
+                for part in piece.outputs if with_answers else ():
+                    texts.setdefault(part.index, []).append(part.text)
+                    if part.finish_reason is not None:
+                        part.answer = prompt.parse_answer("".join(texts[part.index]))
                 yield piece
         finally:
             stream.close()
@@ -417,12 +449,12 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         tenant: str,
-    ) -> RequestStream:
+    ) -> tuple[Prompt, RequestStream]:
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
-        return stream
+        return prompts[0], stream
 
     async def _run_in(self, thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
         try:

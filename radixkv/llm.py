@@ -29,7 +29,7 @@ from radixkv.prompts import (
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
-from radixkv.tools.definitions import ParsedAnswer, as_tool_options
+from radixkv.tools.definitions import as_tool_options
 
 
 class LLM:
@@ -91,7 +91,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
+        parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         cache: Mapping[str, bool] | None = None,
@@ -122,9 +122,7 @@ class LLM:
         outputs = self._generate(prompts, sampling_params, use_tqdm, priority)
         for prompt, output in zip(prompts, outputs, strict=True):
             for part in output.outputs:
-                part.answer = (
-                    ParsedAnswer(part.text) if prompt.answer_form is None else prompt.answer_form.parse(part.text)
-                )
+                part.answer = prompt.parse_answer(part.text)
         return outputs
 
     def stream(

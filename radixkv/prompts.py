@@ -26,7 +26,7 @@ from jinja2 import TemplateError
 from radixkv.model.loader import LoadedModel
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import ToolOptions
+from radixkv.tools.definitions import ParsedAnswer, ToolOptions
 
 _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 
@@ -53,6 +53,10 @@ class Prompt:
     read_cache: bool = True
     write_cache: bool = True
     answer_form: AnswerForm | None = None
+
+    def parse_answer(self, text: str) -> ParsedAnswer:
+        """The parts of a whole answer to it."""
+        return ParsedAnswer(text) if self.answer_form is None else self.answer_form.parse(text)
 
 
 def as_prompts(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal
 
 from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
-from radixkv.prompts import Prompt, with_answer_form
+from radixkv.prompts import Prompt
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -94,7 +94,6 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             body.prompt_logprobs,
             service.remaining_tokens([prompt]),
         )
-        params = with_answer_form(params, prompt.answer_form)
         return ChatEvents(await Generation.start(service, [prompt], params, body, request_id), prompt.answer_form)
 
 

@@ -102,6 +102,11 @@ def _as_tool(definition: Any) -> Tool:
     schema = {"type": "object", "properties": {}, **(parameters or {})}
     if schema["type"] != "object":
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be an object, got {schema['type']!r:.80}")
+    for key, kind, what in (("properties", Mapping, "an object"), ("required", list, "a list")):
+        if key in schema and not isinstance(schema[key], kind):
+            raise ValueError(
+                f"tools: expected {key} of the parameters of {name!r:.80} to be {what}, got {schema[key]!r:.80}"
+            )
     return Tool(name, function.get("description"), schema, function.get("strict") is True)
 
 

@@ -41,7 +41,7 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 
 
 def chat(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any:
-    defaults = {"model": MODEL, "temperature": 0, "max_completion_tokens": 60, "tools": [WEATHER, ADD]}
+    defaults = {"model": MODEL, "temperature": 0, "max_completion_tokens": 50, "tools": [WEATHER, ADD]}
     return client.chat.completions.create(**{**defaults, "messages": messages, **options})
 
 

@@ -120,6 +120,10 @@ def test_tools_may_be_described_and_not_called(llm: LLM) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "to be an object",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]},
+            "tools: expected properties of the parameters of 'f' to be an object, got 5",
+        ),
         ({"tools": [ADD], "tool_choice": "always"}, "tool_choice: expected none, auto, required or a function"),
         ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
         (

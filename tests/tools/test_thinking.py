@@ -129,6 +129,24 @@ def test_thoughts_are_streamed_apart(thinker: LLM) -> None:
     assert not any(delta.get("content") and delta.get("reasoning_content") for delta in deltas)
 
 
+def test_an_async_chat_ends_with_its_answer(thinker: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    params = SamplingParams(n=2, seed=1, max_tokens=200, logit_bias=towards_the_end_of_thinking(thinker))
+    options: Any = {"tools": [tool], "tool_choice": "required"}
+    (expected,) = thinker.chat(QUESTION, params, False, parallel_tool_calls=False, **options)
+
+    async def main() -> dict[int, ParsedAnswer]:
+        async with AsyncLLM(thinker) as engine:
+            pieces = [piece async for piece in engine.chat(QUESTION, params, parallel_tool_calls=False, **options)]
+            return {part.index: part.answer for piece in pieces for part in piece.outputs if part.answer is not None}
+
+    answers = asyncio.run(main())
+    for part in expected.outputs:
+        assert part.answer is not None
+        assert answers[part.index].reasoning == part.answer.reasoning
+        assert [call.arguments for call in answers[part.index].tool_calls] == [part.answer.tool_calls[0].arguments]
+
+
 def deltas_of(response: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
