@@ -9,11 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from radixkv.bench.serve import Arrivals, collect, request_progress
 from radixkv.bench.serve_client import Answer, Client, HttpClient, Messages
 from radixkv.bench.serve_report import Report, make_report
 from radixkv.bench.serve_workload import LoadShape
+from radixkv.bench.server_process import server_process
 from radixkv.sampling_params import SamplingParams
 
 
@@ -98,7 +96,8 @@ def run_http_cost(
         ValueError: the server did not start.
     """
     shape = LoadShape(conversations=streams, prefix_tokens=200, prompt_tokens=20, answer_tokens=answer_tokens)
-    with console.status("loading the model twice"), _server(model, streams) as url:
+    arguments = ["--max-num-seqs", str(streams), *([] if model is None else [model])]
+    with console.status("loading the model twice"), server_process(*arguments) as (url, _):
         llm = AsyncLLM(model, max_num_seqs=streams)
         cost = asyncio.run(_measure(console, llm, url, shape, rounds))
     console.print(_table(cost, streams, rounds))
@@ -135,22 +134,6 @@ async def _measure(console: Console, llm: AsyncLLM, url: str, shape: LoadShape, 
                     if number:
                         client_reports.append(make_report(answers))
     return HttpCost(*reports)
-
-
-@contextmanager
-def _server(model: str | None, max_num_seqs: int) -> Iterator[str]:
-    """Start a server process; yields its address."""
-    command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
-    command += [] if model is None else [model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("Serving "):
-                raise ValueError(f"`{' '.join(command)}` did not start; run it to see why")
-            yield line.split()[-1]
-        finally:
-            process.terminate()
 
 
 def _table(cost: HttpCost, streams: int, rounds: int) -> Table:

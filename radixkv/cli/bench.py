@@ -148,6 +148,21 @@ def soak(
 
 
 @app.command()
+def soak_server(
+    minutes: Annotated[float, typer.Option(min=0.05, help="how long")] = 10,
+    seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
+    max_wait: Annotated[float, typer.Option(help="seconds to the first token of a normal answer, at most")] = 10.0,
+    max_stall: Annotated[float, typer.Option(help="seconds of a health check, at most")] = 1.0,
+    json_path: JsonPath = None,
+) -> None:
+    """Hostile clients beside normal ones on a real server."""
+    from radixkv.bench.soak_server import run_soak_server
+
+    if not run_soak_server(Console(), minutes, seed, max_wait, max_stall, json_path):
+        raise typer.Exit(1)
+
+
+@app.command()
 def serve(
     url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
     json_path: JsonPath = None,
