@@ -132,8 +132,11 @@ def apply_grammar_bitmask(logits: torch.Tensor, states: Mapping[int, GrammarStat
     bitmask = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
     _fill_bitmask(bitmask, list(states.values()))
     disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
-    rows = list(states)
-    logits[rows] = logits[rows].masked_fill(torch.from_numpy(disallowed).to(logits.device), float("-inf"))
+    mask, rows = torch.from_numpy(disallowed).to(logits.device), list(states)
+    if rows == list(range(len(logits))):  # no copies of all rows
+        logits.masked_fill_(mask, float("-inf"))
+    else:
+        logits[rows] = logits[rows].masked_fill(mask, float("-inf"))
 
 
 def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState]) -> None:

@@ -30,7 +30,7 @@ def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
     params = SamplingParams(temperature=1.5, max_tokens=20, n=2, allowed_token_ids=allowed, ignore_eos=True)
     (output,) = llm.generate("My favourite colour is", params, use_tqdm=False)
     for sample in output.outputs:
-        assert set(sample.token_ids) == set(allowed)
+        assert set(sample.token_ids) <= set(allowed)
 
 
 def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
