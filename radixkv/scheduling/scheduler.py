@@ -224,9 +224,11 @@ class Scheduler:
         """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
         if not self.waiting or not self.running:
             return []
-        usage = self._usage()
-        if len(usage.active) < 2:
+        # The usual case, in every step.
+        tenants = self.waiting.tenants
+        if len(tenants) == 1 and all(group.request.tenant in tenants for group in self.running):
             return []
+        usage = self._usage()
         victims: list[SequenceGroup] = []
         for tenant in self._in_turn(usage):
             for group in self.waiting.groups(tenant):
