@@ -126,8 +126,11 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        for group in self._groups_to_make_room():
-            self._preempt(group)
+        giving_way = self._groups_to_make_room()
+        # Where blocks became fewer since `reserve_decoding`, their tokens may be in flight: then they give way a step later.
+        if not any(sequence.num_placeholders for group in giving_way for sequence in group.sequences):
+            for group in giving_way:
+                self._preempt(group)
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
@@ -224,9 +227,11 @@ class Scheduler:
         """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
         if not self.waiting or not self.running:
             return []
-        usage = self._usage()
-        if len(usage.active) < 2:
+        # The usual case, in every step.
+        tenants = self.waiting.tenants
+        if len(tenants) == 1 and all(group.request.tenant in tenants for group in self.running):
             return []
+        usage = self._usage()
         victims: list[SequenceGroup] = []
         for tenant in self._in_turn(usage):
             for group in self.waiting.groups(tenant):
