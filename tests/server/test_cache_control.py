@@ -11,6 +11,7 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
+from radixkv.server.messages.keeper import PrefixKeeper
 from radixkv.server.messages.pins import MAX_PINS, TenantPins
 
 BLOCK = 4
@@ -157,6 +158,28 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
             assert again["cache_creation_input_tokens"] == 0
             unmarked = await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
             assert unmarked["cache_read_input_tokens"] < 32
+
+    asyncio.run(main())
+
+
+def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = PrefixKeeper.prepare
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+
+            async def drain_first(keeper: PrefixKeeper) -> None:
+                engine.start_draining()
+                await prepare(keeper)
+
+            monkeypatch.setattr(PrefixKeeper, "prepare", drain_first)
+            block = {"type": "text", "text": "Hello. " * 30, "cache_control": {"type": "ephemeral"}}
+            messages = [{"role": "user", "content": [block]}]
+            response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["cache_creation_input_tokens"] > 0
 
     asyncio.run(main())
 
