@@ -268,3 +268,34 @@ def test_the_order_in_which_groups_give_way() -> None:
 def test_an_impossible_weight_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="weight: expected a number above 0"):
         TenantShare(weight)
+
+
+def test_who_gives_way_has_no_token_in_flight() -> None:
+    """Blocks that a step reserved left another tenant's request without, and room was made for it in that same step."""
+    shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=6)}
+    driver = SchedulerDriver(
+        num_blocks=47, max_num_seqs=6, window=3, budget=18, max_overtaken=3, ahead=True, shares=shares
+    )
+    # Found by the state machine: what is added, how often, and how many steps follow.
+    for copies, stem, shared, own, max_new, priority, tenant, steps in (
+        (2, 1, 32, 10, 10, 0, "", 12),
+        (1, 0, 11, 1, 3, 0, "", 11),
+        (3, 2, 14, 13, 28, 1, "", 0),
+        (3, 2, 40, 8, 5, 0, "", 8),
+        (1, 0, 0, 7, 4, 0, "b", 2),
+        (4, 0, 16, 15, 13, 0, "b", 0),
+        (4, 2, 32, 6, 19, 0, "b", 8),
+        (2, 0, 32, 2, 27, 0, "c", 0),
+        (4, 2, 32, 6, 19, 0, "c", 5),
+        (1, 2, 1, 1, 29, 0, "", 1),
+    ):
+        for _ in range(copies):
+            number = len(driver.requests)
+            tokens = [100 * stem + token for token in range(shared)] + [10_000 + 50 * number + t for t in range(own)]
+            ends_after = 9 if max_new == 29 else None
+            driver.add(tokens, max_new=max_new, priority=priority, tenant=tenant, ends_after=ends_after)
+        for _ in range(steps):
+            if driver.has_work:
+                driver.step()
+    driver.run()
+    driver.cache.check()
