@@ -180,6 +180,8 @@ def render_chat(
         raise ValueError(
             f"continue_final_message: expected the last message to be the assistant's, got role {messages[-1]['role']!r:.80}"
         )
+    if continue_final_message and not (messages[-1]["content"] or "").strip():
+        raise ValueError("continue_final_message: the last message has no text")
     tokenizer = loaded.require_tokenizer()
     if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
@@ -199,7 +201,7 @@ def render_chat(
         if not continue_final_message:
             raise
         raise ValueError(
-            "continue_final_message: the last message has no text, or the chat template does not write it as it is"
+            "continue_final_message: the chat template does not write the last message's text as it is"
         ) from error
     return text
 

@@ -196,6 +196,7 @@ def test_the_last_message_may_be_continued(llm: LLM) -> None:
     [
         ("The", {}, ValueError, "continue_final_message: only for add_generation_prompt=False"),
         (None, {"add_generation_prompt": False}, ValueError, "continue_final_message: the last message has no text"),
+        (" ", {"add_generation_prompt": False}, ValueError, "continue_final_message: the last message has no text"),
         ("The", {"add_generation_prompt": 0}, TypeError, "add_generation_prompt: expected True or False, got 0"),
     ],
 )
