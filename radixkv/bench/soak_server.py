@@ -14,7 +14,7 @@ import secrets
 import statistics
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -30,7 +30,19 @@ _NUM_HOSTILE = 6
 _MAX_TOKENS = 24
 # Of the median of the last quarter to that of the second: the first one fills the cache.
 _MAX_GROWTH = 1.1
-_SERVER_OPTIONS = ("--dtype", "float32", "--receive-timeout", "10", "--send-timeout", "10", "--access-log", "/dev/null")
+# Few blocks: they are soon written once, and then all their memory is there.
+_SERVER_OPTIONS = (
+    "--num-blocks",
+    "600",
+    "--dtype",
+    "float32",
+    "--receive-timeout",
+    "10",
+    "--send-timeout",
+    "10",
+    "--access-log",
+    "/dev/null",
+)
 
 
 @dataclass
@@ -122,7 +134,8 @@ def run_soak_server(
     for failure in result.failures:
         console.print(f"[red]{failure}")
     if json_path is not None:
-        document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **asdict(result)}
+        figures = {**vars(result), "attacks": dict(result.attacks)}
+        document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     return not result.failures
 
