@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,6 +17,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks" / "index.md"
 CPU = ROOT / "docs" / "benchmarks" / "cpu.md"
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
+OPERATE = ROOT / "docs" / "operate.md"
 GPU = ROOT / "docs" / "gpu.md"
 
 
@@ -67,6 +69,39 @@ def bfloat16_against_vllm() -> str:
 
 def float32_against_vllm() -> str:
     return against_vllm("f32")
+
+
+def against_llama_cpp() -> str:
+    rows = [
+        (
+            row["name"],
+            dtype,
+            f"{statistics.median(row['ours']):.2f}",
+            f"{statistics.median(row['theirs']):.2f}",
+            f"{row['ratio']:.2f}",
+        )
+        for dtype in ("bfloat16", "float32")
+        for row in results(f"against-llama-cpp-{dtype}-int4")["rows"]
+    ]
+    return table(("workload", "our activations", "RadixKV, int4", "llama.cpp, Q4_1", "ratio"), rows)
+
+
+def fairness() -> str:
+    def p99(run: Any) -> float:
+        return float(np.percentile(run["seconds_to_first_token"], 99))
+
+    rows = [
+        (
+            name,
+            f"{statistics.median(p99(run) for run in runs):.2f}",
+            f"{statistics.median(run['num_tokens'] / run['seconds'] for run in runs):,.0f}",
+            f"{statistics.median(run['hit_rate'] for run in runs):.1%}",
+        )
+        for name, runs in results("fairness-cpu")["runs"].items()
+    ]
+    return table(
+        ("", "p99 of modest tenants' first token, s", "tokens per second in all", "prompt tokens reused"), rows
+    )
 
 
 def microseconds(value: float) -> str:
@@ -142,6 +177,8 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
+        (CPU, against_llama_cpp),
+        (OPERATE, fairness),
         (BENCHMARKS, end_to_end),
         (BENCHMARKS, bookkeeping),
         (BENCHMARKS, eviction),
