@@ -508,8 +508,7 @@ class AsyncLLM:
         try:
             yield
         finally:
-            for _ in range(count):
-                self._places.give_back(tenant)
+            self._places.give_back(tenant, count)
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""

@@ -57,8 +57,8 @@ class QueuePlaces:
         """Take places."""
         self._taken[tenant] += count
 
-    def give_back(self, tenant: str) -> None:
-        """Give back one place."""
-        self._taken[tenant] -= 1
+    def give_back(self, tenant: str, count: int = 1) -> None:
+        """Give back places."""
+        self._taken[tenant] -= count
         if not self._taken[tenant]:
             del self._taken[tenant]

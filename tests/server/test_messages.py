@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -13,7 +12,7 @@ import httpx2
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter, ValidationError
-from support.in_process_server import make_client, make_service
+from support.in_process_server import make_service, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
@@ -26,16 +25,6 @@ from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, T
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 QUESTION = {"role": "user", "content": "Name three colours."}
 BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
-
-
-def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
-    """Run a scenario against a server over this engine."""
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, **changes) as client:
-            await scenario(client)
-
-    asyncio.run(main())
 
 
 async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import httpx
@@ -13,7 +12,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
-from support.in_process_server import make_client, make_service
+from support.in_process_server import make_service, serve
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
@@ -27,16 +26,6 @@ from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, T
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 BODY: dict[str, Any] = {"input": "Name three colours.", "max_output_tokens": 12, "temperature": 0}
-
-
-def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
-    """Run a scenario against a server over this engine."""
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, **changes) as client:
-            await scenario(client)
-
-    asyncio.run(main())
 
 
 async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

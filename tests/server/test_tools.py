@@ -9,33 +9,8 @@ import httpx
 import openai
 import pytest
 from support.server_process import MODEL
+from support.tools import ADD, WEATHER
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 20},
-                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-            },
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
-NUMBER = {"type": "integer", "minimum": 0, "maximum": 999}
-ADD: Any = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers",
-        "parameters": {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]},
-    },
-}
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
 NAMED = {"type": "function", "function": {"name": "add"}}
 

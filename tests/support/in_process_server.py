@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 
-from radixkv import AsyncLLM
+from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.service import Service, max_characters
@@ -35,3 +37,13 @@ def make_client(llm: AsyncLLM, *, app_options: dict[str, Any] | None = None, **c
     app = create_app(make_service(llm, **changes), **{"max_body_bytes": 1 << 20, **(app_options or {})})
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://server")
+
+
+def serve(llm: LLM, scenario: Callable[[httpx.AsyncClient], Awaitable[None]], **changes: Any) -> None:
+    """Run a scenario against a server over this engine."""
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine, make_client(engine, **changes) as client:
+            await scenario(client)
+
+    asyncio.run(main())

@@ -8,38 +8,10 @@ import re
 from typing import Any
 
 import pytest
+from support.tools import ADD, WEATHER
 
 from radixkv import LLM, SamplingParams
 
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather in a city",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 20},
-                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-            },
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
-ADD: Any = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 999} for name in "ab"},
-            "required": ["a", "b"],
-        },
-    },
-}
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
 QUESTIONS += [f"What is {a} plus {b}?" for a, b in ((3, 4), (10, 5), (7, 70))]
 
