@@ -36,7 +36,7 @@ from radixkv.prompts import (
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.tenant_share import TenantShare, share_of
 from radixkv.tools.definitions import as_tool_options
 
 _T = TypeVar("_T")
@@ -89,9 +89,8 @@ class AsyncLLM:
         self.on_step: Callable[[EngineStats], None] | None = None
         self._max_num_seqs = engine.max_num_seqs
         self._max_seqs_per_request = engine.max_num_seqs if max_seqs_per_request is None else max_seqs_per_request
-        self._tenants: Mapping[str, TenantShare] = tenants or {}
-        engine.scheduler.shares.shares = self._tenants
-        self._places = QueuePlaces(self.max_unfinished, self._tenants)
+        self._places = QueuePlaces(self.max_unfinished, tenants or {})
+        engine.scheduler.shares.tenants = self._places.tenants
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._grammars = engine.grammars
@@ -343,10 +342,10 @@ class AsyncLLM:
         """
 
         def set_shares(engine: Engine) -> None:
-            engine.scheduler.shares.shares = tenants
+            engine.scheduler.shares.tenants = tenants
 
         await self.call(set_shares)
-        self._tenants = self._places.shares = tenants
+        self._places.tenants = tenants
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -480,7 +479,7 @@ class AsyncLLM:
                 f"{name}: expected at most {self._max_seqs_per_request} sequences in one request "
                 f"(max_seqs_per_request), got {count}"
             )
-        limit = self._tenants.get(tenant, TenantShare()).max_num_seqs
+        limit = share_of(tenant, self._places.tenants).max_num_seqs
         if limit is not None and count > limit:
             raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
 

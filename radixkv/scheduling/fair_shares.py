@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from radixkv.scheduling.request import SequenceGroup
-from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.tenant_share import TenantShare, share_of
 
 # What a token costs, by what is done for it. A generated one takes a step's latency and a slot (the weights of the paper).
 COMPUTED_TOKEN_COST = 1.0
@@ -31,25 +31,22 @@ GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
 
 
-_EQUAL_SHARE = TenantShare()
-
-
 class FairShares:
     """The tenants' counters of one busy period.
 
     Args:
-        shares: by tenant; a tenant that is not named has a weight of 1 and no limit.
+        tenants: what each may have, see `share_of`.
     """
 
-    def __init__(self, shares: Mapping[str, TenantShare] | None = None) -> None:
-        self.shares: Mapping[str, TenantShare] = shares or {}
+    def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
+        self.tenants: Mapping[str, TenantShare] = tenants or {}
         self._counters: dict[str, float] = {}
         # Of equal counters, the tenant goes first that was charged longest ago.
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
 
     def share(self, tenant: str) -> TenantShare:
-        return self.shares.get(tenant, _EQUAL_SHARE)
+        return share_of(tenant, self.tenants)
 
     def counter(self, tenant: str) -> float:
         """The service that the tenant got, in costs of a computed token, divided by its weight."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.tenant_share import TenantShare, share_of
 
 # A tenant of mean weight may have so many times what is free.
 _PLACES_PER_FREE_PLACE = 3
@@ -26,12 +26,13 @@ class QueuePlaces:
 
     Args:
         num_places: for all tenants; None: any number.
-        shares: the tenants by name. The only tenant may have all places: one that is named alone here, or the nameless one.
+        tenants: what each may have, see `share_of`. The only tenant may have all places: one that is named alone here, or the
+            nameless one.
     """
 
-    def __init__(self, num_places: int | None, shares: Mapping[str, TenantShare]) -> None:
+    def __init__(self, num_places: int | None, tenants: Mapping[str, TenantShare]) -> None:
         self._num_places = num_places
-        self.shares = shares
+        self.tenants = tenants
         self._taken: Counter[str] = Counter()
 
     def refusal(self, tenant: str, count: int) -> str | None:
@@ -41,9 +42,9 @@ class QueuePlaces:
         num_taken = self._taken.total()
         if num_taken + count > self._num_places:
             return f"{num_taken} requests are unfinished, and at most {self._num_places} may be"
-        if {tenant, *self.shares, *self._taken} == {tenant} and (not tenant or tenant in self.shares):
+        if {tenant, *self.tenants, *self._taken} == {tenant} and (not tenant or tenant in self.tenants):
             return None
-        weights = {other: self.shares.get(other, TenantShare()).weight for other in {tenant, *self._taken}}
+        weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
         of_mean = weights[tenant] * len(weights) / sum(weights.values())
         allowed = _PLACES_PER_FREE_PLACE * of_mean * (self._num_places - num_taken)
         if self._taken[tenant] + count > allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -25,3 +26,11 @@ class TenantShare:
             raise ValueError(f"weight: expected a number above 0, got {self.weight!r}")
         if self.max_num_seqs is not None and self.max_num_seqs < 1:
             raise ValueError(f"max_num_seqs: expected at least 1, got {self.max_num_seqs!r}")
+
+
+_EQUAL_SHARE = TenantShare()
+
+
+def share_of(tenant: str, tenants: Mapping[str, TenantShare]) -> TenantShare:
+    """What a tenant may have: one that is not named has a weight of 1 and no limit."""
+    return tenants.get(tenant, _EQUAL_SHARE)
