@@ -13,9 +13,9 @@ from support.scheduler_driver import SchedulerDriver
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
-from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 
 _STEMS = [[100 * stem + token for token in range(40)] for stem in range(3)]
@@ -387,21 +387,21 @@ def test_no_request_starves_under_random_overload(ahead: bool) -> None:
 def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept up while a step admits, it is what counting all running groups anew says."""
     checks = 0
-    check = Scheduler._check_decode_growth
+    check = Admission._check_decode_growth
 
-    def check_anew(scheduler: Scheduler, group: SequenceGroup) -> None:
+    def check_anew(admission: Admission, group: SequenceGroup) -> None:
         nonlocal checks
         checks += 1
-        running = DecodeGrowth(scheduler.running, 4, 32)
-        assert scheduler._num_admissible_seqs == scheduler.num_free_seqs == scheduler._max_num_seqs - running.num_seqs
+        running = DecodeGrowth(admission._running, 4, 32)
+        assert admission._num_admissible_seqs == admission._max_num_seqs - running.num_seqs
         try:
-            check(scheduler, group)
+            check(admission, group)
         finally:
-            assert scheduler._growth is not None
-            anew = DecodeGrowth([*scheduler.running, group], 4, 32)
-            assert (scheduler._growth.num_blocks, scheduler._growth.num_seqs) == (anew.num_blocks, anew.num_seqs)
+            assert admission._growth is not None
+            anew = DecodeGrowth([*admission._running, group], 4, 32)
+            assert (admission._growth.num_blocks, admission._growth.num_seqs) == (anew.num_blocks, anew.num_seqs)
 
-    monkeypatch.setattr(Scheduler, "_check_decode_growth", check_anew)
+    monkeypatch.setattr(Admission, "_check_decode_growth", check_anew)
     driver = SchedulerDriver(num_blocks=24, block_size=4, budget=32, max_num_seqs=8)
     for number in range(40):
         driver.add([number, *range(number % 9)], max_new=3 + number % 11, n=1 + number % 3)

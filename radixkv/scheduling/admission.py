@@ -1,0 +1,268 @@
+"""Which waiting groups start in a step, and which running ones of other tenants are preempted for them.
+
+A group is admitted if its sequences, the blocks of its prompt, and what the running groups will still need
+(`admission_control`) fit together. What did not fit is tried again only when something has changed that could let it fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixkv.cache import OutOfBlocks, PrefixCache
+from radixkv.scheduling.admission_control import DecodeGrowth
+from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.request import Request, SequenceGroup
+from radixkv.scheduling.sequence_blocks import SequenceBlocks
+from radixkv.scheduling.tenant_usage import TenantUsage
+from radixkv.scheduling.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class _DeferredAdmission:
+    """A group did not fit.
+
+    Trying again is useless before ``num_blocks`` are available or the ``occupancy`` has changed.
+    """
+
+    num_blocks: int
+    occupancy: tuple[int, int]
+
+
+class Admission:
+    """Takes groups out of the waiting queue and opens their block tables; `Scheduler` starts them.
+
+    Args:
+        cache: whose blocks the sequences use.
+        max_num_batched_tokens: tokens per step at most.
+        max_num_seqs: concurrent sequences at most.
+        running: the scheduler's running groups, in order of rank; only read here.
+        waiting: the queue.
+        shares: of the tenants.
+        blocks: of all sequences.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        running: dict[SequenceGroup, None],
+        waiting: WaitingQueue,
+        shares: FairShares,
+        blocks: SequenceBlocks,
+    ) -> None:
+        self._cache = cache
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
+        self._running = running
+        self._waiting = waiting
+        self._shares = shares
+        self._blocks = blocks
+        self._in_flight_prefixes = InFlightPrefixes(cache)
+        self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
+        self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
+        self._growth: DecodeGrowth | None = None  # of the running groups, while this step admits
+        self._admitting: TenantUsage | None = None  # likewise
+
+    @property
+    def deferred(self) -> SequenceGroup | None:
+        """A waiting group that did not fit when last tried, of several the one that was tried first."""
+        return next(iter(self._deferred), None)
+
+    def begin_step(self) -> None:
+        """Forget what held for the step before."""
+        self._looked_up.clear()
+        self._growth = self._admitting = None
+
+    def forget(self, group: SequenceGroup) -> None:
+        """The group was started, or it is gone."""
+        self._in_flight_prefixes.forget(group)
+        self._deferred.pop(group, None)
+
+    def groups_to_make_room(self) -> list[SequenceGroup]:
+        """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
+        if not self._waiting or not self._running:
+            return []
+        # The usual case, in every step.
+        tenants = self._waiting.tenants
+        if len(tenants) == 1 and all(group.request.tenant in tenants for group in self._running):
+            return []
+        usage = self._usage()
+        victims: list[SequenceGroup] = []
+        for tenant in self._in_turn(usage):
+            for group in self._waiting.groups(tenant):
+                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, self._running):
+                    break
+                if group in self._deferred and not self._may_fit_now(self._deferred[group]):
+                    return victims or usage.victims_for_blocks(group)
+                missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
+                if missing > 0:
+                    giving_way = usage.victims_for_seqs(group, missing)
+                    if not giving_way:
+                        return victims
+                    usage.remove(giving_way)
+                    victims += giving_way
+                usage.add(group)
+        return victims
+
+    def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
+        """Take the next group that fits out of the queue, in turn of the tenants, with its tables open; None: there is none.
+
+        The caller starts it before it asks again.
+
+        Args:
+            max_tokens: of its prompt; None: any number.
+            before: only what comes before this request: its tenant's more urgent ones, and tenants that were served less.
+        """
+        if self._num_admissible_seqs < 1:
+            return None
+        usage = self._current_usage()
+        tenants = self._tenants_before(before, usage)
+        passed: list[SequenceGroup] = []
+        for tenant in tenants:
+            did_not_fit: list[SequenceGroup] = []
+            candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
+            self._looked_up.add(tenant)
+            for group in candidates:
+                if before is not None and tenant == before.tenant and group.request.priority >= before.priority:
+                    break
+                if usage.exceeds_limit(group):
+                    break
+                if self._in_flight_prefixes.should_wait(group, self._running):
+                    continue
+                if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
+                    break
+                if self._admit(group):
+                    usage.add(group)
+                    for other in passed:
+                        self._waiting.pass_over(other)
+                    return group
+                did_not_fit.append(group)
+                if group.started:
+                    break  # it has begun its answer, which should not stall for a new one's
+            if any(usage.may_hold_up_others(group) for group in did_not_fit if not self._waiting.may_be_passed(group)):
+                return None
+            passed += did_not_fit[:1]
+        return None
+
+    def _tenants_before(self, request: Request | None, usage: TenantUsage) -> list[str]:
+        """The tenants, in turn, whose waiting groups may come before a request whose prompt is in progress."""
+        tenants = self._in_turn(usage)
+        if request is None:
+            return tenants
+        counter = self._shares.counter(request.tenant)
+        return [
+            tenant
+            for tenant in tenants
+            if (
+                self._waiting.first(tenant).request.priority < request.priority
+                if tenant == request.tenant
+                else self._shares.counter(tenant) < counter or usage.has_claim(self._waiting.first(tenant))
+            )
+        ]
+
+    def _in_turn(self, usage: TenantUsage) -> list[str]:
+        """The tenants that wait: first those that have less than their part, then by what they were served."""
+        tenants = self._shares.in_turn(self._waiting.tenants)
+        if len(tenants) > 1:
+            tenants.sort(key=lambda tenant: not usage.has_claim(self._waiting.first(tenant)))
+        return tenants
+
+    def _current_usage(self) -> TenantUsage:
+        """Kept up while this step admits, like `_decode_growth`."""
+        if self._admitting is None:
+            self._admitting = self._usage()
+        return self._admitting
+
+    def _usage(self) -> TenantUsage:
+        cache = self._cache
+        return TenantUsage(
+            self._shares,
+            self._running,
+            self._waiting.tenants,
+            self._max_num_seqs,
+            cache.num_blocks,
+            cache.block_size,
+            # What was used last is evicted last.
+            cached_stays=2 * cache.num_available_blocks >= cache.num_blocks,
+            burst=self._max_num_batched_tokens,
+        )
+
+    def _decode_growth(self) -> DecodeGrowth:
+        """That of the running groups: gone through once per step that admits, not once per group that it admits."""
+        if self._growth is None:
+            self._growth = DecodeGrowth(self._running, self._cache.block_size, self._max_num_batched_tokens)
+        return self._growth
+
+    @property
+    def _num_admissible_seqs(self) -> int:
+        """`num_free_seqs`, while this step admits."""
+        return self._max_num_seqs - self._decode_growth().num_seqs
+
+    @property
+    def _occupancy(self) -> tuple[int, int]:
+        """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on."""
+        return len(self._running), sum(group.num_pending > 1 for group in self._running)
+
+    def _may_fit_now(self, deferred: _DeferredAdmission) -> bool:
+        return self._cache.num_available_blocks >= deferred.num_blocks or self._occupancy != deferred.occupancy
+
+    def _admit(self, group: SequenceGroup) -> bool:
+        """Open the group's tables; False: it does not fit beside the running groups."""
+        deferred = self._deferred.get(group)
+        if group.num_seqs > self._num_admissible_seqs or (deferred is not None and not self._may_fit_now(deferred)):
+            return False
+        available = self._cache.num_available_blocks
+        try:
+            self._open_tables(group)
+            self._check_decode_growth(group)
+        except OutOfBlocks as error:
+            self._growth = None
+            for sequence in group.sequences:
+                self._blocks.drop(sequence)
+                sequence.num_computed = 0
+            group.num_shared_prefill_tokens = 0
+            missing = error.needed - error.free - error.evictable
+            self._deferred[group] = _DeferredAdmission(available + missing, self._occupancy)
+            return False
+        self.forget(group)
+        self._waiting.admit(group)
+        return True
+
+    def _open_tables(self, group: SequenceGroup) -> None:
+        """Open a table for each sequence and reserve its slots, or only the first's if the group has to prefill it.
+
+        Raises:
+            OutOfBlocks: some tables may be open then.
+        """
+        cache, request = self._cache, group.request
+        # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
+        read = request.read_cache and not (request.wants_prompt_logprobs and request.metrics.first_token_time is None)
+        num_common = group.num_common_tokens
+        for index, sequence in enumerate(group.sequences):
+            tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
+            # A request's lower priority is more urgent; the cache keeps a higher priority longer.
+            sequence.table = cache.open(
+                tokens, request.namespace, read=read, write=request.write_cache, priority=-request.priority
+            )
+            sequence.num_computed = sequence.table.num_tokens
+            if sequence.num_computed < num_common:
+                # Evicted meanwhile. If each sequence computed it again, blocks might not suffice.
+                group.num_shared_prefill_tokens = num_common
+                cache.reserve(sequence.table, num_common)
+                return
+            cache.reserve(sequence.table, len(sequence.token_ids))
+
+    def _check_decode_growth(self, group: SequenceGroup) -> None:
+        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `admission_control`."""
+        growth = self._decode_growth()
+        growth.add(group)
+        if not self._running:
+            return
+        cache = self._cache
+        needed = growth.num_blocks
+        if cache.num_available_blocks < needed:
+            raise OutOfBlocks(needed, cache.num_free_blocks, cache.num_evictable_blocks)

@@ -1,0 +1,60 @@
+"""Names of blocks that outlive the process: digests that cover everything that a block's bytes depend on.
+
+::
+
+    fingerprint of the model ─┐
+    secret ── namespace ──────┴─> digest ── tokens of block 0 ──> d0 ── tokens of block 1 ──> d1 ...
+
+The tree's 64-bit hashes (`radixkv.cache.block_hash`) only find candidates, and the tree compares the tokens. A tier cannot
+walk up a tree to compare what came before, so its digests are wide enough that none can be made to collide; a block's own
+tokens are compared besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+
+DIGEST_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """One whole block of one prefix.
+
+    Attributes:
+        namespace: digest of the namespace and the model's fingerprint, by which a tier clears.
+        digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
+        tokens: the block's own tokens, int32 little-endian.
+    """
+
+    namespace: bytes
+    digest: bytes
+    tokens: bytes
+
+
+def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") -> bytes:
+    """Names a namespace in a tier; with a secret, nobody else can tell which tenant that is.
+
+    Args:
+        fingerprint: of everything that the bytes of blocks depend on besides tokens.
+        namespace: as in `PrefixCache.open`.
+        secret: at most 64 bytes.
+    """
+    return blake2b(fingerprint + namespace.encode(), digest_size=DIGEST_BYTES, key=secret).digest()
+
+
+def block_keys(namespace: bytes, tokens: bytes, block_bytes: int) -> Iterator[BlockKey]:
+    """The keys of a prefix's whole blocks, first to last.
+
+    Args:
+        namespace: from `namespace_digest`.
+        tokens: of the prefix, int32 little-endian.
+        block_bytes: of one block's encoded tokens.
+    """
+    digest = namespace
+    for end in range(block_bytes, len(tokens) + 1, block_bytes):
+        block = tokens[end - block_bytes : end]
+        digest = blake2b(digest + block, digest_size=DIGEST_BYTES).digest()
+        yield BlockKey(namespace, digest, block)
