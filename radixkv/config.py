@@ -14,6 +14,7 @@ torch: `radixkv --help` is made of these fields.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
@@ -21,7 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 
@@ -38,6 +47,7 @@ EvictionPolicyName = Literal["lru", "lfu", "segmented-lru", "priority", "cost-aw
 AttentionBackendName = Literal["auto", "native", "torch", "triton"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["int8", "int4"]
+CacheWritePolicy = Literal["write-through-selective", "write-through", "write-back"]
 
 
 class Config(BaseModel):
@@ -111,12 +121,29 @@ class EngineConfig(Config):
     """Seed of the random numbers of requests without a seed of their own."""
     eviction_policy: EvictionPolicyName = "lru"
     """What is evicted first when blocks run out."""
+    host_cache_size: str | int | None = None
+    """Bytes of host memory, such as 8GiB, for blocks that the pool has no room for. By default none."""
+    cache_write_policy: CacheWritePolicy = "write-through-selective"
+    """When blocks are written into tiers below the pool. write-through-selective: when they are used for the second time or
+    evicted; write-through: when they are computed; write-back: when they are evicted."""
+    tiers: Any = Field(default=(), repr=False)
+    """Only in Python: further tiers (`radixkv.tiers.tier.Tier`), asked after the others, in this order."""
     kv_events_endpoint: str | None = None
     """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
     kv_events_replay_endpoint: str | None = None
     """Where subscribers ask for KV events that they missed."""
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
+
+    @field_validator("host_cache_size")
+    @classmethod
+    def _bytes(cls, size: str | int | None, info: ValidationInfo) -> int | None:
+        return None if size is None else parse_size(str(info.field_name), size)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether blocks are kept anywhere but in the pool."""
+        return self.host_cache_size is not None or bool(self.tiers)
 
     @model_validator(mode="after")
     def _one_size(self) -> EngineConfig:
@@ -176,6 +203,9 @@ class EngineOptions(TypedDict, total=False):
     async_scheduling: bool | None
     seed: int
     eviction_policy: EvictionPolicyName
+    host_cache_size: str | int | None
+    cache_write_policy: CacheWritePolicy
+    tiers: Any
     kv_events_endpoint: str | None
     kv_events_replay_endpoint: str | None
     record_trace: str | Path | None
@@ -195,6 +225,35 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         ValueError: a value is impossible.
     """
     return ModelConfig(**_fields_of(ModelConfig, options)), EngineConfig(**_fields_of(EngineConfig, options))
+
+
+_UNITS: Mapping[str, int] = types.MappingProxyType(
+    {
+        **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+        **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+        "B": 1,
+        "": 1,
+    }
+)
+
+
+def parse_size(name: str, size: str | int) -> int:
+    """Bytes, from a number or from text such as 10GiB.
+
+    Args:
+        name: of the option.
+        size: its value.
+
+    Raises:
+        ValueError: it is neither, or not above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    num_bytes = int(float(match[1]) * factor) if match and factor else 0
+    if num_bytes < 1 or isinstance(size, bool):
+        raise ValueError(f"{name}: expected a size above 0 such as 512MiB or 10GiB, got {size!r}")
+    return num_bytes
 
 
 def _fields_of(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +345,7 @@ class Accepted(NamedTuple):
 def _in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
     """The first error, as the rest of the house words it."""
     first = error.errors(include_url=False)[0]
-    if not first["loc"]:  # of a validator of ours, which looks at several fields
+    if first["type"] == "value_error":  # of a validator of ours
         return str(first["ctx"]["error"])
     name = str(first["loc"][0])
     # What is not shown in a configuration's text, such as a key, is not shown in errors either.

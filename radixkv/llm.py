@@ -52,7 +52,9 @@ class LLM:
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
         refuse_unknown("LLM.__init__", options, LLM_OPTIONS)
         model_config, engine_config = llm_configs(options)
-        loaded = load_model(model, model_config, native=not engine_config.enable_torch_compile)
+        loaded = load_model(
+            model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
+        )
         self.engine = Engine(loaded, engine_config)
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
@@ -218,6 +220,23 @@ class LLM:
         with self._engine_lock:
             self.engine.reset_prefix_cache()
             return self.engine.cache.num_held_blocks == 0
+
+    def shutdown(self, grace_seconds: float = 30.0) -> None:
+        """Write what is cached into the tiers below the pool, and close them; without tiers there is nothing to do.
+
+        Leaving ``with LLM(...) as llm:`` does it. Without it, what was used only once and not evicted is not written.
+
+        Args:
+            grace_seconds: for that, at most; what was used last is written first.
+        """
+        with self._engine_lock:
+            self.engine.shutdown(grace_seconds)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     def _single(
         self,
