@@ -30,7 +30,7 @@ class BlockRows:
         self.nbytes: int = self._stops[-1]
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
-        """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when all that was launched has run.
+        """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
 
         Args:
             block_ids: int32 ``[blocks]``.
@@ -68,16 +68,16 @@ class BlockRows:
         stream.synchronize()
         return on_host.numpy()
 
-    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: torch.cuda.Event | None) -> None:
+    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
         """Overwrite blocks that nothing else uses; returns when their bytes are in place. Any thread may call.
 
         Args:
             block_ids: int32 ``[blocks]``, each once.
             data: uint8 ``[blocks, nbytes]``.
-            fence: what was launched before it may still read or write the blocks; on a GPU they are written after that, on a
+            fence: of `fence`: what was launched before may still read or write the blocks; on a GPU they are written after that, on a
                 stream of their own, so that nothing else waits for them.
         """
-        if fence is not None:
+        if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)
             return
         start = 0

@@ -20,8 +20,8 @@ class HostTier:
     Args:
         capacity_bytes: of all blocks.
         block_nbytes: of a block.
-        allocate: makes the array of ``(blocks, bytes of a block)``; for a GPU one in pinned memory, so that copies need no help
-            of the processor. By default ordinary memory, which the operating system hands out as it is written.
+        allocate: makes the array of ``(blocks, bytes of a block)``, for a GPU in pinned memory. By default ordinary memory,
+            which the operating system hands out as it is written.
 
     Raises:
         ValueError: not one block fits.

@@ -7,7 +7,7 @@ from threading import Lock
 
 from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
 
-# Of which the keys are kept. A long prefix is looked up, loaded, and evicted in parts from its end: each time from the same start.
+# Of which the keys are kept: a long prefix is looked up, loaded, and evicted in parts, each time from the same start.
 _KEPT_PREFIXES = 32
 
 

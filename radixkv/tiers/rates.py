@@ -8,7 +8,7 @@ from radixkv.tiers.stack import Span
 
 # Of an observation's weight, what is left at the next.
 _DECAY = 0.8
-# By how much what loading is believed to cost shrinks each time that computing is chosen: a medium that was slow is tried again.
+# What is left of what loading is believed to cost, each time that computing is chosen: a slow medium is tried again.
 _FORGETTING = 0.95
 # Fewer tokens say nothing of what a token costs: a step has costs of its own.
 _MIN_TOKENS = 32
