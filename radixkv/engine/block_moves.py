@@ -25,8 +25,8 @@ from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import decode
 from radixkv.config import CacheWritePolicy
-from radixkv.memory.block_rows import BlockRows
 from radixkv.tiers.known_blocks import KnownBlocks
+from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
@@ -67,7 +67,7 @@ class BlockMoves(TreeObserver):
 
     def __init__(
         self,
-        rows: BlockRows,
+        rows: PoolRows,
         writer: BlockWriter,
         known: KnownBlocks,
         policy: CacheWritePolicy,
@@ -127,11 +127,6 @@ class BlockMoves(TreeObserver):
         self._evicted.clear()
         self._wanted.clear()
 
-    @property
-    def has_wanted(self) -> bool:
-        """Whether blocks that are not evicted are still to be copied."""
-        return bool(self._wanted)
-
     def settle(self, cache: PrefixCache) -> None:
         """Read the bytes of what was evicted, and some of what else goes down. Nothing was written since the evictions."""
         parts = [part for part in self._evicted if self._writer.reserve(part[0].num_blocks)]
@@ -139,6 +134,11 @@ class BlockMoves(TreeObserver):
         if self._wanted:
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
         self._send(parts)
+
+    def write_wanted(self, cache: PrefixCache, deadline: float, clock: Callable[[], float]) -> None:
+        """Send all down that has been listed, until ``deadline``."""
+        while self._wanted and (left := deadline - clock()) > 0:
+            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, left))
 
     def write_hot(self, cache: PrefixCache, deadline: float, clock: Callable[[], float]) -> None:
         """Send everything in the tree down until ``deadline``, what was used last first."""
@@ -163,11 +163,9 @@ class BlockMoves(TreeObserver):
             tokens = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
             hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
             self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
-            while self._wanted:
-                left = deadline - clock()
-                if left <= 0:
-                    return
-                self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, left))
+            self.write_wanted(cache, deadline, clock)
+            if self._wanted:
+                return
 
     # -- internals -----------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class KVTiers:
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
-        self._loader = BlockLoader(self._stack, self._keys, self._rows, make_buffer, self._rows.nbytes, clock)
+        self._loader = BlockLoader(self._stack, self._keys, self._rows, make_buffer, clock)
         # An observer of the tree: the cache needs it when it is made.
         self.moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
         self._cache: PrefixCache | None = None
@@ -169,6 +169,16 @@ class KVTiers:
             return False
         self.loads.wait_for_progress(_IDLE_SECONDS)
         return True
+
+    def flush(self, timeout: float) -> bool:
+        """Write all that is to go down by now; False if ``timeout`` seconds were not enough. Not during a step."""
+        assert self._cache is not None
+        if self._closed:
+            return True
+        deadline = self._clock() + timeout
+        self.moves.settle(self._cache)
+        self.moves.write_wanted(self._cache, deadline, self._clock)
+        return self._writer.flush(max(0.0, deadline - self._clock()))
 
     def write_hot(self, grace_seconds: float) -> None:
         """Write what is cached, what was used last first, for at most so many seconds."""

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from radixkv.memory.kv_pool import KVPool
 from radixkv.memory.upload import to_device
+from radixkv.tiers.pool_rows import PoolRows
 
 
-class BlockRows:
+class BlockRows(PoolRows):
     """Reads and writes whole blocks of ``pool`` as bytes.
 
     Attributes:
@@ -74,8 +75,8 @@ class BlockRows:
         Args:
             block_ids: int32 ``[blocks]``, each once.
             data: uint8 ``[blocks, nbytes]``.
-            fence: of `fence`: what was launched before may still read or write the blocks; on a GPU they are written after that, on a
-                stream of their own, so that nothing else waits for them.
+            fence: of `fence`: what was launched before may still read or write the blocks; on a GPU they are written after
+                that, on a stream of their own, so that nothing else waits for them.
         """
         if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)

@@ -133,8 +133,7 @@ class PrefixLoads:
             return False
         if wait.active is not None:
             if self._clock() > wait.active.gives_up_at:
-                self.num_given_up += 1
-                self._end(wait.active)
+                self._give_up(wait.active)
                 wait.over = True
             return not wait.over
         if wait.look_up is None and wait.version != self._cache.version:
@@ -262,6 +261,12 @@ class PrefixLoads:
         wait.active, wait.own_load = active, True
         self.num_loads += 1
         return True
+
+    def _give_up(self, active: _ActiveLoad) -> None:
+        """It takes longer than it is worth. Its reader may hang: for a while, loading counts as slow."""
+        self.num_given_up += 1
+        self._rates.observe_load(active.load.spans[0].tier, 0, self._clock() - active.begun_at)
+        self._end(active)
 
     def _end(self, active: _ActiveLoad) -> None:
         """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
@@ -41,13 +41,6 @@ class LookUp:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class BlockSink(Protocol):
-    """Takes blocks out of tiers: `radixkv.memory.block_rows.BlockRows`."""
-
-    def write(self, block_ids: NDArray[np.int32], data: BlockBytes, fence: object) -> None:
-        """Overwrite blocks."""
-
-
 @dataclass(eq=False, slots=True)
 class Load:
     """Blocks of one prefix on their way into the pool.
@@ -57,7 +50,7 @@ class Load:
         spans: where they are read.
         first: the index of the first one.
         block_ids: where they are written, int32.
-        fence: see `BlockRows.write`.
+        fence: see `PoolRows.write`.
         num_loaded: blocks that are in the pool.
         read: for each tier that was read: blocks and seconds.
         done: is set when nothing more of it will be written.
@@ -83,13 +76,13 @@ class Load:
     def cancelled(self) -> bool:
         return self._cancelled
 
-    def write(self, sink: BlockSink, blocks: BlockBytes) -> bool:
+    def write(self, rows: PoolRows, blocks: BlockBytes) -> bool:
         """Write the next blocks; False: it was cancelled."""
         with self._writing:
             if self._cancelled:
                 return False
             stop = self.num_loaded + len(blocks)
-            sink.write(self.block_ids[self.num_loaded : stop], blocks, self.fence)
+            rows.write(self.block_ids[self.num_loaded : stop], blocks, self.fence)
             self.num_loaded = stop
             return True
 
@@ -100,9 +93,8 @@ class BlockLoader:
     Args:
         stack: where blocks are read.
         keys: makes their keys.
-        sink: where they are written.
+        rows: of the pool into which they are written.
         make_buffer: an array of ``(blocks, bytes of a block)``; for a GPU in pinned memory.
-        block_nbytes: of a block.
         clock: seconds.
 
     Attributes:
@@ -113,16 +105,15 @@ class BlockLoader:
         self,
         stack: TierStack,
         keys: PrefixKeys,
-        sink: BlockSink,
+        rows: PoolRows,
         make_buffer: Callable[[int, int], BlockBytes],
-        block_nbytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.progress = threading.Event()
         self._stack = stack
         self._keys = keys
-        self._sink = sink
-        self._buffer = make_buffer(_CHUNK_BLOCKS, block_nbytes)
+        self._rows = rows
+        self._buffer = make_buffer(_CHUNK_BLOCKS, rows.nbytes)
         self._clock = clock
         self._finder = Worker("radixkv-tier-finder")
         self._reader = Worker("radixkv-tier-reader")
@@ -164,8 +155,8 @@ class BlockLoader:
     def _read_chunk(self, load: Load, span: Span) -> bool:
         """Whether all of it came."""
         began = self._clock()
-        rows = self._buffer[: span.stop - span.start]
-        found = self._stack.read(span, load.keys, rows)
-        written = found == 0 or load.write(self._sink, rows[:found])
+        buffer = self._buffer[: span.stop - span.start]
+        found = self._stack.read(span, load.keys, buffer)
+        written = found == 0 or load.write(self._rows, buffer[:found])
         load.read.append((span.tier, found, self._clock() - began))
-        return written and found == len(rows)
+        return written and found == len(buffer)

@@ -129,6 +129,14 @@ class TierStack:
         """Put blocks into all tiers, unless their namespace was cleared since it had this generation."""
         self._put(range(len(self._tiers)), keys, blocks, generation)
 
+    def flush(self, timeout: float) -> bool:
+        """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them."""
+        finished = True
+        for index, tier in enumerate(self._tiers):
+            with self._guarded(index):
+                finished &= tier.flush(timeout)
+        return finished
+
     def clear(self, namespace: bytes | None) -> None:
         """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for what is being put."""
         with self._put_lock:

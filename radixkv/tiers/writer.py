@@ -12,6 +12,9 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
 
+# A tier that takes longer for one batch is left behind.
+_FLUSH_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixBlocks:
@@ -81,6 +84,11 @@ class BlockWriter:
         generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
         self._worker.submit(partial(self._write, parts, generations, fetch))
 
+    def flush(self, timeout: float) -> bool:
+        """Wait until nothing is queued; False if ``timeout`` seconds were not enough."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_queued == 0, timeout)
+
     def stop(self, timeout: float | None) -> bool:
         """Write what is queued; returns whether that took no longer than ``timeout`` seconds."""
         return self._worker.stop(timeout)
@@ -93,6 +101,8 @@ class BlockWriter:
                 keys = self._keys.of(part.namespace, part.tokens)[part.start : part.stop]
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
+            # Tiers have queues of their own, and drop what is too much: only here can it wait, and be counted.
+            self._stack.flush(_FLUSH_SECONDS)
         finally:
             with self._changed:
                 self._num_queued -= sum(part.num_blocks for part in parts)
