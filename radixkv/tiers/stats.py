@@ -1,4 +1,4 @@
-"""What a tier counts."""
+"""What a store counts of itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TierStats:
-    """Totals of a tier since it was opened.
+class StoreStats:
+    """Totals since a store was opened.
 
     Attributes:
         hit_blocks: blocks that `Tier.get_many` returned.
@@ -37,24 +37,24 @@ class TierStats:
     errors: int = 0
 
 
-class TierCounters:
-    """Adds up `TierStats` from several threads."""
+class StoreCounters:
+    """Adds up `StoreStats` from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._totals = asdict(TierStats())
+        self._totals = asdict(StoreStats())
 
     def add(self, **amounts: float) -> None:
         """Add to the totals.
 
         Args:
-            amounts: by the names of `TierStats`.
+            amounts: by the names of `StoreStats`.
         """
         with self._lock:
             for name, amount in amounts.items():
                 self._totals[name] += amount
 
-    def read(self) -> TierStats:
+    def read(self) -> StoreStats:
         """The totals now."""
         with self._lock:
-            return TierStats(**self._totals)
+            return StoreStats(**self._totals)

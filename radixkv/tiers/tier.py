@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.stats import TierStats
+from radixkv.tiers.stats import StoreStats
 
 BlockBytes = npt.NDArray[np.uint8]
 
@@ -27,7 +27,7 @@ class Tier(Protocol):
     medium: str
 
     @property
-    def stats(self) -> TierStats:
+    def stats(self) -> StoreStats:
         """What was hit, missed, written and lost so far."""
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
