@@ -123,6 +123,16 @@ class EngineConfig(Config):
     """What is evicted first when blocks run out."""
     host_cache_size: str | int | None = None
     """Bytes of host memory, such as 8GiB, for blocks that the pool has no room for. By default none."""
+    disk_cache: str | Path | None = None
+    """Folder in which blocks survive a restart; one process at a time writes to it. It holds keys and values, from which text
+    can be recovered; only its owner can read it."""
+    disk_cache_size: str | int = Field(default="10GiB", validate_default=True)
+    """Bytes in disk_cache at most."""
+    disk_cache_read_only: bool = False
+    """Read what another process writes into disk_cache, and write nothing."""
+    store_key_file: str | Path | None = None
+    """File with a key of 64 hexadecimal digits, as openssl rand -hex 32 prints, by which blocks outside this process are
+    encrypted (radixkv[encryption]). By default the variable RADIXKV_STORE_KEY, or no encryption."""
     cache_write_policy: CacheWritePolicy = "write-through-selective"
     """When blocks are written into tiers below the pool. write-through-selective: when they are used for the second time or
     evicted; write-through: when they are computed; write-back: when they are evicted."""
@@ -135,15 +145,15 @@ class EngineConfig(Config):
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
 
-    @field_validator("host_cache_size")
+    @field_validator("host_cache_size", "disk_cache_size")
     @classmethod
-    def _bytes(cls, size: str | int | None, info: ValidationInfo) -> int | None:
+    def _in_bytes(cls, size: str | int | None, info: ValidationInfo) -> int | None:
         return None if size is None else parse_size(str(info.field_name), size)
 
     @property
     def has_tiers(self) -> bool:
         """Whether blocks are kept anywhere but in the pool."""
-        return self.host_cache_size is not None or bool(self.tiers)
+        return self.host_cache_size is not None or self.disk_cache is not None or bool(self.tiers)
 
     @model_validator(mode="after")
     def _one_size(self) -> EngineConfig:
@@ -204,6 +214,10 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     eviction_policy: EvictionPolicyName
     host_cache_size: str | int | None
+    disk_cache: str | Path | None
+    disk_cache_size: str | int
+    disk_cache_read_only: bool
+    store_key_file: str | Path | None
     cache_write_policy: CacheWritePolicy
     tiers: Any
     kv_events_endpoint: str | None

@@ -151,7 +151,7 @@ class BlockMoves(TreeObserver):
             for node in below:
                 parents.update((id(child), node) for child in node.children)
                 below.extend(node.children)
-            nodes += [(namespace, node) for node in below]
+            nodes += [(namespace, node) for node in below[1:]]  # the root has no blocks
         # A node was used at least as recently as any below it; the sort is stable, and parents come first.
         for namespace, leaf in sorted(nodes, key=lambda item: -item[1].last_use):
             path: list[bytes] = []

@@ -34,14 +34,15 @@ from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.rates import Rates
-from radixkv.tiers.stack import TierStack, TierStats
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.writer import BlockWriter
 
 _log = logging.getLogger(__name__)
 
-# Of what is in a block's bytes: another layout, or another way to compute them, needs another number.
-FORMAT_VERSION = 1
+# Of how a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
+_ROWS_VERSION = 1
 _MAX_QUEUED_BYTES = 256 << 20
 # How long an engine that can only wait for loads waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
@@ -52,14 +53,14 @@ class TierTotals:
     """What has happened below the pool.
 
     Attributes:
-        tiers: what went through each, in order.
+        tiers: by medium, what each counts, in order.
         loads: prefixes that were loaded, or were begun to be.
         loads_given_up: those that took longer than computing would have.
         loads_not_worth_it: prefixes that were there, and were computed because that is faster.
         dropped_blocks: blocks that were not written because too many waited to be.
     """
 
-    tiers: tuple[TierStats, ...]
+    tiers: tuple[tuple[str, StoreStats], ...]
     loads: int
     loads_given_up: int
     loads_not_worth_it: int
@@ -70,7 +71,7 @@ def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
     """Names everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
     scales = [pool.scales(layer) for layer in range(len(pool.layers))]
     described = {
-        "format": FORMAT_VERSION,
+        "rows": _ROWS_VERSION,
         "model": loaded.fingerprint,
         "compute dtype": str(loaded.dtype),
         "stored dtype": str(pool.dtype),
@@ -108,7 +109,7 @@ class KVTiers:
         self._clock = clock
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes)
-        self._stack = TierStack(tiers, clock)
+        self._stack = TierStack(tiers)
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
@@ -136,7 +137,11 @@ class KVTiers:
         """The counters now."""
         loads = self.loads
         return TierTotals(
-            self._stack.stats, loads.num_loads, loads.num_given_up, loads.num_not_worth_it, self._writer.num_dropped
+            tuple(zip(self._stack.media, self._stack.stats, strict=True)),
+            loads.num_loads,
+            loads.num_given_up,
+            loads.num_not_worth_it,
+            self._writer.num_dropped,
         )
 
     def on_reuse(self, group: SequenceGroup) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
+
 from radixkv.config import EngineConfig
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.encryption import read_key
 from radixkv.tiers.host_tier import HostTier
+from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.tier import Tier
 
 # Of tiers whose size is not known here.
@@ -14,18 +21,37 @@ _MANY_BLOCKS = 1 << 20
 
 
 def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTiers:
-    """Open all tiers: host memory, and those that were given.
+    """Open all tiers, the nearest first: host memory, the disk, and those that were given.
 
     Raises:
-        ValueError: a size does not suffice for one block.
+        ImportError: there is a key, and cryptography is not installed.
+        OSError: a file of a key or a secret cannot be read or made.
+        StoreInUseError: another process writes to the folder.
+        ValueError: a size does not suffice for one block, or a file holds no key.
     """
-    tiers: list[Tier] = []
-    capacity = _MANY_BLOCKS
-    if config.host_cache_size is not None:
-        host = HostTier(
-            int(config.host_cache_size), pool.block_nbytes, pinned_memory if loaded.device.type == "cuda" else None
-        )
-        tiers.append(host)
-        capacity = host.capacity
-    tiers += config.tiers
-    return KVTiers(pool, tiers, capacity, block_fingerprint(loaded, pool), secret=b"", policy=config.cache_write_policy)
+    fingerprint = block_fingerprint(loaded, pool)
+    capacities = [_MANY_BLOCKS]
+    secret = b""
+    with ExitStack() as opened:  # of several, the first are closed if a later one cannot be opened
+        tiers: list[Tier] = []
+        if config.host_cache_size is not None:
+            allocate = pinned_memory if loaded.device.type == "cuda" else None
+            host = HostTier(int(config.host_cache_size), pool.block_nbytes, allocate)
+            tiers.append(host)
+            capacities.append(host.capacity)
+        if config.disk_cache is not None:
+            folder = Path(config.disk_cache)
+            key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
+            block_format = BlockFormat(
+                fingerprint, pool.block_size, pool.block_nbytes, str(pool.dtype).removeprefix("torch."), loaded.name
+            )
+            size = int(config.disk_cache_size)
+            disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
+            opened.callback(disk.close)
+            secret = namespace_secret(folder)
+            tiers.append(disk)
+            capacities.append(size // pool.block_nbytes)
+        tiers += config.tiers
+        made = KVTiers(pool, tiers, min(capacities), fingerprint, secret, config.cache_write_policy)
+        opened.pop_all()
+        return made

@@ -1,45 +1,22 @@
 """Several tiers, the nearest first, as one: what one lacks is looked for in the next, and what is written goes to all.
 
-Whatever a tier does, nothing is raised here: one that fails has nothing, which is counted, and the first time in a row said.
+Whatever a tier does, nothing is raised here: one that fails has nothing, which is said once until it works again.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes, Tier
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class TierStats:
-    """What went through one tier since the start.
-
-    Attributes:
-        medium: as `Tier.medium`.
-        read_blocks, read_bytes, read_seconds: of blocks that were found, and the time in all calls that read.
-        missed_blocks: that it was said to have and did not give.
-        written_blocks, written_bytes, write_seconds: of what was handed to it; it may have had some of them.
-        failures: calls that raised.
-    """
-
-    medium: str
-    read_blocks: int = 0
-    read_bytes: int = 0
-    read_seconds: float = 0.0
-    missed_blocks: int = 0
-    written_blocks: int = 0
-    written_bytes: int = 0
-    write_seconds: float = 0.0
-    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +38,10 @@ class TierStack:
 
     Args:
         tiers: the nearest first, at least one.
-        clock: seconds, for the statistics.
     """
 
-    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = list(tiers)
-        self._clock = clock
-        self._stats = [TierStats(tier.medium) for tier in tiers]
         self._failing = [False] * len(tiers)
         # How often a namespace was cleared, and under None everything: what was read or queued before is not put after it.
         self._num_clears: Counter[bytes | None] = Counter()
@@ -76,12 +50,12 @@ class TierStack:
     @property
     def media(self) -> list[str]:
         """Of the tiers, in order."""
-        return [stats.medium for stats in self._stats]
+        return [tier.medium for tier in self._tiers]
 
     @property
-    def stats(self) -> tuple[TierStats, ...]:
-        """A copy of each tier's counters."""
-        return tuple(replace(stats) for stats in self._stats)
+    def stats(self) -> tuple[StoreStats, ...]:
+        """What each tier counts."""
+        return tuple(tier.stats for tier in self._tiers)
 
     def generation(self, namespace: bytes) -> int:
         """Changes whenever the namespace is cleared."""
@@ -114,13 +88,9 @@ class TierStack:
         """
         wanted = keys[span.start : span.stop]
         generation = self.generation(wanted[0].namespace)
-        stats, began, found = self._stats[span.tier], self._clock(), 0
+        found = 0
         with self._guarded(span.tier):
             found = self._tiers[span.tier].get_many(wanted, out)
-        stats.read_seconds += self._clock() - began
-        stats.read_blocks += found
-        stats.read_bytes += out[:found].nbytes
-        stats.missed_blocks += len(wanted) - found
         if found:
             self._put(range(span.tier), wanted[:found], out[:found], generation)
         return found
@@ -158,12 +128,8 @@ class TierStack:
             if self.generation(keys[0].namespace) != generation:
                 return
             for index in indices:
-                stats, began = self._stats[index], self._clock()
                 with self._guarded(index):
                     self._tiers[index].put_many(keys, blocks)
-                    stats.written_blocks += len(keys)
-                    stats.written_bytes += blocks.nbytes
-                stats.write_seconds += self._clock() - began
 
     @contextmanager
     def _guarded(self, index: int) -> Iterator[None]:
@@ -171,9 +137,8 @@ class TierStack:
         try:
             yield
         except Exception as error:
-            self._stats[index].failures += 1
             if not self._failing[index]:
                 self._failing[index] = True
-                _log.warning("the %s tier failed, and is treated as empty: %r", self._stats[index].medium, error)
+                _log.warning("the %s tier failed, and is treated as empty: %r", self._tiers[index].medium, error)
         else:
             self._failing[index] = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from support.dict_tier import FAULTS, DictTier, Fault
 from support.model_zoo import VOCAB_SIZE, build_shallow
 
 from radixkv import LLM, SamplingParams
+from radixkv.errors import StoreInUseError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 STEM = [(7 * i) % (VOCAB_SIZE - 3) + 3 for i in range(42)]
@@ -236,6 +239,44 @@ def test_other_namespaces_find_nothing_and_a_tenant_is_cleared_below_too() -> No
     assert llm.generate(salted[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("was_shut_down", [True, False])
+def test_a_restart_finds_what_was_stored(tmp_path: Path, was_shut_down: bool) -> None:
+    options = {"disk_cache": tmp_path, "disk_cache_size": "4MiB", "cache_write_policy": "write-through"}
+    first = make(**options)
+    expected = answers(first)
+    with pytest.raises(StoreInUseError, match="written by process"):
+        make(**options)
+    reader = make(**options, disk_cache_read_only=True)
+    assert answers(reader) == expected
+    reader.shutdown()
+    if was_shut_down:
+        first.shutdown()
+    else:  # only what is queued is written
+        del first
+        gc.collect()
+    with make(**options) as second:
+        assert second.engine.tiers.totals.tiers[0][1].read_bytes == 0
+        outputs = second.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert outputs[0].metrics.loaded_tokens == {"disk": 40}
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_shutdown_writes_what_was_used_last_first() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    answers(llm, PROMPTS[:1])
+    answers(llm, [{"prompt_token_ids": STEM[::-1]}])
+    tiers = llm.engine.tiers
+    cache = llm.engine.cache
+    times = iter([0.0, 2.0])
+    tiers.moves.write_hot(cache, 1.0, lambda: next(times))
+    llm.shutdown(0.0)
+    first = make(tiers=[tier]).generate([PROMPTS[0], {"prompt_token_ids": STEM[::-1]}], GREEDY, use_tqdm=False)
+    assert [output.num_cached_tokens for output in first] == [0, 40]
+
+
 def test_a_second_engine_finds_what_the_first_left_and_another_model_does_not() -> None:
     tier = DictTier()
     with make(tiers=[tier]) as first:
@@ -243,7 +284,7 @@ def test_a_second_engine_finds_what_the_first_left_and_another_model_does_not() 
     outputs = make(tiers=[tier]).generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert outputs[0].num_cached_tokens == 40
-    others = [{"block_size": 2}, {"kv_cache_dtype": "fp8"}, {"dtype": None}]
+    others: list[dict[str, Any]] = [{"block_size": 2}, {"kv_cache_dtype": "fp8"}, {"dtype": None}]
     for options in others:
         model = build_shallow("llama")
         if options.pop("dtype", 1) is None:

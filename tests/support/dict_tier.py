@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes
 
 Fault = Literal["forgets", "is gone", "reads half", "finds too much", "writes nothing"]
@@ -27,6 +28,10 @@ class DictTier:
         self.num_read = 0
         self.closed = False
         self._on_read = on_read
+
+    @property
+    def stats(self) -> StoreStats:
+        return StoreStats(hit_blocks=self.num_read)
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
         self._fail_if_gone()
