@@ -126,7 +126,7 @@ class EngineConfig(Config):
     disk_cache: str | Path | None = None
     """Folder in which blocks survive a restart; one process at a time writes to it. It holds keys and values, from which text
     can be recovered; only its owner can read it."""
-    disk_cache_size: str | int = Field(default="10GiB", validate_default=True)
+    disk_cache_size: str | int = "10GiB"
     """Bytes in disk_cache at most."""
     disk_cache_read_only: bool = False
     """Read what another process writes into disk_cache, and write nothing."""
@@ -147,8 +147,10 @@ class EngineConfig(Config):
 
     @field_validator("host_cache_size", "disk_cache_size")
     @classmethod
-    def _in_bytes(cls, size: str | int | None, info: ValidationInfo) -> int | None:
-        return None if size is None else parse_size(str(info.field_name), size)
+    def _is_size(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
+        if size is not None:
+            parse_size(str(info.field_name), size)
+        return size
 
     @property
     def has_tiers(self) -> bool:

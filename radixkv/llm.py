@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -230,7 +231,8 @@ class LLM:
             grace_seconds: for that, at most; what was used last is written first.
         """
         with self._engine_lock:
-            self.engine.shutdown(grace_seconds)
+            until = time.monotonic() + grace_seconds
+            self.engine.shutdown(lambda: until - time.monotonic())
 
     def __enter__(self) -> LLM:
         return self

@@ -32,6 +32,8 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read at once of what is not evicted, which can wait: so many take a few milliseconds of a step.
 _BLOCKS_PER_STEP = 32
+# For room in the queue, before it is asked again how much time is left.
+_MAX_WAIT_SECONDS = 1.0
 
 # Blocks of a prefix, and where in the pool they are.
 _Part = tuple[PrefixBlocks, NDArray[np.int32]]
@@ -135,13 +137,18 @@ class BlockMoves(TreeObserver):
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
         self._send(parts)
 
-    def write_wanted(self, cache: PrefixCache, deadline: float, clock: Callable[[], float]) -> None:
-        """Send all down that has been listed, until ``deadline``."""
-        while self._wanted and (left := deadline - clock()) > 0:
-            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, left))
+    @property
+    def has_wanted(self) -> bool:
+        """Whether blocks that are not evicted are still to be sent."""
+        return bool(self._wanted)
 
-    def write_hot(self, cache: PrefixCache, deadline: float, clock: Callable[[], float]) -> None:
-        """Send everything in the tree down until ``deadline``, what was used last first."""
+    def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
+        """Send all down that has been listed, while there is time left."""
+        while self._wanted and (left := seconds_left()) > 0:
+            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)))
+
+    def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
+        """Send everything in the tree down while there is time left, what was used last first."""
         self._wanted.clear()
         parents: dict[int, NodeSnapshot | None] = {}
         nodes: list[tuple[str, NodeSnapshot]] = []
@@ -163,7 +170,7 @@ class BlockMoves(TreeObserver):
             tokens = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
             hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
             self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
-            self.write_wanted(cache, deadline, clock)
+            self.write_wanted(cache, seconds_left)
             if self._wanted:
                 return
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +46,9 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
+
+# At the end, for what waits to be written into tiers.
+_QUEUE_SECONDS = 5.0
 
 
 class BatchSize(NamedTuple):
@@ -363,18 +366,22 @@ class Engine:
             num_prompt_tokens = sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
             self.tiers.observe_step(num_prompt_tokens, batch.num_tokens, time.monotonic() - began)
 
-    def shutdown(self, grace_seconds: float = 30.0) -> None:
+    def writes_behind(self) -> bool:
+        """Between steps: send some of what is to go below the pool down; False: there is nothing of that kind."""
+        return self.tiers is not None and self.tiers.send_some()
+
+    def shutdown(self, seconds_left: Callable[[], float]) -> None:
         """Write what is cached into the tiers below the pool, what was used last first, and close them.
 
         Without tiers there is nothing to do. The engine can still compute, without them.
 
         Args:
-            grace_seconds: for all of that, at most.
+            seconds_left: for what is cached to be written. What was queued before is written in any case, unless that takes
+                unusually long.
         """
         if self.tiers is not None:
-            until = time.monotonic() + grace_seconds
-            self.tiers.write_hot(grace_seconds)
-            self.tiers.close(max(0.1, until - time.monotonic()))
+            self.tiers.write_hot(seconds_left)
+            self.tiers.close(max(_QUEUE_SECONDS, seconds_left()))
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix that no running request uses, below the pool too; returns the blocks freed."""

@@ -182,14 +182,23 @@ class KVTiers:
             return True
         deadline = self._clock() + timeout
         self.moves.settle(self._cache)
-        self.moves.write_wanted(self._cache, deadline, self._clock)
+        self.moves.write_wanted(self._cache, lambda: deadline - self._clock())
         return self._writer.flush(max(0.0, deadline - self._clock()))
 
-    def write_hot(self, grace_seconds: float) -> None:
-        """Write what is cached, what was used last first, for at most so many seconds."""
+    def send_some(self) -> bool:
+        """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""
+        if self._closed or not self.moves.has_wanted:
+            return False
+        assert self._cache is not None
+        self.moves.settle(self._cache)
+        return True
+
+    def write_hot(self, seconds_left: Callable[[], float]) -> None:
+        """Write what is cached, what was used last first, while there is time left. Not during a step."""
         if not self._closed:
             assert self._cache is not None
-            self.moves.write_hot(self._cache, self._clock() + grace_seconds, self._clock)
+            self.moves.settle(self._cache)
+            self.moves.write_hot(self._cache, seconds_left)
 
     def close(self, grace_seconds: float | None = None) -> None:
         """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, parse_size
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
@@ -36,7 +36,7 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
         tiers: list[Tier] = []
         if config.host_cache_size is not None:
             allocate = pinned_memory if loaded.device.type == "cuda" else None
-            host = HostTier(int(config.host_cache_size), pool.block_nbytes, allocate)
+            host = HostTier(parse_size("host_cache_size", config.host_cache_size), pool.block_nbytes, allocate)
             tiers.append(host)
             capacities.append(host.capacity)
         if config.disk_cache is not None:
@@ -45,7 +45,7 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
             block_format = BlockFormat(
                 fingerprint, pool.block_size, pool.block_nbytes, str(pool.dtype).removeprefix("torch."), loaded.name
             )
-            size = int(config.disk_cache_size)
+            size = parse_size("disk_cache_size", config.disk_cache_size)
             disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
             opened.callback(disk.close)
             secret = namespace_secret(folder)

@@ -27,6 +27,7 @@ from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
+from radixkv.tiers.namespace_secret import namespace_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -49,12 +50,18 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         The exit status: 0 after a signal, 1 when the engine died.
 
     Raises:
-        OSError: the address cannot be used.
+        OSError: the address or the folder of disk_cache cannot be used.
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keys_file = None if config.keys_file is None else Path(config.keys_file)
-    tenants = Tenants(config.api_keys, config.admin_key, None if keys_file is None else read_keys_file(keys_file))
+    disk_cache = options.get("disk_cache")
+    tenants = Tenants(
+        config.api_keys,
+        config.admin_key,
+        None if keys_file is None else read_keys_file(keys_file),
+        secret=None if disk_cache is None else namespace_secret(Path(disk_cache)),
+    )
     _check(config)
     write_log = None if config.access_log is None else open_access_log(str(config.access_log))
     tracer = None

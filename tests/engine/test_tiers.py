@@ -270,8 +270,8 @@ def test_shutdown_writes_what_was_used_last_first() -> None:
     answers(llm, [{"prompt_token_ids": STEM[::-1]}])
     tiers = llm.engine.tiers
     cache = llm.engine.cache
-    times = iter([0.0, 2.0])
-    tiers.moves.write_hot(cache, 1.0, lambda: next(times))
+    left = iter([1.0, 0.0])
+    tiers.moves.write_hot(cache, lambda: next(left))
     llm.shutdown(0.0)
     first = make(tiers=[tier]).generate([PROMPTS[0], {"prompt_token_ids": STEM[::-1]}], GREEDY, use_tqdm=False)
     assert [output.num_cached_tokens for output in first] == [0, 40]
