@@ -144,7 +144,7 @@ $(BROWSER): | $(VENV)/pyvenv.cfg
 # After the browser, since apt takes one call at a time. Debian has Valkey since 13, and Redis before.
 $(KEY_VALUE_SERVER): $(BROWSER)
 	@command -v valkey-server > /dev/null || command -v redis-server > /dev/null || \
-		{ [ "$$(id -u)" = 0 ] && { apt-get install -y --no-install-recommends valkey-server || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update && { apt-get install -y --no-install-recommends valkey-server || \
 			apt-get install -y --no-install-recommends redis-server; }; } || \
 		echo "Tests of the shared store are skipped; on Debian: apt-get install valkey-server, or redis-server"
 	@touch $@

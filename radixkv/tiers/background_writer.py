@@ -124,8 +124,9 @@ class BackgroundWriter:
             return self._free.pop()
         if self._num_rows_used == len(self._rows):
             return None
+        row: BlockBytes = self._rows[self._num_rows_used]
         self._num_rows_used += 1
-        return self._rows[self._num_rows_used - 1]
+        return row
 
     def _run(self) -> None:
         while True:
