@@ -21,7 +21,7 @@ from radixkv.tiers.slot_files import MAX_BUFFERS, SlotFiles
 from radixkv.tiers.tier import BlockBytes
 
 PAGE_BYTES = 4096
-CALL_BYTES = 1 << 20
+CALL_BYTES = 256 << 10
 NUM_THREADS = 2
 
 
