@@ -52,7 +52,8 @@ class BackgroundWriter:
         self._write = write
         # Rows that were never used cost no memory; those used last are taken first.
         self._rows = np.empty((max(1, queue_bytes // block_bytes), block_bytes), dtype=np.uint8)
-        self._free = [*reversed(self._rows)]
+        self._num_rows_used = 0
+        self._free: list[BlockBytes] = []
         self._pending: dict[bytes, PendingBlock] = {}
         self._queue: deque[PendingBlock | Callable[[], None]] = deque()
         self._num_put = self._num_done = 0
@@ -74,10 +75,11 @@ class BackgroundWriter:
                 key = keys[row]
                 if key.digest in self._pending:
                     continue
-                if self._closing or self._broken or not self._free:
+                memory = None if self._closing or self._broken else self._memory()
+                if memory is None:
                     dropped += 1
                     continue
-                pending = self._pending[key.digest] = PendingBlock(key, self._free.pop())
+                pending = self._pending[key.digest] = PendingBlock(key, memory)
                 taken.append((row, pending))
             if taken:
                 taken[-1][1].prefix = tuple(keys)
@@ -116,6 +118,15 @@ class BackgroundWriter:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _memory(self) -> BlockBytes | None:
+        if self._free:
+            return self._free.pop()
+        if self._num_rows_used == len(self._rows):
+            return None
+        row: BlockBytes = self._rows[self._num_rows_used]
+        self._num_rows_used += 1
+        return row
 
     def _run(self) -> None:
         while True:

@@ -40,7 +40,37 @@ class Verdict(enum.Enum):
     CORRUPT = enum.auto()
 
 
-class RecordCodec:
+class RecordLayout:
+    """What can be known of the records of one format without a key.
+
+    Args:
+        block_format: of the blocks.
+        sealed: whether they are encrypted.
+
+    Attributes:
+        format: of the blocks.
+        sealed: whether they are encrypted.
+        header_bytes: length of a header.
+        body_bytes: length of what follows it.
+    """
+
+    def __init__(self, block_format: BlockFormat, *, sealed: bool) -> None:
+        self.format = block_format
+        self.sealed = sealed
+        self.header_bytes = _CHECKSUM.size + _FIELDS.size + 4 * block_format.block_size
+        self.body_bytes = block_format.block_bytes + (TAG_BYTES if sealed else 0)
+
+    def intact(self, header: bytes, body: BlockBytes) -> bool:
+        """Whether a record is as it was made, whichever block's it is."""
+        return header[: _CHECKSUM.size] == _CHECKSUM.pack(_MAGIC, _checksum(header[_CHECKSUM.size :], body))
+
+    def digest_of(self, header: bytes) -> bytes:
+        """Which block an intact record is of."""
+        digest: bytes = _FIELDS.unpack_from(header, _CHECKSUM.size)[0]
+        return digest
+
+
+class RecordCodec(RecordLayout):
     """Makes and reads the records of one format.
 
     Args:
@@ -48,9 +78,6 @@ class RecordCodec:
         key: encrypts them, 32 bytes; None: they are stored as they are.
 
     Attributes:
-        header_bytes: length of a header.
-        body_bytes: length of what follows it.
-        sealed: whether blocks are encrypted.
         name: differs where records could not be read: by format, and by key.
 
     Raises:
@@ -59,11 +86,8 @@ class RecordCodec:
     """
 
     def __init__(self, block_format: BlockFormat, key: bytes | None = None) -> None:
-        self.format = block_format
+        super().__init__(block_format, sealed=key is not None)
         self._cipher = None if key is None else BlockCipher(key, block_format.digest)
-        self.sealed = self._cipher is not None
-        self.header_bytes = _CHECKSUM.size + _FIELDS.size + 4 * block_format.block_size
-        self.body_bytes = block_format.block_bytes + (TAG_BYTES if self.sealed else 0)
         self.name = block_format.digest.hex() + (f"-{self._cipher.name.hex()}" if self._cipher else "")
 
     def check_rows(self, keys: Sequence[BlockKey], rows: BlockBytes) -> None:
@@ -116,15 +140,6 @@ class RecordCodec:
             return Verdict.OTHER if self.intact(header, body) else Verdict.CORRUPT
         opened = self._cipher.decrypt(nonce, body, key.digest + key.tokens, block)
         return Verdict.RIGHT if opened else Verdict.CORRUPT
-
-    def intact(self, header: bytes, body: BlockBytes) -> bool:
-        """Whether a record is as it was made, whichever block's it is."""
-        return header[: _CHECKSUM.size] == _CHECKSUM.pack(_MAGIC, _checksum(header[_CHECKSUM.size :], body))
-
-    def digest_of(self, header: bytes) -> bytes:
-        """Which block an intact record is of."""
-        digest: bytes = _FIELDS.unpack_from(header, _CHECKSUM.size)[0]
-        return digest
 
 
 def _checksum(fields: bytes, body: BlockBytes) -> bytes:

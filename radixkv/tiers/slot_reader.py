@@ -16,12 +16,12 @@ from itertools import pairwise
 import numpy as np
 
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.record import RecordCodec, Verdict
+from radixkv.tiers.record import RecordCodec, RecordLayout, Verdict
 from radixkv.tiers.slot_files import MAX_BUFFERS, SlotFiles
 from radixkv.tiers.tier import BlockBytes
 
 PAGE_BYTES = 4096
-CALL_BYTES = 1 << 20
+CALL_BYTES = 256 << 10
 NUM_THREADS = 2
 
 
@@ -34,6 +34,11 @@ def runs_of(slots: Sequence[int], slots_per_file: int, most: int) -> Iterator[ra
     return (range(start, stop) for start, stop in pairwise([*starts, len(slots)]))
 
 
+def slot_bytes_of(layout: RecordLayout) -> int:
+    """Bytes of a slot: a record whose header is filled up such that slots begin with pages."""
+    return -(-(layout.header_bytes + layout.body_bytes) // PAGE_BYTES) * PAGE_BYTES
+
+
 class SlotReader:
     """Reads the slots of one format, several calls at a time.
 
@@ -41,13 +46,13 @@ class SlotReader:
         codec: of the records.
 
     Attributes:
-        slot_bytes: bytes of a slot: a record whose header is filled up such that slots begin with pages.
+        slot_bytes: see `slot_bytes_of`.
         slots_per_call: slots that one call reads or writes.
     """
 
     def __init__(self, codec: RecordCodec) -> None:
         self._codec = codec
-        self.slot_bytes = -(-(codec.header_bytes + codec.body_bytes) // PAGE_BYTES) * PAGE_BYTES
+        self.slot_bytes = slot_bytes_of(codec)
         self.slots_per_call = min(max(1, CALL_BYTES // self.slot_bytes), MAX_BUFFERS // 2)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="slot-reader")
         self._local = threading.local()

@@ -136,7 +136,7 @@ class FolderLock:
             owner = self._file.read().strip() or "another process"
             self._file.close()
             raise StoreInUseError(
-                f"{folder} is written by {owner}: give this one a folder of its own, or open it to read only"
+                f"{folder} is written by {owner}, and only one may: others take another folder, or only read"
             ) from None
         except OSError:
             self._file.close()

@@ -21,9 +21,11 @@ from hypothesis.stateful import (
 from support.faulty_os import FAULTS, FaultyOs
 from support.tier_model import FORMAT, FakeClock, TierModel, get, prefix_keys, random_blocks
 
-from radixkv.tiers import slot_files
+from radixkv.tiers import folder_blobs, slot_files
 from radixkv.tiers.block_key import namespace_digest
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.slot_index import SlotIndex
 
 NAMESPACES = st.sampled_from(["", "ann", "bob"])
@@ -183,6 +185,25 @@ class SealedDiskMachine(DiskMachine):
     key = bytes(range(32))
 
 
-@pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine])
+class FolderMachine(TierMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.os = FaultyOs()
+        self.patch = mock.patch.object(folder_blobs, "os", self.os)
+        self.patch.start()
+
+    def open_tier(self) -> SharedTier:
+        store = FolderBlobs(Path(self.folder.name), capacity_bytes=self.capacity * 172)
+        return SharedTier(store, FORMAT, queue_bytes=1 << 16, clock=self.clock)
+
+    def break_medium(self, fault: str) -> None:
+        self.os.fault = fault
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patch.stop()
+
+
+@pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
