@@ -130,6 +130,14 @@ class EngineConfig(Config):
     """Bytes in disk_cache at most."""
     disk_cache_read_only: bool = False
     """Read what another process writes into disk_cache, and write nothing."""
+    shared_cache: str | None = None
+    """Store that several machines use: redis://HOST:PORT/DATABASE (Redis or Valkey; also rediss:// and unix://), or a folder
+    that all of them have mounted."""
+    shared_cache_size: str | int = "100GiB"
+    """Bytes in the folder of shared_cache at most; a server has a limit of its own."""
+    cache_secret_file: str | Path | None = None
+    """File with 64 hexadecimal digits, by which stores name tenants without revealing them; machines that share a server need
+    the same. By default it is made in the folder of shared_cache or disk_cache."""
     store_key_file: str | Path | None = None
     """File with a key of 64 hexadecimal digits, as openssl rand -hex 32 prints, by which blocks outside this process are
     encrypted (radixkv[encryption]). By default the variable RADIXKV_STORE_KEY, or no encryption."""
@@ -145,7 +153,7 @@ class EngineConfig(Config):
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
 
-    @field_validator("host_cache_size", "disk_cache_size")
+    @field_validator("host_cache_size", "disk_cache_size", "shared_cache_size")
     @classmethod
     def _is_size(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
         if size is not None:
@@ -155,7 +163,8 @@ class EngineConfig(Config):
     @property
     def has_tiers(self) -> bool:
         """Whether blocks are kept anywhere but in the pool."""
-        return self.host_cache_size is not None or self.disk_cache is not None or bool(self.tiers)
+        named = (self.host_cache_size, self.disk_cache, self.shared_cache)
+        return any(each is not None for each in named) or bool(self.tiers)
 
     @model_validator(mode="after")
     def _one_size(self) -> EngineConfig:
@@ -219,6 +228,9 @@ class EngineOptions(TypedDict, total=False):
     disk_cache: str | Path | None
     disk_cache_size: str | int
     disk_cache_read_only: bool
+    shared_cache: str | None
+    shared_cache_size: str | int
+    cache_secret_file: str | Path | None
     store_key_file: str | Path | None
     cache_write_policy: CacheWritePolicy
     tiers: Any
