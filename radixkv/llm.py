@@ -6,12 +6,14 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
 from radixkv.cache import Pin
+from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs, refuse_unknown
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
@@ -174,7 +176,11 @@ class LLM:
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._engine_lock:
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
-        return decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
+        decoded = decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
+        if self.engine.tiers is None or not read:
+            return decoded
+        tokens = encode(single.token_ids)
+        return replace(decoded, below=self.engine.tiers.find(tokens, single.namespace, explanation.num_reused_tokens))
 
     def pin(
         self,

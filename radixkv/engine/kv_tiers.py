@@ -28,6 +28,7 @@ from radixkv.engine.block_moves import BlockMoves
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.model.loader import LoadedModel
+from radixkv.observe.explain import Below
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.known_blocks import KnownBlocks
@@ -149,6 +150,29 @@ class KVTiers:
         table = group.sequences[0].table
         if table is not None and not self._closed:
             self.moves.reused(table)
+
+    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
+        """What tiers have of a prompt beyond what is cached. It may ask a server; any thread may call.
+
+        Args:
+            tokens: of the prompt, encoded.
+            namespace: of the prompt.
+            num_cached_tokens: what of it is in the pool.
+        """
+        block_bytes = self._keys.block_bytes
+        size = block_bytes // TOKEN_BYTES
+        if self._closed:
+            return ()
+        keys = self._keys.of(namespace, tokens[:-TOKEN_BYTES])  # the last token is always computed
+        return tuple(
+            Below(
+                self._stack.media[span.tier],
+                span.start * size,
+                (span.stop - span.start) * size,
+                self._rates.load_seconds([span]),
+            )
+            for span in self._stack.find(keys, min(num_cached_tokens // size, len(keys)))
+        )
 
     def settle(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
         """Before anything is written into the pool in a step: read what goes down, and let loads begin.

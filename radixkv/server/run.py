@@ -55,7 +55,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keys_file = None if config.keys_file is None else Path(config.keys_file)
-    secret = _secret(options)
+    secret = namespaces_secret(options)
     tenants = Tenants(
         config.api_keys,
         config.admin_key,
@@ -248,7 +248,7 @@ def _check(config: ServerConfig) -> None:
             raise ValueError(message) from error
 
 
-def _secret(options: LLMOptions) -> bytes | None:
+def namespaces_secret(options: LLMOptions) -> bytes | None:
     """The secret of the tenants' namespaces, where blocks outlive the process; None: a random one will do.
 
     Raises:

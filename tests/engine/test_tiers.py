@@ -269,10 +269,9 @@ def test_shutdown_writes_what_was_used_last_first() -> None:
     answers(llm, PROMPTS[:1])
     answers(llm, [{"prompt_token_ids": STEM[::-1]}])
     tiers = llm.engine.tiers
-    cache = llm.engine.cache
     left = iter([1.0, 0.0])
-    tiers.moves.write_hot(cache, lambda: next(left))
-    llm.shutdown(0.0)
+    tiers.write_hot(lambda: next(left))
+    tiers.close()
     first = make(tiers=[tier]).generate([PROMPTS[0], {"prompt_token_ids": STEM[::-1]}], GREEDY, use_tqdm=False)
     assert [output.num_cached_tokens for output in first] == [0, 40]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,26 +13,29 @@ from support.in_process_server import make_client
 from support.model_zoo import build
 
 from radixkv import LLM, AsyncLLM
+from radixkv.cli.warm import prompt_of, warm_prompts
 from radixkv.config import LLMOptions
 from radixkv.model.loader import load_tokenizer
-from radixkv.server.run import _secret
+from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
 
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: "
 Ask = Callable[..., Awaitable[tuple[int, dict[str, int] | None]]]
 
 
+def make(folder: Path) -> LLM:
+    tokenizer = load_tokenizer()
+    model = build("llama", {"vocab_size": len(tokenizer)})
+    sizes: LLMOptions = {"block_size": 4, "num_blocks": 100, "disk_cache_size": "16MiB"}
+    return LLM(model, tokenizer=tokenizer, disk_cache=folder, **sizes)
+
+
 def serve(folder: Path, scenario: Callable[[httpx.AsyncClient, Ask], Awaitable[None]]) -> None:
     """A server over the folder, from its start to its shutdown."""
-    tokenizer = load_tokenizer()
-    options: LLMOptions = {"disk_cache": folder, "disk_cache_size": "16MiB"}
-    tenants = Tenants(["a", "b"], "admin", secret=_secret(options))
+    tenants = Tenants(["a", "b"], "admin", secret=namespaces_secret({"disk_cache": folder}))
 
     async def main() -> None:
-        model = LLM(
-            build("llama", {"vocab_size": len(tokenizer)}), tokenizer=tokenizer, block_size=4, num_blocks=100, **options
-        )
-        engine = AsyncLLM(model)
+        engine = AsyncLLM(make(folder))
         async with make_client(engine, tenants=tenants, app_options={"metrics_key": "m"}) as client:
 
             async def ask(key: str, **fields: str) -> tuple[int, dict[str, int] | None]:
@@ -72,13 +76,35 @@ def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path:
     serve(tmp_path, second)
 
 
+def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -> None:
+    tenant = Tenants(["a"], secret=namespaces_secret({"disk_cache": tmp_path})).by_api_key("a")
+    with make(tmp_path) as llm:
+        for line in ("17", "{}", "{", '["a"]'):
+            with pytest.raises(ValueError, match=r"^line: expected"):
+                prompt_of(llm, line, tenant)
+        prompt = prompt_of(llm, json.dumps({"prompt": PROMPT}), tenant)
+        assert warm_prompts(llm, [prompt]) == len(prompt.token_ids)
+    with make(tmp_path) as llm:
+        explanation = llm.explain({"prompt": PROMPT, "cache_salt": tenant.namespace()})
+        (below,) = explanation.below
+        assert (below.medium, below.start, below.num_tokens) == ("disk", 0, (len(prompt.token_ids) - 1) // 4 * 4)
+        assert f"{below.num_tokens} tokens from 0 on: in the tier 'disk'" in str(explanation)
+        assert not llm.explain(PROMPT).below
+
+    async def scenario(client: httpx.AsyncClient, ask: Ask) -> None:
+        assert await ask("b") == (0, None)
+        assert await ask("a") == (below.num_tokens, {"disk": below.num_tokens})
+
+    serve(tmp_path, scenario)
+
+
 def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
-        _secret({"shared_cache": "redis://localhost/0"})
+        namespaces_secret({"shared_cache": "redis://localhost/0"})
     file = tmp_path / "secret"
     file.write_text("ab" * 31)
     with pytest.raises(ValueError, match="cache_secret_file: expected 64 hexadecimal digits"):
-        _secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file})
+        namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file})
     file.write_text("ab" * 32 + "\n")
-    assert _secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file}) == b"\xab" * 32
-    assert _secret({"disk_cache": tmp_path}) == _secret({"disk_cache": tmp_path})
+    assert namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file}) == b"\xab" * 32
+    assert namespaces_secret({"disk_cache": tmp_path}) == namespaces_secret({"disk_cache": tmp_path})
