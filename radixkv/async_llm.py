@@ -85,7 +85,7 @@ class AsyncLLM:
         if max_seqs_per_request is None:
             max_seqs_per_request = engine.max_num_seqs
         self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
-        engine.scheduler.shares.tenants = self._intake.tenants
+        engine.scheduler.set_tenants(self._intake.tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -295,11 +295,7 @@ class AsyncLLM:
         Raises:
             EngineDeadError: the engine has stopped.
         """
-
-        def set_shares(engine: Engine) -> None:
-            engine.scheduler.shares.tenants = tenants
-
-        await self.call(set_shares)
+        await self.call(lambda engine: engine.scheduler.set_tenants(tenants))
         self._intake.tenants = tenants
 
     # -- lifecycle -----------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Tenants:
         shares = {tenant.name: TenantShare() for tenant in self._tenants}
         for tenant in self._by_hash.values():
             assert tenant.key is not None
-            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs)
+            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs, tenant.key.max_cached_share)
         return shares or {self.anonymous_tenant().name: TenantShare()}
 
     def of_namespace(self, namespace: str) -> Tenant:

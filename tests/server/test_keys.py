@@ -48,6 +48,7 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
     requests_per_minute = 60
     tokens_per_minute = 100_000
     max_num_seqs = 4
+    max_cached_share = 0.25
     max_tokens = 512
     [keys."bob at work"]
     sha256 = "{hash_of("b")}"
@@ -61,8 +62,11 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         requests_per_minute=60,
         tokens_per_minute=100_000,
         max_num_seqs=4,
+        max_cached_share=0.25,
         max_tokens=512,
     )
+    shares = Tenants(keys=keys).shares
+    assert TenantShare(2.5, 4, 0.25) in shares.values()
     assert hash_of("a") not in repr(keys["ann"])
 
 
@@ -80,6 +84,10 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         (
             "[keys.ann]\nSHA\nmax_tokens = 0",
             "keys.ann.max_tokens: expected a whole number of at least 1 or None, got 0",
+        ),
+        (
+            "[keys.ann]\nSHA\nmax_cached_share = 25",
+            "keys.ann.max_cached_share: expected a number from 0 to 1 or None, got 25",
         ),
         ("[keys.ann]\nSHA\nexpires = 'soon'", "keys.ann.expires: expected a date and time or None, got 'soon'"),
         ("[keys.ann]\nSHA\n[keys.bob]\nSHA", "keys.bob: the same key as keys.ann"),
