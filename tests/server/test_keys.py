@@ -124,7 +124,6 @@ def test_who_is_let_in() -> None:
     ann, bob, other = (sent(f"key-{letter}") for letter in "abc")
     assert [tenant.label for tenant in (ann, bob)] == ["ann", "bob"]
     assert len({ann.namespace(), bob.namespace(), other.namespace(), ann.namespace("salt")}) == 4
-    assert tenants.of_namespace(ann.namespace("salt")) == ann
     assert tenants.shares == {ann.name: TenantShare(3.0), bob.name: TenantShare(1.0, 2), other.name: TenantShare()}
     assert tenants.by_api_key("bob") == tenants.by_api_key("key-b") == bob
     for wrong in ("", "key", "ann", hash_of("key-a")):
@@ -254,5 +253,28 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
             chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
             answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
             assert answer.json()["usage"]["completion_tokens"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:
+    tenants = Tenants(keys={"ann": entry("a", max_tokens=10)})
+
+    async def main() -> None:
+        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+            run_tokenizer = engine.run_tokenizer
+
+            async def remove_key_and_tokenize(*arguments: Any, **options: Any) -> Any:
+                tenants.replace_keys({})
+                return await run_tokenizer(*arguments, **options)
+
+            engine.run_tokenizer = remove_key_and_tokenize  # type: ignore[method-assign]
+            for path, prompt in (
+                ("/v1/completions", {"prompt": "a"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ):
+                tenants.replace_keys({"ann": entry("a", max_tokens=10)})
+                refused = await client.post(path, json=prompt | {"max_tokens": 11}, headers=bearer("a"))
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens"), refused.text
 
     asyncio.run(main())
