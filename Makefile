@@ -22,6 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
+KEY_VALUE_SERVER := $(VENV)/.key-value-server
 # Some of these clients exclude versions of packages that the tests need.
 CLIENTS := .venv-clients
 BROWSER := $(VENV)/.browser
@@ -36,11 +37,11 @@ demo: $(MODEL)
 	$(BIN)/radixkv demo
 
 # All that is downloaded or made once.
-prepare: $(MODEL) $(BROWSER)
+prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
 # Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and kernels that are compiled need
 # a process without it. One thread each: small models gain nothing from a second.
-test: $(MODEL) $(BROWSER)
+test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
 test-others:
@@ -138,6 +139,14 @@ $(BROWSER): | $(VENV)/pyvenv.cfg
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
 		{ [ "$$(id -u)" = 0 ] && apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
 		{ echo "The server's page is tested in Chromium; on Debian: apt-get install chromium chromium-driver"; exit 1; }
+	@touch $@
+
+# After the browser, since apt takes one call at a time. Debian has Valkey since 13, and Redis before.
+$(KEY_VALUE_SERVER): $(BROWSER)
+	@command -v valkey-server > /dev/null || command -v redis-server > /dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get update && { apt-get install -y --no-install-recommends valkey-server || \
+			apt-get install -y --no-install-recommends redis-server; }; } || \
+		echo "Tests of the shared store are skipped; on Debian: apt-get install valkey-server, or redis-server"
 	@touch $@
 
 clean:

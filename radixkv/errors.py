@@ -31,6 +31,7 @@ __all__ = [
     "RequestTimeoutError",
     "RequestTooLargeError",
     "StepFailedError",
+    "StoreInUseError",
     "StructuredOutputError",
     "UnsupportedModelError",
 ]
@@ -82,6 +83,10 @@ class QueueFullError(EngineError):
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class StoreInUseError(EngineError):
+    """A folder of stored blocks belongs to another process; the message names it."""
 
 
 class DrainingError(EngineError):

@@ -118,6 +118,21 @@ def decode(
 
 
 @app.command()
+def tier_reads(
+    folder: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="on the disk to measure [default: temporary files]"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 5,
+    json_path: JsonPath = None,
+) -> None:
+    """How fast the disk tier reads and writes blocks, against a plain loop over the same file and memcpy."""
+    from radixkv.bench.tier_reads import run_tier_reads
+
+    run_tier_reads(Console(), folder, rounds, json_path)
+
+
+@app.command()
 def quality(json_path: JsonPath = None) -> None:
     """What bfloat16, int8 and int4 cost in perplexity and in the likeliest tokens, on a CPU."""
     from radixkv.bench.quality import run_quality

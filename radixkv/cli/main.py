@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from radixkv import __version__
-from radixkv.cli import bench, keys
+from radixkv.cli import bench, keys, store
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
@@ -63,6 +63,7 @@ for command in _COMMANDS:
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

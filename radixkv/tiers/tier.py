@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stats import StoreStats
 
 BlockBytes = npt.NDArray[np.uint8]
 
@@ -25,8 +26,15 @@ class Tier(Protocol):
 
     medium: str
 
+    @property
+    def stats(self) -> StoreStats:
+        """What was hit, missed, written and lost so far."""
+
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading keys are there, as far as is known without reading blocks."""
+        """How many leading keys are there, as far as is known without reading blocks.
+
+        A tier on this machine answers from memory. A shared one asks its server, within its time limit.
+        """
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         """Read leading blocks into the rows of ``out``.
@@ -40,7 +48,7 @@ class Tier(Protocol):
         """
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        """Keep blocks; what is there already is not written again.
+        """Keep blocks; what is there already is not written again. Never waits for the medium: what is too much is dropped.
 
         Args:
             keys: one per row.
@@ -49,6 +57,16 @@ class Tier(Protocol):
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace (see `BlockKey.namespace`), or everything."""
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what was put before is kept or dropped.
+
+        Args:
+            timeout: seconds; None: as long as it takes.
+
+        Returns:
+            False if the time was not enough.
+        """
 
     def close(self) -> None:
         """Write what is pending and give back what is held open."""

@@ -1,0 +1,121 @@
+"""`radixkv store`: folders in which a disk tier keeps blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from radixkv.tiers.maintenance import StoreInfo
+
+app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: look, verify, prune, clear.")
+
+Folder = Annotated[
+    Path, typer.Argument(exists=True, file_okay=False, help="given as the disk tier's, or one store in it")
+]
+
+
+@app.callback()
+def store() -> None:
+    """Folders of stored blocks: look, verify, prune, clear."""
+
+
+@app.command()
+def info(
+    folder: Folder, namespaces: Annotated[bool, typer.Option("--namespaces", help="also list namespaces")] = False
+) -> None:
+    """What is stored, of which models, and who writes to it."""
+    from radixkv.tiers.maintenance import UnreadableStoreError, describe
+
+    for path in _stores(folder):
+        print(path)
+        try:
+            found = describe(path)
+        except (UnreadableStoreError, ValueError) as error:
+            print(f"  never hit: {error}")
+            continue
+        for line in _lines(found):
+            print(f"  {line}")
+        if namespaces:
+            for namespace, count in sorted(found.namespaces.items(), key=lambda item: -item[1]):
+                print(f"  namespace {namespace.hex()}: {_number(count, 'block')}")
+
+
+@app.command()
+def verify(folder: Folder) -> None:
+    """Read all blocks and compare their checksums; ends with status 1 if one is not as it was written."""
+    from radixkv.tiers.maintenance import verify
+
+    sound = True
+    for path in _stores(folder):
+        found = verify(path)
+        print(f"{path}: {found.right} right, {found.corrupt} corrupt, {found.replaced} replaced by others")
+        sound &= not found.corrupt
+    if not sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    folder: Folder,
+    max_gib: Annotated[float | None, typer.Option(min=0, help="leave so much at most, in each store")] = None,
+    unused_days: Annotated[float | None, typer.Option(min=0, help="forget what was not used for so long")] = None,
+) -> None:
+    """Forget the blocks that were used longest ago, and give their space back."""
+    import time
+
+    from radixkv.tiers.maintenance import prune
+
+    if max_gib is None and unused_days is None:
+        raise typer.BadParameter("expected --max-gib or --unused-days")
+    max_bytes = None if max_gib is None else int(max_gib * (1 << 30))
+    used_since = None if unused_days is None else time.time() - unused_days * 86_400
+    for path in _stores(folder):
+        count = prune(path, max_bytes=max_bytes, used_since=used_since)
+        print(f"{path}: {_number(count, 'block')} forgotten")
+
+
+@app.command()
+def clear(
+    folder: Folder,
+    namespace: Annotated[str | None, typer.Option(help="only this one, as `info --namespaces` names it")] = None,
+) -> None:
+    """Forget everything, or one namespace, and overwrite it or give its space back."""
+    from radixkv.tiers.maintenance import clear
+
+    try:
+        digest = None if namespace is None else bytes.fromhex(namespace)
+    except ValueError:
+        raise typer.BadParameter(f"--namespace: expected hexadecimal digits, got {namespace!r}") from None
+    for path in _stores(folder):
+        print(f"{path}: {_number(clear(path, digest), 'block')} forgotten")
+
+
+def _stores(folder: Path) -> Iterator[Path]:
+    from radixkv.tiers.store_folder import store_folders
+
+    paths = list(store_folders(folder))
+    if not paths:
+        raise ValueError(f"{folder}: there are no stored blocks here")
+    yield from paths
+
+
+def _lines(info: StoreInfo) -> Iterator[str]:
+    import datetime
+
+    block = info.header.block_format
+    yield f"model {block.model or 'unknown'}, {block.dtype or 'unknown type'}, fingerprint {block.fingerprint.hex()[:16]}"
+    yield f"{info.num_blocks:,} blocks of {block.block_size} tokens and {block.block_bytes:,} bytes"
+    used = info.num_blocks * info.slot_bytes
+    yield f"{_number(len(info.namespaces), 'namespace')}, {used / 1e6:,.0f} MB of {info.taken_bytes / 1e6:,.0f} MB taken"
+    if info.last_used is not None:
+        yield f"last used {datetime.datetime.fromtimestamp(info.last_used).isoformat(' ', 'seconds')}"
+    yield "encrypted" if info.header.sealed else "not encrypted"
+    yield f"written by {info.owner}" if info.owner else "no process writes to it"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

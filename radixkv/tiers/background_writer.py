@@ -1,0 +1,161 @@
+"""Blocks on their way to a medium: a bounded queue, and the thread that empties it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.tier import BlockBytes
+
+_log = logging.getLogger(__name__)
+
+BATCH_BLOCKS = 32
+
+
+@dataclass(slots=True, eq=False)
+class PendingBlock:
+    """A block that waits to be written.
+
+    Attributes:
+        key: the block's.
+        block: its bytes, in the queue's memory.
+        prefix: all keys that were put together, with the last of them that was queued.
+        cancelled: it was cleared meanwhile, and must not be found again.
+    """
+
+    key: BlockKey
+    block: BlockBytes
+    prefix: Sequence[BlockKey] = ()
+    cancelled: bool = False
+
+
+class BackgroundWriter:
+    """Copies blocks into memory of its own, and has a thread write them in batches.
+
+    Args:
+        name: of the thread.
+        block_bytes: bytes per block.
+        queue_bytes: what may wait; what is more is dropped.
+        write: called by the thread with some blocks. It does not raise for what happens to the medium; if it raises, that is
+            an error of the program: it is logged, and all blocks are dropped from then on.
+    """
+
+    def __init__(
+        self, name: str, block_bytes: int, queue_bytes: int, write: Callable[[list[PendingBlock]], None]
+    ) -> None:
+        self._write = write
+        # Rows that were never used cost no memory; those used last are taken first.
+        self._rows = np.empty((max(1, queue_bytes // block_bytes), block_bytes), dtype=np.uint8)
+        self._num_rows_used = 0
+        self._free: list[BlockBytes] = []
+        self._pending: dict[bytes, PendingBlock] = {}
+        self._queue: deque[PendingBlock | Callable[[], None]] = deque()
+        self._num_put = self._num_done = 0
+        self._closing = self._broken = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int]) -> int:
+        """Queue the named rows of ``blocks``, but for those that wait already.
+
+        Returns:
+            How many were dropped. The last are, since a prefix is of use only as far as it is without gaps.
+        """
+        taken: list[tuple[int, PendingBlock]] = []
+        dropped = 0
+        with self._changed:
+            for row in rows:
+                key = keys[row]
+                if key.digest in self._pending:
+                    continue
+                memory = None if self._closing or self._broken else self._memory()
+                if memory is None:
+                    dropped += 1
+                    continue
+                pending = self._pending[key.digest] = PendingBlock(key, memory)
+                taken.append((row, pending))
+            if taken:
+                taken[-1][1].prefix = tuple(keys)
+        for row, pending in taken:
+            pending.block[:] = blocks[row]
+        with self._changed:
+            self._queue.extend(pending for _, pending in taken)
+            self._num_put += len(taken)
+            self._changed.notify_all()
+        return dropped
+
+    def cancel(self, namespace: bytes | None) -> None:
+        """Mark what waits of one namespace, or all of it; see `PendingBlock.cancelled`."""
+        with self._changed:
+            for digest, pending in list(self._pending.items()):
+                if namespace is None or pending.key.namespace == namespace:
+                    pending.cancelled = True
+                    del self._pending[digest]
+
+    def call(self, job: Callable[[], None]) -> None:
+        """Have the thread call ``job`` between two batches."""
+        with self._changed:
+            self._queue.append(job)
+            self._num_put += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was queued before is done; False if ``timeout`` seconds were not enough."""
+        with self._changed:
+            target = self._num_put
+            return self._changed.wait_for(lambda: self._num_done >= target, timeout)
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _memory(self) -> BlockBytes | None:
+        if self._free:
+            return self._free.pop()
+        if self._num_rows_used == len(self._rows):
+            return None
+        row: BlockBytes = self._rows[self._num_rows_used]
+        self._num_rows_used += 1
+        return row
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                work = [self._queue.popleft()]
+                while isinstance(work[0], PendingBlock) and self._queue and len(work) < BATCH_BLOCKS:
+                    if not isinstance(self._queue[0], PendingBlock):
+                        break
+                    work.append(self._queue.popleft())
+            blocks = [item for item in work if isinstance(item, PendingBlock)]
+            try:
+                if self._broken:
+                    continue
+                if blocks:
+                    self._write(blocks)
+                for item in work:
+                    if not isinstance(item, PendingBlock):
+                        item()
+            except Exception:
+                _log.exception("Writing blocks failed; none are written any more")
+                self._broken = True
+            finally:
+                with self._changed:
+                    for pending in blocks:
+                        if self._pending.get(pending.key.digest) is pending:
+                            del self._pending[pending.key.digest]
+                        self._free.append(pending.block)
+                    self._num_done += len(work)
+                    self._changed.notify_all()

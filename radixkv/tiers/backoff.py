@@ -1,0 +1,46 @@
+"""A medium that fails is left alone for a while, and longer each time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 60.0
+
+
+class Backoff:
+    """Says when a medium that failed may be tried again, and warns once for each time that it is gone.
+
+    Args:
+        medium: its name in the warning.
+        clock: seconds.
+    """
+
+    def __init__(self, medium: str, clock: Callable[[], float]) -> None:
+        self._medium = medium
+        self._clock = clock
+        self._wait = 0.0
+        self._retry_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the medium may be tried now."""
+        return not self._wait or self._clock() >= self._retry_at
+
+    def failed(self, error: Exception) -> None:
+        """Leave it alone: a second at first, then twice as long each time, a minute at most."""
+        if not self._wait:
+            _log.warning("%s: %s. Going on without it; it is tried again now and then.", self._medium, error)
+        elif not self.ready:
+            return  # another thread's call, which began before
+        self._wait = min(2 * self._wait, LONGEST_SECONDS) or FIRST_SECONDS
+        self._retry_at = self._clock() + self._wait
+
+    def worked(self) -> None:
+        """It works, again or still."""
+        if self._wait:
+            _log.warning("%s: works again", self._medium)
+            self._wait = 0.0

@@ -1,0 +1,42 @@
+"""What the bytes of a store's blocks are: blocks of different formats never meet."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+
+# Of records and of the folder. Whoever changes either counts up, and old stores are not read any more.
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One model's blocks, as one configuration of the engine lays them out.
+
+    Attributes:
+        fingerprint: of everything that the bytes depend on besides tokens; see `radixkv.tiers.block_key`.
+        block_size: tokens per block.
+        block_bytes: bytes per block.
+        dtype: of keys and values, for people: the fingerprint covers it.
+        model: the model's name, for people.
+    """
+
+    fingerprint: bytes
+    block_size: int
+    block_bytes: int
+    dtype: str = ""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint:
+            raise ValueError("fingerprint: expected at least one byte, got none")
+        for name in ("block_size", "block_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    @property
+    def digest(self) -> bytes:
+        """Names the format in a store: 16 bytes that differ where blocks could be mistaken."""
+        sizes = struct.pack("<IQQ", FORMAT_VERSION, self.block_size, self.block_bytes)
+        return blake2b(sizes + self.fingerprint, digest_size=16).digest()

@@ -1,0 +1,435 @@
+"""Blocks on a disk of this machine, which are there again after a restart."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from radixkv.errors import StoreInUseError
+from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
+from radixkv.tiers.backoff import Backoff
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.record import RecordCodec, Verdict
+from radixkv.tiers.slot_files import SlotFiles
+from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_reader import SlotReader, runs_of
+from radixkv.tiers.stats import StoreCounters, StoreStats
+from radixkv.tiers.store_folder import FolderLock, make_store_folder
+from radixkv.tiers.tier import BlockBytes
+
+_log = logging.getLogger(__name__)
+
+# What a disk does when it fails.
+MediumErrors = (OSError, sqlite3.Error)
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: int
+    namespace: bytes
+
+
+@dataclass(slots=True)
+class _Opened:
+    folder: Path
+    lock: FolderLock | None
+    index: SlotIndex
+    files: SlotFiles
+
+    def close(self) -> None:
+        self.files.close()
+        self.index.close()
+        if self.lock is not None:
+            self.lock.close()
+
+
+class DiskTier:
+    """A tier in a folder of one disk; see `radixkv.tiers.store_folder` for what is in it.
+
+    The index is read into memory when it is opened, blocks only when they are asked for. A thread writes. Blocks that were
+    neither put nor read for the longest time make room for others; of a prefix, the last ones first.
+
+    Args:
+        root: the folder, made if it is not there. Stores of several formats may be in it.
+        block_format: of the blocks.
+        capacity_bytes: of the slots, at least one; rounded down to whole ones.
+        queue_bytes: of blocks that may wait to be written; what is more is dropped.
+        key: encrypts the blocks, 32 bytes; None: they are stored as they are.
+        read_only: read what another process writes. Nothing is put, cleared or forgotten.
+        clock: seconds, for statistics and for the time after which a disk that failed is tried again.
+
+    Attributes:
+        medium: "disk".
+
+    Raises:
+        ImportError: a key is given, and cryptography is not installed.
+        StoreInUseError: another process writes to it. A disk that fails raises nothing.
+        ValueError: an argument has no meaning.
+    """
+
+    medium = "disk"
+
+    def __init__(
+        self,
+        root: Path,
+        block_format: BlockFormat,
+        *,
+        capacity_bytes: int,
+        queue_bytes: int = 256 << 20,
+        key: bytes | None = None,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._codec = RecordCodec(block_format, key)
+        self._reader = SlotReader(self._codec)
+        self._slot_bytes = self._reader.slot_bytes
+        if capacity_bytes < self._slot_bytes:
+            raise ValueError(f"capacity_bytes: expected at least {self._slot_bytes}, one slot, got {capacity_bytes}")
+        self._capacity = capacity_bytes // self._slot_bytes
+        self._root = root
+        self._read_only = read_only
+        self._clock = clock
+        self._counters = StoreCounters()
+        self._reads = Backoff(f"reading {root}", clock)
+        self._writes = Backoff(f"writing {root}", clock)
+        self._growth = Backoff(f"taking more space for {root}", clock)
+        # Held where the entries and what belongs to them change, which takes microseconds.
+        self._lock = threading.Condition()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
+        self._gone: list[int] = []  # slots of entries that proved wrong
+        self._num_reading = 0
+        self._closed = False
+        # Held around transactions of the index, so that a cleared block is not committed afterwards.
+        self._index_lock = threading.Lock()
+        self._stale: set[int] = set()  # slots of which the index may say what is no longer so
+        self._free: list[int] = []  # the writer's own
+        self._opened: _Opened | None = None
+        try:
+            self._opened = self._open()
+        except MediumErrors as error:
+            self._failed(self._reads if read_only else self._writes, error)
+        self._writer = (
+            None if read_only else BackgroundWriter("disk-tier", block_format.block_bytes, queue_bytes, self._write)
+        )
+
+    @property
+    def stats(self) -> StoreStats:
+        return self._counters.read()
+
+    def __len__(self) -> int:
+        """How many blocks there are; of a store that is only read, at some time."""
+        opened = self._opened
+        if not self._read_only:
+            return len(self._entries)
+        with self._index_lock:
+            return len(opened.index) if opened else 0
+
+    def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
+        opened = self._usable()
+        return 0 if opened is None else len(self._find(opened, keys))
+
+    def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        self._codec.check_rows(keys, out)
+        begin = self._clock()
+        count = 0
+        with self._lock:
+            reading = not self._closed
+            self._num_reading += reading
+        if reading:
+            try:
+                opened = self._usable()
+                if opened is not None:
+                    count = self._get(opened, keys, out)
+            finally:
+                with self._lock:
+                    self._num_reading -= 1
+                    self._lock.notify_all()
+        self._counters.add(
+            hit_blocks=count,
+            missed_blocks=len(keys) - count,
+            read_bytes=count * self._codec.format.block_bytes,
+            read_seconds=self._clock() - begin,
+        )
+        return count
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        self._codec.check_rows(keys, blocks)
+        if self._writer is None:
+            return
+        # What is there must not make room for the rest of its prefix.
+        self._touch(keys)
+        with self._lock:
+            rows = [row for row, key in enumerate(keys) if key.digest not in self._entries]
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, rows))
+
+    def clear(self, namespace: bytes | None = None) -> None:
+        """Forget one namespace, or everything.
+
+        Afterwards nothing of it is found, after a restart neither. Its bytes are overwritten in the background.
+        """
+        if self._writer is None:
+            return
+        with self._index_lock:
+            with self._lock:
+                self._writer.cancel(namespace)
+                gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
+                slots = [self._entries.pop(digest).slot for digest in gone]
+            if self._opened is not None:
+                try:
+                    self._opened.index.clear(namespace)
+                except MediumErrors as error:
+                    self._stale.update(slots)
+                    self._failed(self._writes, error)
+        self._writer.call(self._release_all if namespace is None else lambda: self._erase(slots))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return self._writer is None or self._writer.flush(timeout)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._num_reading)
+        self._reader.close()
+        if self._opened is not None:
+            if not self._read_only:
+                try:
+                    with self._index_lock:
+                        self._commit(self._opened, [])
+                except MediumErrors as error:
+                    self._failed(self._writes, error)
+            self._opened.close()
+            self._opened = None
+
+    # Opening
+
+    def _open(self) -> _Opened:
+        if self._read_only:
+            folder = self._root / self._codec.name
+            return _Opened(
+                folder,
+                None,
+                SlotIndex(folder, writable=False),
+                SlotFiles(folder, self._slot_bytes, writable=False),
+            )
+        folder = make_store_folder(self._root, self._codec)
+        lock = FolderLock(folder)
+        try:
+            index = self._open_index(folder)
+            files = SlotFiles(folder, self._slot_bytes, writable=True)
+            files.shrink(self._capacity)
+            entries: OrderedDict[bytes, _Entry] = OrderedDict()
+            lost = []
+            for block in index.all():
+                if block.slot < files.num_slots:
+                    entries[block.digest] = _Entry(block.slot, block.namespace)
+                else:
+                    lost.append(block.slot)
+            index.commit([], [], lost)
+        except BaseException:
+            lock.close()
+            raise
+        taken = {entry.slot for entry in entries.values()}
+        self._free = [slot for slot in range(files.num_slots) if slot not in taken]
+        with self._lock:
+            self._entries = entries
+        return _Opened(folder, lock, index, files)
+
+    def _open_index(self, folder: Path) -> SlotIndex:
+        try:
+            return SlotIndex(folder, writable=True)
+        except sqlite3.OperationalError:
+            raise  # the disk's, not the file's
+        except sqlite3.DatabaseError as error:
+            _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
+            SlotIndex.remove(folder)
+            return SlotIndex(folder, writable=True)
+
+    # Reading
+
+    def _usable(self) -> _Opened | None:
+        """What can be read now; a store that is only read is opened when it is there."""
+        if not self._reads.ready:
+            return None
+        if self._opened is None and self._read_only:
+            with self._index_lock:
+                try:
+                    self._opened = self._opened or self._open()
+                except MediumErrors as error:
+                    self._failed(self._reads, error)
+        return self._opened
+
+    def _find(self, opened: _Opened, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, _Entry]]:
+        if self._read_only:
+            try:
+                with self._index_lock:
+                    rows = opened.index.find([key.digest for key in keys])
+            except MediumErrors as error:
+                self._failed(self._reads, error)
+                return []
+            return [(key, _Entry(row.slot, row.namespace)) for key, row in zip(keys, rows, strict=False)]
+        found = []
+        with self._lock:
+            for key in keys:
+                entry = self._entries.get(key.digest)
+                if entry is None:
+                    break
+                found.append((key, entry))
+        return found
+
+    def _get(self, opened: _Opened, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        found = self._find(opened, keys)
+        verdicts, errors = self._reader.read(opened.files, keys, [entry.slot for _, entry in found], out)
+        for error in errors:
+            self._failed(self._reads, error)
+        count = next((row for row, verdict in enumerate(verdicts) if verdict is not Verdict.RIGHT), len(verdicts))
+        if count:
+            self._reads.worked()
+        if not self._read_only:
+            self._settle(found, verdicts, count)
+        return count
+
+    def _settle(self, found: Sequence[tuple[BlockKey, _Entry]], verdicts: Sequence[Verdict | None], count: int) -> None:
+        """What was right was used now; what was wrong is forgotten, unless another block took its slot meanwhile.
+
+        Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
+        """
+        self._touch([key for key, _ in found[:count]])
+        corrupt = 0
+        with self._lock:
+            for row, ((key, entry), verdict) in enumerate(zip(found, verdicts, strict=True)):
+                wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
+                if wrong and self._entries.get(key.digest) is entry:
+                    del self._entries[key.digest]
+                    self._gone.append(entry.slot)
+                    corrupt += verdict is Verdict.CORRUPT
+        self._counters.add(corrupt_blocks=corrupt)
+
+    def _touch(self, prefix: Sequence[BlockKey]) -> None:
+        """They were used now: the first last, for without the first blocks of a prefix the others are of no use."""
+        now = time.time()
+        with self._lock:
+            for key in reversed(prefix):
+                entry = self._entries.get(key.digest)
+                if entry is not None:
+                    self._entries.move_to_end(key.digest)
+                    self._used[entry.slot] = now
+
+    # Writing: in the writer's thread
+
+    def _write(self, batch: list[PendingBlock]) -> None:
+        begin = self._clock()
+        written: list[tuple[PendingBlock, int]] = []
+        try:
+            if self._writes.ready:
+                written = self._write_slots(batch)
+                self._writes.worked()
+        except (*MediumErrors, StoreInUseError) as error:
+            self._failed(self._writes, error)
+        self._counters.add(
+            written_blocks=len(written),
+            written_bytes=len(written) * self._codec.format.block_bytes,
+            dropped_blocks=len(batch) - len(written),
+            write_seconds=self._clock() - begin,
+        )
+
+    def _write_slots(self, batch: list[PendingBlock]) -> list[tuple[PendingBlock, int]]:
+        if self._opened is None:
+            self._opened = self._open()
+        opened = self._opened
+        batch = [pending for pending in batch if not pending.cancelled]
+        slots = self._allocate(opened, len(batch))
+        placed = list(zip(batch, slots, strict=False))
+        try:
+            for part in runs_of(slots, opened.files.slots_per_file, self._reader.slots_per_call):
+                buffers: list[BlockBytes] = []
+                for pending, _ in placed[part.start : part.stop]:
+                    header, body = self._codec.encode(pending.key, pending.block)
+                    buffers += [np.frombuffer(header.ljust(self._slot_bytes - body.nbytes, b"\0"), np.uint8), body]
+                opened.files.write(slots[part.start], buffers)
+            with self._index_lock:
+                kept = [(pending, slot) for pending, slot in placed if not pending.cancelled]
+                self._commit(opened, kept)
+                with self._lock:
+                    for pending, slot in kept:
+                        self._entries[pending.key.digest] = _Entry(slot, pending.key.namespace)
+            for pending, _ in kept:
+                self._touch(pending.prefix)
+        except BaseException:
+            self._free += slots
+            raise
+        written = {slot for _, slot in kept}
+        self._erase([slot for slot in slots if slot not in written])
+        return kept
+
+    def _commit(self, opened: _Opened, written: list[tuple[PendingBlock, int]]) -> None:
+        now = time.time()
+        with self._lock:
+            used = [(when, slot) for slot, when in self._used.items()]
+            gone, self._gone = self._gone, []
+            self._used.clear()
+        blocks = (IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in written)
+        self._free += gone
+        self._stale.update(gone)
+        opened.index.commit(blocks, used, self._stale)
+        self._stale.clear()
+
+    def _allocate(self, opened: _Opened, count: int) -> list[int]:
+        """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""
+        while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
+            first = opened.files.num_slots
+            try:
+                opened.files.grow(self._capacity)
+            except OSError as error:
+                self._failed(self._growth, error)  # but what is there can be used
+                break
+            self._growth.worked()
+            self._free += range(first, opened.files.num_slots)
+        self._free.sort(reverse=True)
+        slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        with self._lock:
+            while len(slots) < count and self._entries:
+                _, entry = self._entries.popitem(last=False)
+                self._used.pop(entry.slot, None)
+                slots.append(entry.slot)
+                self._counters.add(evicted_blocks=1)
+        return sorted(slots)
+
+    def _erase(self, slots: list[int]) -> None:
+        opened = self._opened
+        if opened is not None:
+            zeros = np.zeros(self._slot_bytes, dtype=np.uint8)
+            try:
+                for slot in slots:
+                    opened.files.write(slot, [zeros])
+            except OSError as error:
+                self._failed(self._writes, error)
+        self._free += slots
+
+    def _release_all(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        with self._lock:
+            self._gone.clear()
+            self._used.clear()
+        self._free.clear()
+        try:
+            opened.files.shrink(0)
+        except OSError as error:
+            self._failed(self._writes, error)
+
+    def _failed(self, backoff: Backoff, error: Exception) -> None:
+        self._counters.add(errors=1)
+        backoff.failed(error)

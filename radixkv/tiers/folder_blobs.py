@@ -1,0 +1,151 @@
+"""Blobs as files of one folder, which may be mounted by several machines.
+
+Each file is written once, by one process, under a name of its own, and gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+NUM_THREADS = 4
+# What is younger was used just now.
+TOUCH_SECONDS = 3600
+# Between two looks at how much there is, so much of the capacity is written.
+LOOKS_PER_CAPACITY = 16
+
+
+class FolderBlobs:
+    """A store of blobs (`radixkv.tiers.shared_tier.BlobStore`) in a folder.
+
+    Args:
+        root: the folder, made if it is not there.
+        capacity_bytes: of all files in it. Each process that writes holds the folder to it now and then, by removing those
+            files that were used longest ago, to the hour; between, there may be more.
+
+    Attributes:
+        description: the folder.
+
+    Raises:
+        ValueError: the capacity is less than a byte.
+    """
+
+    def __init__(self, root: Path, *, capacity_bytes: int) -> None:
+        if capacity_bytes < 1:
+            raise ValueError(f"capacity_bytes: expected at least 1, got {capacity_bytes}")
+        self.description = str(root)
+        self._root = root / "files"  # beside what a disk tier may have there
+        self._capacity = capacity_bytes
+        self._until_look = 0
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="folder-blobs")
+
+    def count_present(self, names: Sequence[str]) -> int:
+        return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
+
+    def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        return list(self._threads.map(self._read, names))
+
+    def write(self, blobs: Mapping[str, bytes]) -> int:
+        missing = [name for name in blobs if not self._in_use(name)]
+        # The first of a prefix last, so that it is not the first to make room.
+        for name in reversed(missing):
+            self._write(self._path(name), blobs[name])
+            self._until_look -= len(blobs[name])
+        if self._until_look < 0:
+            self._hold_capacity()
+            self._until_look = self._capacity // LOOKS_PER_CAPACITY
+        return len(missing)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._path(name).unlink(missing_ok=True)
+
+    def clear(self, path: str) -> None:
+        folder = self._root / path
+        # At once for all who read, however long removing takes.
+        doomed = self._root / f".cleared-{uuid.uuid4().hex}"
+        try:
+            os.replace(folder, doomed)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(doomed)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _path(self, name: str) -> Path:
+        folder, _, block = name.rpartition("/")
+        return self._root / folder / block[:2] / block
+
+    def _in_use(self, name: str) -> bool:
+        """Whether it is there; if so, it is used now."""
+        path = self._path(name)
+        try:
+            _touch(path, os.stat(path))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            status = os.fstat(file)
+            blob = bytearray(status.st_size)
+            length = os.preadv(file, [memoryview(blob)], 0)
+            _touch(file, status)
+        finally:
+            os.close(file)
+        return bytes(memoryview(blob)[:length])
+
+    def _write(self, path: Path, blob: bytes) -> None:
+        self._make_folder(path.parent)
+        draft = path.with_name(f".{uuid.uuid4().hex}")
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if os.pwritev(file, [memoryview(blob)], 0) != len(blob):
+                raise OSError(f"{draft}: not everything was written")
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+
+    def _make_folder(self, path: Path) -> None:
+        """With those above it, the root included, all for this user alone."""
+        if not path.exists():
+            if path != self._root.parent:
+                self._make_folder(path.parent)
+            path.mkdir(mode=0o700, exist_ok=True)
+
+    def _hold_capacity(self) -> None:
+        for unfinished in self._root.glob(".cleared-*"):  # by a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        files = []
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    status = os.stat(path)
+                except FileNotFoundError:
+                    continue  # another process removed it
+                files.append((status.st_mtime, status.st_size, path))
+        excess = sum(size for _, size, _ in files) - self._capacity
+        for _, size, path in sorted(files):
+            if excess <= 0:
+                return
+            Path(path).unlink(missing_ok=True)
+            excess -= size
+
+
+def _touch(file: int | Path, status: os.stat_result) -> None:
+    if status.st_mtime < time.time() - TOUCH_SECONDS:
+        os.utime(file)

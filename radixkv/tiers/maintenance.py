@@ -1,0 +1,209 @@
+"""What an operator does with the folder of a disk tier: look at it, verify it, make it smaller, empty it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from radixkv.tiers.record import RecordLayout
+from radixkv.tiers.slot_files import SlotFiles
+from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_reader import slot_bytes_of
+from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
+from radixkv.tiers.tier import BlockBytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """What is in a store.
+
+    Attributes:
+        header: what its blocks are.
+        num_blocks: how many there are.
+        slot_bytes: space per block.
+        taken_bytes: space of all slots.
+        namespaces: blocks by namespace.
+        last_used: when one was last put or read, in seconds since 1970; None: there is none.
+        owner: the process that writes to it now, if one does.
+    """
+
+    header: StoreHeader
+    num_blocks: int
+    slot_bytes: int
+    taken_bytes: int
+    namespaces: Mapping[bytes, int]
+    last_used: float | None
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        right: blocks that are as they were put.
+        corrupt: blocks that are not, which would be misses.
+        replaced: blocks whose slot holds another by now: of a process that was killed, or one that writes just now.
+    """
+
+    right: int
+    corrupt: int
+    replaced: int
+
+
+class UnreadableStoreError(ValueError):
+    """A store is of another version of RadixKV, or damaged; the message says which."""
+
+
+def describe(folder: Path) -> StoreInfo:
+    """Look at a store, which another process may be writing.
+
+    Args:
+        folder: of one store; see `radixkv.tiers.store_folder.store_folders`.
+
+    Raises:
+        OSError: it cannot be read.
+        UnreadableStoreError: it makes no sense to this version.
+    """
+    with _opened(folder, writable=False) as store:
+        rows = list(store.index.all())
+        return StoreInfo(
+            header=store.header,
+            num_blocks=len(rows),
+            slot_bytes=store.slot_bytes,
+            taken_bytes=store.files.num_slots * store.slot_bytes,
+            namespaces=Counter(row.namespace for row in rows),
+            last_used=rows[-1].used if rows else None,
+            owner=owner_of(folder),
+        )
+
+
+def verify(folder: Path) -> Verification:
+    """Read every block of a store, and compare its checksum. Needs no key.
+
+    Args:
+        folder: of one store, which another process may be writing.
+
+    Raises:
+        OSError: it cannot be read.
+        UnreadableStoreError: it makes no sense to this version.
+    """
+    right = corrupt = replaced = 0
+    with _opened(folder, writable=False) as store:
+        for row in list(store.index.all()):
+            slot = store.read(row.slot)
+            header = slot[: store.layout.header_bytes].tobytes()
+            if len(slot) < store.slot_bytes or not store.layout.intact(header, slot[-store.layout.body_bytes :]):
+                corrupt += 1
+            elif store.layout.digest_of(header) != row.digest:
+                replaced += 1
+            else:
+                right += 1
+    return Verification(right, corrupt, replaced)
+
+
+def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | None = None) -> int:
+    """Forget blocks that were used longest ago, and give their space back.
+
+    Args:
+        folder: of one store, which no other process writes.
+        max_bytes: of the slots that are left; None: any.
+        used_since: what was not used since then is forgotten, in seconds since 1970; None: nothing is.
+
+    Returns:
+        How many blocks were forgotten.
+
+    Raises:
+        OSError: it cannot be read or written.
+        StoreInUseError: a process writes to it.
+        UnreadableStoreError: it makes no sense to this version.
+    """
+    with _opened(folder, writable=True) as store:
+        rows = list(store.index.all())
+        kept = [row for row in rows if used_since is None or row.used >= used_since]
+        if max_bytes is not None:
+            kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
+        # What is kept moves to the first slots; a record does not depend on where it is.
+        holes = sorted(set(range(len(kept))) - {row.slot for row in kept}, reverse=True)
+        moved: list[IndexedBlock] = []
+        for row in kept:
+            if row.slot >= len(kept):
+                moved.append(row._replace(slot=holes.pop()))
+                store.files.write(moved[-1].slot, [store.read(row.slot)])
+        gone = {row.slot for row in rows} - {row.slot for row in kept if row.slot < len(kept)}
+        store.index.commit(moved, [], gone)
+        store.files.shrink(len(kept))
+        return len(rows) - len(kept)
+
+
+def clear(folder: Path, namespace: bytes | None = None) -> int:
+    """Forget one namespace, or everything, and overwrite or give back the space.
+
+    Args:
+        folder: of one store, which no other process writes.
+        namespace: as `describe` names it.
+
+    Returns:
+        How many blocks were forgotten.
+
+    Raises:
+        OSError: it cannot be read or written.
+        StoreInUseError: a process writes to it.
+        UnreadableStoreError: it makes no sense to this version.
+    """
+    with _opened(folder, writable=True) as store:
+        doomed = [row for row in store.index.all() if namespace in (None, row.namespace)]
+        store.index.clear(namespace)
+        if namespace is None:
+            store.files.shrink(0)
+        else:
+            zeros = np.zeros(store.slot_bytes, dtype=np.uint8)
+            for row in doomed:
+                store.files.write(row.slot, [zeros])
+        return len(doomed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    header: StoreHeader
+    layout: RecordLayout
+    slot_bytes: int
+    index: SlotIndex
+    files: SlotFiles
+
+    def read(self, slot: int) -> BlockBytes:
+        record = np.empty(self.slot_bytes, dtype=np.uint8)
+        return record[: self.files.read(slot, [record])]
+
+
+@contextmanager
+def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
+    header = read_header(folder)
+    if not header.readable:
+        raise UnreadableStoreError(
+            f"{folder}: its format has version {header.version}, which this version of RadixKV does not read"
+        )
+    layout = RecordLayout(header.block_format, sealed=header.sealed)
+    slot_bytes = slot_bytes_of(layout)
+    lock = FolderLock(folder) if writable else None
+    try:
+        index = SlotIndex(folder, writable=writable)
+        try:
+            files = SlotFiles(folder, slot_bytes, writable=writable)
+            try:
+                yield _Store(header, layout, slot_bytes, index, files)
+            finally:
+                files.close()
+        finally:
+            index.close()
+    except sqlite3.Error as error:
+        raise UnreadableStoreError(f"{folder}: its index cannot be read ({error})") from error
+    finally:
+        if lock is not None:
+            lock.close()

@@ -1,0 +1,148 @@
+"""What a store keeps for one block: a header that says which block it is, and the block.
+
+::
+
+    magic 8 | checksum 16 | digest 20 | nonce 12 | tokens 4 per token || block, or ciphertext and tag
+
+The header makes a record speak for itself. Wherever a store's index leads, to a slot that was given to another block
+meanwhile, to one that was half written when the power went, or to one of a bad disk, the record is compared with the key
+that was asked for. So no order of writes has to be kept for the sake of right answers.
+
+The checksum (xxh3, 128 bits) covers all after it. Of an encrypted block the tokens are not stored: they are bound into its
+tag, as the digest is, so that a block opens only for whoever has its key and its tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.block_key import DIGEST_BYTES, BlockKey
+from radixkv.tiers.encryption import NONCE_BYTES, TAG_BYTES, BlockCipher
+from radixkv.tiers.tier import BlockBytes
+
+_MAGIC = b"RadixKV\x01"
+_CHECKSUM = struct.Struct(f"{len(_MAGIC)}s16s")
+_FIELDS = struct.Struct(f"{DIGEST_BYTES}s{NONCE_BYTES}s")
+
+
+class Verdict(enum.Enum):
+    """What a record turned out to be."""
+
+    RIGHT = enum.auto()
+    OTHER = enum.auto()  # an intact record of another block
+    CORRUPT = enum.auto()
+
+
+class RecordLayout:
+    """What can be known of the records of one format without a key.
+
+    Args:
+        block_format: of the blocks.
+        sealed: whether they are encrypted.
+
+    Attributes:
+        format: of the blocks.
+        sealed: whether they are encrypted.
+        header_bytes: length of a header.
+        body_bytes: length of what follows it.
+    """
+
+    def __init__(self, block_format: BlockFormat, *, sealed: bool) -> None:
+        self.format = block_format
+        self.sealed = sealed
+        self.header_bytes = _CHECKSUM.size + _FIELDS.size + 4 * block_format.block_size
+        self.body_bytes = block_format.block_bytes + (TAG_BYTES if sealed else 0)
+
+    def intact(self, header: bytes, body: BlockBytes) -> bool:
+        """Whether a record is as it was made, whichever block's it is."""
+        return header[: _CHECKSUM.size] == _CHECKSUM.pack(_MAGIC, _checksum(header[_CHECKSUM.size :], body))
+
+    def digest_of(self, header: bytes) -> bytes:
+        """Which block an intact record is of."""
+        digest: bytes = _FIELDS.unpack_from(header, _CHECKSUM.size)[0]
+        return digest
+
+
+class RecordCodec(RecordLayout):
+    """Makes and reads the records of one format.
+
+    Args:
+        block_format: of the blocks.
+        key: encrypts them, 32 bytes; None: they are stored as they are.
+
+    Attributes:
+        name: differs where records could not be read: by format, and by key.
+
+    Raises:
+        ImportError: a key is given, and cryptography is not installed.
+        ValueError: the key is none.
+    """
+
+    def __init__(self, block_format: BlockFormat, key: bytes | None = None) -> None:
+        super().__init__(block_format, sealed=key is not None)
+        self._cipher = None if key is None else BlockCipher(key, block_format.digest)
+        self.name = block_format.digest.hex() + (f"-{self._cipher.name.hex()}" if self._cipher else "")
+
+    def check_rows(self, keys: Sequence[BlockKey], rows: BlockBytes) -> None:
+        """Refuse what is not one row per key.
+
+        Raises:
+            ValueError: naming the argument.
+        """
+        expected = (len(keys), self.format.block_bytes)
+        if rows.shape != expected or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
+            raise ValueError(f"blocks: expected contiguous bytes of shape {expected}, got {rows.dtype} {rows.shape}")
+        length = 4 * self.format.block_size
+        for key in keys:
+            if len(key.tokens) != length or len(key.digest) != DIGEST_BYTES:
+                raise ValueError(
+                    f"keys: expected {length} bytes of tokens and a digest of {DIGEST_BYTES}, "
+                    f"got {len(key.tokens)} and {len(key.digest)}"
+                )
+
+    def encode(self, key: BlockKey, block: BlockBytes) -> tuple[bytes, BlockBytes]:
+        """Header and body of a block's record; the body may be the block itself."""
+        if self._cipher is None:
+            fields, body = _FIELDS.pack(key.digest, b"") + key.tokens, block
+        else:
+            nonce = os.urandom(NONCE_BYTES)
+            fields = _FIELDS.pack(key.digest, nonce) + bytes(len(key.tokens))
+            body = self._cipher.encrypt(nonce, block, key.digest + key.tokens)
+        return _CHECKSUM.pack(_MAGIC, _checksum(fields, body)) + fields, body
+
+    def decode(self, key: BlockKey, header: bytes, body: BlockBytes, block: BlockBytes) -> Verdict:
+        """Compare a record with the key that it was found by, and write its block.
+
+        Args:
+            key: of the wanted block.
+            header: of the record.
+            body: of the record; may be ``block``, if records are not encrypted.
+            block: where the block goes. Undefined unless the verdict is `Verdict.RIGHT`.
+        """
+        digest, nonce = _FIELDS.unpack_from(header, _CHECKSUM.size)
+        tokens = header[_CHECKSUM.size + _FIELDS.size :]
+        if self._cipher is None:
+            if not self.intact(header, body):
+                return Verdict.CORRUPT
+            if digest != key.digest or tokens != key.tokens:
+                return Verdict.OTHER
+            if body is not block:
+                block[:] = body
+            return Verdict.RIGHT
+        if digest != key.digest:
+            return Verdict.OTHER if self.intact(header, body) else Verdict.CORRUPT
+        opened = self._cipher.decrypt(nonce, body, key.digest + key.tokens, block)
+        return Verdict.RIGHT if opened else Verdict.CORRUPT
+
+
+def _checksum(fields: bytes, body: BlockBytes) -> bytes:
+    checksum = xxhash.xxh3_128(fields)
+    checksum.update(body.data)
+    return checksum.digest()

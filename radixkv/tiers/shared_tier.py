@@ -1,0 +1,223 @@
+"""Blocks that several machines share: a tier over any store of named blobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
+from radixkv.tiers.backoff import Backoff
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.record import RecordCodec, Verdict
+from radixkv.tiers.stats import StoreCounters, StoreStats
+from radixkv.tiers.tier import BlockBytes
+
+
+class BlobStore(Protocol):
+    """Bytes by name. Names are paths: of the format, the namespace and the block, with ``/`` between them.
+
+    Calls may come from two threads at a time. What the medium does is raised as an OSError.
+
+    Attributes:
+        description: for people, without secrets.
+    """
+
+    description: str
+
+    def count_present(self, names: Sequence[str]) -> int:
+        """How many leading names there are."""
+
+    def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        """The blobs, None where there is none; may end after the first such."""
+
+    def write(self, blobs: Mapping[str, bytes]) -> int:
+        """Write those of the blobs that are not there, each whole or not at all, and say how many were not."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove blobs, which need not be there."""
+
+    def clear(self, path: str) -> None:
+        """Remove all blobs whose names begin with ``path`` and a ``/``."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+
+class SharedTier:
+    """A tier in a store that several processes write to, on this machine or others.
+
+    `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. Another thread
+    writes and clears. Where the store fails, it is left alone for a while, and nothing is found.
+
+    Args:
+        store: of blobs.
+        block_format: of the blocks.
+        queue_bytes: of blocks that may wait to be written; what is more is dropped.
+        key: encrypts the blocks, 32 bytes; None: they are stored as they are.
+        clock: seconds, for statistics and for the time after which a store that failed is tried again.
+
+    Attributes:
+        medium: "shared".
+
+    Raises:
+        ImportError: a key is given, and cryptography is not installed.
+        ValueError: the key has another length.
+    """
+
+    medium = "shared"
+
+    def __init__(
+        self,
+        store: BlobStore,
+        block_format: BlockFormat,
+        *,
+        queue_bytes: int = 256 << 20,
+        key: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._codec = RecordCodec(block_format, key)
+        self._clock = clock
+        self._counters = StoreCounters()
+        self._backoff = Backoff(store.description, clock)
+        # Paths that are to be cleared. Until the store has done so, nothing below them is read.
+        self._uncleared: set[str] = set()
+        self._closed = False
+        self._writer = BackgroundWriter("shared-tier", block_format.block_bytes, queue_bytes, self._write)
+
+    @property
+    def stats(self) -> StoreStats:
+        return self._counters.read()
+
+    def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
+        if not keys or not self._readable(keys[0]):
+            return 0
+        try:
+            count = self._store.count_present([self._name(key) for key in keys])
+        except OSError as error:
+            self._failed(error)
+            return 0
+        self._backoff.worked()
+        return count
+
+    def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        self._codec.check_rows(keys, out)
+        begin = self._clock()
+        count = 0
+        if keys and self._readable(keys[0]):
+            try:
+                count = self._get(keys, out)
+                self._backoff.worked()
+            except OSError as error:
+                self._failed(error)
+        self._counters.add(
+            hit_blocks=count,
+            missed_blocks=len(keys) - count,
+            read_bytes=count * self._codec.format.block_bytes,
+            read_seconds=self._clock() - begin,
+        )
+        return count
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        self._codec.check_rows(keys, blocks)
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, range(len(keys))))
+
+    def clear(self, namespace: bytes | None = None) -> None:
+        """Forget one namespace, or everything of this format.
+
+        Nothing of it is found here from now on, and by others when the store has cleared it. A store that is gone is told
+        when it is back, if this process lives so long.
+        """
+        if self._closed:
+            return
+        path = self._codec.name + ("" if namespace is None else f"/{namespace.hex()}")
+        self._uncleared = self._uncleared | {path}
+        self._writer.cancel(namespace)
+        self._writer.call(self._clear)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return self._writer.flush(timeout)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
+            self._store.close()
+
+    def _name(self, key: BlockKey) -> str:
+        return f"{self._codec.name}/{key.namespace.hex()}/{key.digest.hex()}"
+
+    def _readable(self, key: BlockKey) -> bool:
+        """Whether a key's namespace can be read now; all keys of a call are of one."""
+        if self._closed or not self._backoff.ready:
+            return False
+        uncleared = self._uncleared
+        return not uncleared or uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+
+    def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        names = [self._name(key) for key in keys]
+        size = self._codec.header_bytes
+        for row, (key, blob) in enumerate(zip(keys, self._store.read(names), strict=False)):
+            if blob is None:
+                return row
+            verdict = Verdict.CORRUPT
+            if len(blob) == size + self._codec.body_bytes:
+                body = np.frombuffer(blob, dtype=np.uint8, offset=size)
+                verdict = self._codec.decode(key, blob[:size], body, out[row])
+            if verdict is not Verdict.RIGHT:
+                self._counters.add(corrupt_blocks=1)
+                self._writer.call(partial(self._delete, names[row]))
+                return row
+        return len(keys)
+
+    # In the writer's thread
+
+    def _write(self, batch: list[PendingBlock]) -> None:
+        begin = self._clock()
+        dropped, written = len(batch), 0
+        try:
+            if self._backoff.ready:
+                self._clear_store()
+                blobs = {}
+                for pending in batch:
+                    header, body = self._codec.encode(pending.key, pending.block)
+                    blobs[self._name(pending.key)] = b"".join((header, body.data))
+                written = self._store.write(blobs)
+                dropped = 0
+                self._backoff.worked()
+        except OSError as error:
+            self._failed(error)
+        self._counters.add(
+            written_blocks=written,
+            written_bytes=written * self._codec.format.block_bytes,
+            dropped_blocks=dropped,
+            write_seconds=self._clock() - begin,
+        )
+
+    def _clear(self) -> None:
+        if self._backoff.ready:
+            try:
+                self._clear_store()
+            except OSError as error:
+                self._failed(error)
+
+    def _clear_store(self) -> None:
+        for path in self._uncleared:
+            self._store.clear(path)
+            self._uncleared = self._uncleared - {path}
+
+    def _delete(self, name: str) -> None:
+        if self._backoff.ready:
+            try:
+                self._store.delete([name])
+            except OSError as error:
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._counters.add(errors=1)
+        self._backoff.failed(error)

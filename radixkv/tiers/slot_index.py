@@ -1,0 +1,143 @@
+"""Which slot holds which block, in SQLite.
+
+SQLite and LMDB were measured with 100,000 blocks on two cores of an Intel Xeon, shared and loaded: opening and reading all
+into a dictionary took 0.29 s and 0.09 s, a transaction of 16 blocks that survives a crash 0.23 ms and 0.97 ms. Blocks are
+looked up in the dictionary either way. Both open fast enough, and SQLite comes with Python.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from radixkv.tiers.store_folder import open_private
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blocks(
+    slot INTEGER PRIMARY KEY,
+    digest BLOB NOT NULL UNIQUE,
+    namespace BLOB NOT NULL,
+    used REAL NOT NULL
+)
+"""
+
+
+class IndexedBlock(NamedTuple):
+    """A row.
+
+    Attributes:
+        slot: where the block is.
+        digest: see `radixkv.tiers.block_key.BlockKey`.
+        namespace: likewise.
+        used: when it was last put or read, in seconds since 1970.
+    """
+
+    slot: int
+    digest: bytes
+    namespace: bytes
+    used: float
+
+
+class SlotIndex:
+    """Owned by one process, and read by any number. One thread at a time may call it.
+
+    Written ahead and not synchronised with each transaction: what a killed process had committed is there, and what a machine
+    had that lost its power may be older, which records notice.
+
+    Args:
+        folder: where the file is.
+        writable: False: only `find`, `all` and `__len__`.
+
+    Raises:
+        OSError: the file cannot be made.
+        sqlite3.Error: it cannot be opened, or is damaged.
+    """
+
+    def __init__(self, folder: Path, *, writable: bool) -> None:
+        path = folder / "index.sqlite"
+        if writable:
+            with open(path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
+                pass
+        mode = "rw" if writable else "ro"
+        self._database = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=5,
+        )
+        try:
+            if writable:
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.execute(_SCHEMA)
+            self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
+        except sqlite3.Error:
+            self._database.close()
+            raise
+
+    def __len__(self) -> int:
+        (count,) = self._database.execute("SELECT count(*) FROM blocks").fetchone()
+        return int(count)
+
+    def all(self) -> Iterator[IndexedBlock]:
+        """All blocks, that used longest ago first."""
+        rows = self._database.execute("SELECT slot, digest, namespace, used FROM blocks ORDER BY used, slot DESC")
+        return map(IndexedBlock._make, rows)
+
+    def find(self, digests: Sequence[bytes]) -> list[IndexedBlock]:
+        """The leading ones that are there."""
+        found = []
+        for digest in digests:
+            row = self._database.execute(
+                "SELECT slot, digest, namespace, used FROM blocks WHERE digest = ?", (digest,)
+            ).fetchone()
+            if row is None:
+                break
+            found.append(IndexedBlock._make(row))
+        return found
+
+    def commit(self, written: Iterable[IndexedBlock], used: Iterable[tuple[float, int]], gone: Iterable[int]) -> None:
+        """One transaction.
+
+        Args:
+            written: blocks, instead of what their slots held.
+            used: times and slots that were read.
+            gone: slots that hold nothing any more.
+
+        Raises:
+            sqlite3.Error: nothing was changed.
+        """
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in gone))
+            self._database.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
+            self._database.executemany("REPLACE INTO blocks VALUES (?, ?, ?, ?)", written)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def clear(self, namespace: bytes | None) -> None:
+        """Forget one namespace, or everything.
+
+        Raises:
+            sqlite3.Error: nothing was changed.
+        """
+        if namespace is None:
+            self._database.execute("DELETE FROM blocks")
+        else:
+            self._database.execute("DELETE FROM blocks WHERE namespace = ?", (namespace,))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Remove an index that is damaged; the blocks in the slots are lost."""
+        for ending in ("", "-wal", "-shm"):
+            (folder / f"index.sqlite{ending}").unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""What a store counts of itself."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Totals since a store was opened.
+
+    Attributes:
+        hit_blocks: blocks that `Tier.get_many` returned.
+        missed_blocks: blocks that it was asked for and did not return, for whatever reason.
+        read_bytes: of the blocks returned.
+        read_seconds: spent in `Tier.get_many`.
+        written_blocks: blocks that reached the medium.
+        written_bytes: of those.
+        write_seconds: spent writing them, in the background.
+        dropped_blocks: blocks put that were not written: the queue was full, or writing failed.
+        corrupt_blocks: blocks that were there with other bytes than were put.
+        evicted_blocks: blocks that made room for others.
+        errors: calls that the medium failed.
+    """
+
+    hit_blocks: int = 0
+    missed_blocks: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    written_blocks: int = 0
+    written_bytes: int = 0
+    write_seconds: float = 0.0
+    dropped_blocks: int = 0
+    corrupt_blocks: int = 0
+    evicted_blocks: int = 0
+    errors: int = 0
+
+
+class StoreCounters:
+    """Adds up `StoreStats` from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals = asdict(StoreStats())
+
+    def add(self, **amounts: float) -> None:
+        """Add to the totals.
+
+        Args:
+            amounts: by the names of `StoreStats`.
+        """
+        with self._lock:
+            for name, amount in amounts.items():
+                self._totals[name] += amount
+
+    def read(self) -> StoreStats:
+        """The totals now."""
+        with self._lock:
+            return StoreStats(**self._totals)

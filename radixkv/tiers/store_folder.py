@@ -1,0 +1,163 @@
+"""The folder of one store of blocks: who owns it, what is in it, and that only its owner's user can read it.
+
+::
+
+    ROOT/                       what the user names
+      <format>[-<key>]/         one store, 0700; another model, dtype, block size, quantisation or key has another
+        format.json             what its name stands for
+        lock                    held by the process that writes; its text says which
+        index.sqlite            which slot holds which block
+        blocks-00000 ...        slots
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import StoreInUseError
+from radixkv.tiers.block_format import FORMAT_VERSION, BlockFormat
+from radixkv.tiers.record import RecordCodec
+
+_HEADER = "format.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHeader:
+    """What ``format.json`` says.
+
+    Attributes:
+        version: of the layout; see `radixkv.tiers.block_format.FORMAT_VERSION`.
+        block_format: of the blocks.
+        sealed: whether they are encrypted.
+    """
+
+    version: int
+    block_format: BlockFormat
+    sealed: bool
+
+    @property
+    def readable(self) -> bool:
+        """Whether this version of RadixKV reads it."""
+        return self.version == FORMAT_VERSION
+
+
+def make_store_folder(root: Path, codec: RecordCodec) -> Path:
+    """The folder of one format's store under ``root``, made if it is not there.
+
+    Raises:
+        OSError: it cannot be made or read.
+    """
+    folder = root / codec.name
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    header = folder / _HEADER
+    if not header.exists():
+        block_format = codec.format
+        fields = {
+            "version": FORMAT_VERSION,
+            "model": block_format.model,
+            "dtype": block_format.dtype,
+            "block_size": block_format.block_size,
+            "block_bytes": block_format.block_bytes,
+            "fingerprint": block_format.fingerprint.hex(),
+            "encrypted": codec.sealed,
+        }
+        draft = folder / f"{_HEADER}.{os.getpid()}"
+        with open(draft, "w", opener=open_private) as file:
+            json.dump(fields, file, indent=2)
+        draft.rename(header)
+    return folder
+
+
+def read_header(folder: Path) -> StoreHeader:
+    """What a store's folder says of itself.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it says nothing that makes sense.
+    """
+    try:
+        fields: dict[str, Any] = json.loads((folder / _HEADER).read_text())
+        block_format = BlockFormat(
+            bytes.fromhex(fields["fingerprint"]),
+            int(fields["block_size"]),
+            int(fields["block_bytes"]),
+            str(fields["dtype"]),
+            str(fields["model"]),
+        )
+        return StoreHeader(int(fields["version"]), block_format, bool(fields["encrypted"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / _HEADER}: this is no header of a store of blocks ({error!r})") from error
+
+
+def store_folders(root: Path) -> Iterator[Path]:
+    """All stores under a root, or the root itself if it is one.
+
+    Raises:
+        OSError: the root cannot be read.
+    """
+    if (root / _HEADER).exists():
+        yield root
+        return
+    yield from sorted(folder for folder in root.iterdir() if (folder / _HEADER).exists())
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """An opener for `open`: a new file is its owner's alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+class FolderLock:
+    """Held by the one process that writes to a store; the system gives it back when the process ends, however it ends.
+
+    Args:
+        folder: of the store.
+
+    Raises:
+        OSError: the file cannot be made.
+        StoreInUseError: another process, or another tier of this one, holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / "lock", "a+", opener=open_private)  # noqa: SIM115 - closed by `close`
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            self._file.close()
+            raise StoreInUseError(
+                f"{folder} is written by {owner}, and only one may: others take another folder, or only read"
+            ) from None
+        except OSError:
+            self._file.close()
+            raise
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Give it back."""
+        self._file.close()
+
+
+def owner_of(folder: Path) -> str | None:
+    """Which process writes to a store now; None if none does, or that cannot be told."""
+    try:
+        with open(folder / "lock") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip()
+    except OSError:
+        return None
+    return None

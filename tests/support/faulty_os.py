@@ -1,0 +1,53 @@
+"""A disk that fails on demand, in the place of a module's `os`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import numpy as np
+
+FAULTS = ("none", "read fails", "short read", "wrong bytes", "write fails", "full", "torn write", "gone")
+
+
+class FaultyOs:
+    """Everything that `os` has; some calls do what ``fault`` says.
+
+    Attributes:
+        fault: one of `FAULTS`.
+    """
+
+    def __init__(self) -> None:
+        self.fault = "none"
+
+    def __getattr__(self, name: str) -> Any:
+        if self.fault == "gone" and name in ("preadv", "pwritev", "posix_fallocate", "ftruncate", "open", "replace"):
+            raise OSError(errno.ESTALE, "the disk is gone")
+        return getattr(os, name)
+
+    def preadv(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if self.fault in ("read fails", "gone"):
+            raise OSError(errno.EIO, "unreadable")
+        length = os.preadv(descriptor, buffers, offset)
+        if self.fault == "short read":
+            return length - 1
+        if self.fault == "wrong bytes":
+            np.frombuffer(buffers[-1], np.uint8)[-1:] ^= 1
+        return length
+
+    def pwritev(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if self.fault in ("write fails", "gone"):
+            raise OSError(errno.EIO, "unwritable")
+        if self.fault == "full":
+            raise OSError(errno.ENOSPC, "no space left")
+        length = sum(buffer.nbytes for buffer in buffers)
+        if self.fault == "torn write":  # and nobody is told
+            os.pwritev(descriptor, buffers[:-1], offset)
+            return length
+        return os.pwritev(descriptor, buffers, offset)
+
+    def posix_fallocate(self, descriptor: int, offset: int, length: int) -> None:
+        if self.fault in ("full", "gone"):
+            raise OSError(errno.ENOSPC, "no space left")
+        os.posix_fallocate(descriptor, offset, length)

@@ -1,0 +1,156 @@
+"""`radixkv store`: what an operator does with the folder of a disk tier."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tier_model import FORMAT, get, prefix_keys, random_blocks
+from typer.testing import CliRunner, Result
+
+from radixkv.cli.main import app
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_index import SlotIndex
+from radixkv.tiers.store_folder import store_folders
+
+ANN, BOB = prefix_keys("ann", *range(6)), prefix_keys("bob", *range(3))
+BLOCKS = random_blocks(0, 6)
+SLOT = 4096
+
+Run = Callable[..., Result]
+
+
+def open_tier(root: Path, key: bytes | None = None) -> DiskTier:
+    return DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, queue_bytes=1 << 20, key=key)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Of a store with six blocks of one namespace, and three of another that were used before those."""
+    tier = open_tier(tmp_path)
+    for keys in (BOB, ANN):
+        tier.put_many(keys, BLOCKS[: len(keys)])
+        assert tier.flush(600)
+    tier.close()
+    (folder,) = store_folders(tmp_path)
+    index = SlotIndex(folder, writable=True)
+    index.commit([], [(1000.0 + i, row.slot) for i, row in enumerate(index.all())], [])
+    index.close()
+    return tmp_path
+
+
+@pytest.fixture
+def run(root: Path) -> Run:
+    return lambda command, *options: CliRunner().invoke(app, ["store", command, str(root), *options])
+
+
+def test_info_says_what_is_there(run: Run, root: Path) -> None:
+    shown = run("info", "--namespaces").output
+    assert "model tiny, float32, fingerprint 61206d6f64656c" in shown
+    assert "9 blocks of 4 tokens and 100 bytes" in shown
+    assert "2 namespaces, 0 MB of 0 MB taken" in shown
+    assert "not encrypted" in shown
+    assert "no process writes to it" in shown
+    assert f"namespace {ANN[0].namespace.hex()}: 6 blocks" in shown
+    tier = open_tier(root)
+    assert f"written by process {os.getpid()} on " in run("info").output
+    tier.close()
+    open_tier(root, key=bytes(32)).close()
+    assert sorted(line.strip() for line in run("info").output.splitlines() if "encrypted" in line) == [
+        "encrypted",
+        "not encrypted",
+    ]
+
+
+def test_info_says_what_is_never_hit(run: Run, root: Path) -> None:
+    (folder,) = store_folders(root)
+    header = folder / "format.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
+    assert "never hit" in run("info").output
+    assert "version 99, which this version of RadixKV does not read" in run("info").output
+    header.write_text("{}")
+    assert "this is no header of a store" in run("info").output
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
+def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes | None) -> None:
+    tier = open_tier(tmp_path, key)
+    tier.put_many(ANN, BLOCKS)
+    tier.close()
+    verify = ["store", "verify", str(tmp_path)]
+    result = CliRunner().invoke(app, verify)
+    assert result.exit_code == 0
+    assert "6 right, 0 corrupt, 0 replaced" in result.output
+    (path,) = tmp_path.glob("*/blocks-00000")
+    with path.open("r+b") as file:
+        file.seek(2 * SLOT + 60)  # a token, or a zero in its place
+        file.write(b"?")
+        file.seek(4 * SLOT - 1)
+        file.write(b"?")
+        file.truncate(6 * SLOT - 1)
+    result = CliRunner().invoke(app, verify)
+    assert result.exit_code == 1
+    assert "3 right, 3 corrupt" in result.output
+
+
+def test_prune_keeps_what_was_used_last_and_gives_space_back(run: Run, root: Path) -> None:
+    assert "5 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
+    (path,) = root.glob("*/blocks-00000")
+    assert path.stat().st_size == 4 * SLOT
+    tier = open_tier(root)
+    assert np.array_equal(get(tier, ANN), BLOCKS[:4])
+    assert tier.contains_prefix(BOB) == 0
+    tier.close()
+    assert "4 right, 0 corrupt, 0 replaced" in run("verify").output
+
+
+def test_prune_forgets_what_was_not_used_for_long(run: Run, root: Path) -> None:
+    tier = open_tier(root)
+    assert len(get(tier, ANN[:5])) == 5
+    tier.close()
+    assert "4 blocks forgotten" in run("prune", "--unused-days", "365").output
+    tier = open_tier(root)
+    assert np.array_equal(get(tier, ANN), BLOCKS[:5])
+    tier.close()
+
+
+def test_clear_forgets_one_namespace_or_all(run: Run, root: Path) -> None:
+    assert "3 blocks forgotten" in run("clear", "--namespace", BOB[0].namespace.hex()).output
+    tier = open_tier(root)
+    assert tier.contains_prefix(BOB) == 0
+    assert np.array_equal(get(tier, ANN), BLOCKS)
+    tier.close()
+    assert "6 blocks forgotten" in run("clear").output
+    (path,) = root.glob("*/blocks-00000")
+    assert path.stat().st_size == 0
+
+
+def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
+    tier = open_tier(root)
+    for command in (["prune", "--unused-days", "0"], ["clear"]):
+        result = run(*command)
+        assert "is written by process" in str(result.exception)
+    assert np.array_equal(get(tier, ANN), BLOCKS)
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["prune"], "expected --max-gib or --unused-days"),
+        (["clear", "--namespace", "ann"], "expected hexadecimal digits, got 'ann'"),
+    ],
+)
+def test_bad_options_are_refused(run: Run, command: list[str], message: str) -> None:
+    result = run(*command)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_folder_without_stores_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["store", "info", str(tmp_path)])
+    assert "there are no stored blocks here" in str(result.exception)

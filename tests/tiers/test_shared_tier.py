@@ -1,0 +1,277 @@
+"""Stores that several processes share: a real server, and a folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.faulty_os import FaultyOs
+from support.key_value_server import EXECUTABLE, KeyValueServer
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
+
+from radixkv.tiers import folder_blobs
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.redis_blobs import RedisBlobs
+from radixkv.tiers.shared_tier import BlobStore, SharedTier
+
+KEYS = prefix_keys("ann", *range(6))
+BLOCKS = random_blocks(0, 6)
+
+Open = Callable[..., SharedTier]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KeyValueServer]:
+    if EXECUTABLE is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    server = KeyValueServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["redis", "folder"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], BlobStore]:
+    """Makes stores that share one place."""
+    if request.param == "folder":
+        return lambda: FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20)
+    server: KeyValueServer = request.getfixturevalue("server")
+    return lambda: RedisBlobs(server.url)
+
+
+@pytest.fixture
+def open_tier(make_store: Callable[[], BlobStore]) -> Iterator[Open]:
+    """Opens tiers over one place; at the end it is emptied, and they are closed."""
+    tiers: list[SharedTier] = []
+
+    def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> SharedTier:
+        tiers.append(SharedTier(make_store(), block_format, **({"queue_bytes": 1 << 20} | options)))
+        return tiers[-1]
+
+    yield open_tier
+    for tier in tiers:
+        tier.clear()
+        tier.close()
+
+
+def put(tier: SharedTier, keys: Any = KEYS, blocks: Any = BLOCKS) -> None:
+    tier.put_many(keys, blocks)
+    assert tier.flush(600)
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
+def test_what_one_wrote_another_reads(open_tier: Open, key: bytes | None) -> None:
+    first, second = open_tier(key=key), open_tier(key=key)
+    put(first)
+    assert second.contains_prefix([*KEYS, *prefix_keys("ann", 9)]) == 6
+    assert np.array_equal(get(second, KEYS), BLOCKS)
+    assert second.stats.hit_blocks == 6
+    put(second)
+    assert second.stats.written_blocks == second.stats.dropped_blocks == 0  # they are there already
+
+
+def test_another_format_or_key_finds_nothing(open_tier: Open) -> None:
+    put(open_tier())
+    assert open_tier(BlockFormat(b"another", FORMAT.block_size, FORMAT.block_bytes)).contains_prefix(KEYS) == 0
+    sealed = open_tier(key=bytes(32))
+    assert sealed.contains_prefix(KEYS) == 0
+    put(sealed)
+    assert open_tier(key=bytes([1] * 32)).contains_prefix(KEYS) == 0
+
+
+def test_a_cleared_namespace_is_cleared_for_all_and_no_other(open_tier: Open) -> None:
+    first, second = open_tier(), open_tier()
+    other = prefix_keys("bob", 1, 2)
+    put(first)
+    put(first, other, BLOCKS[:2])
+    second.clear(KEYS[0].namespace)
+    assert second.contains_prefix(KEYS) == 0
+    assert second.flush(600)
+    assert first.contains_prefix(KEYS) == 0
+    assert np.array_equal(get(first, other), BLOCKS[:2])
+    put(second)
+    assert np.array_equal(get(first, KEYS), BLOCKS)
+    first.clear()
+    assert first.flush(600)
+    assert second.contains_prefix(KEYS) == second.contains_prefix(other) == 0
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "another's"])
+def test_a_damaged_blob_is_a_miss_with_a_count_and_can_be_written_again(
+    open_tier: Open, make_store: Callable[[], BlobStore], damage: str
+) -> None:
+    tier = open_tier()
+    put(tier)
+    store = make_store()
+    names = [tier._name(key) for key in KEYS]
+    blob, other = store.read([names[2], names[3]])
+    assert blob is not None
+    assert other is not None
+    damaged = {"flipped": blob[:-1] + bytes([blob[-1] ^ 1]), "short": blob[:-1], "empty": b"", "another's": other}[
+        damage
+    ]
+    store.delete([names[2]])
+    assert store.write({names[2]: damaged}) == 1
+    assert np.array_equal(get(tier, KEYS), BLOCKS[:2])
+    assert tier.stats.corrupt_blocks == 1
+    assert tier.flush(600)
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    store.close()
+
+
+class FailingStore:
+    """Hands calls on, unless it is told to fail."""
+
+    description = "a store"
+
+    def __init__(self, store: BlobStore) -> None:
+        self.store = store
+        self.failing = False
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.num_calls += 1
+            if self.failing:
+                raise OSError("gone")
+            return getattr(self.store, name)(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> FailingStore:
+    return FailingStore(FolderBlobs(tmp_path, capacity_bytes=1 << 20))
+
+
+def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.failing = True
+    failing.num_calls = 0
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            assert tier.contains_prefix(KEYS) == 0
+            assert len(get(tier, KEYS)) == 0
+            put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+        assert failing.num_calls == 1
+        clock.now += 1.5
+        assert len(get(tier, KEYS)) == 0
+        clock.now += 1.5  # the second wait is two seconds
+        assert len(get(tier, KEYS)) == 0
+        assert failing.num_calls == 2
+        assert len(caplog.records) == 1
+    assert tier.stats.errors == 2
+    assert tier.stats.dropped_blocks == 10
+    failing.failing = False
+    clock.now += 60
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+    tier.close()
+
+
+def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.failing = True
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    failing.failing = False
+    clock.now += 60
+    assert tier.contains_prefix(KEYS) == 0  # it still has them
+    assert failing.count_present([tier._name(key) for key in KEYS]) == 6
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    assert failing.count_present([tier._name(key) for key in KEYS]) == 0
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+
+
+def test_a_server_that_hangs_is_not_waited_for(server: KeyValueServer) -> None:
+    tier = SharedTier(RedisBlobs(server.url, timeout=0.05), FORMAT)
+    server.pause()
+    try:
+        assert tier.contains_prefix(KEYS) == 0
+        assert len(get(tier, KEYS)) == 0
+        assert tier.stats.errors == 1
+    finally:
+        server.resume()
+        tier.close()
+
+
+def test_a_server_that_dies_and_comes_back_is_used_again() -> None:
+    if EXECUTABLE is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    server = KeyValueServer()
+    clock = FakeClock()
+    tier = SharedTier(RedisBlobs(server.url, timeout=600), FORMAT, clock=clock)
+    put(tier)
+    server.kill()
+    assert len(get(tier, KEYS)) == 0
+    put(tier)
+    assert tier.stats.errors == 1
+    server.start()
+    clock.now += 60
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+    server.kill()
+
+
+def test_a_server_that_is_down_at_the_start_is_none(tmp_path: Path) -> None:
+    tier = SharedTier(RedisBlobs(f"unix://{tmp_path}/nobody"), FORMAT)
+    put(tier)
+    assert tier.contains_prefix(KEYS) == 0
+    assert tier.stats.dropped_blocks == 6
+    tier.close()
+
+
+def test_a_servers_password_is_not_shown() -> None:
+    assert RedisBlobs("redis://ann:secret@host:6379/1").description == "redis://host:6379/1"
+
+
+def test_a_folder_is_its_users_alone_and_its_files_are_written_whole(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        tier = SharedTier(FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20), FORMAT)
+        disk.fault = "write fails"
+        put(tier)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        disk.fault = "none"
+        tier.close()
+    tier = SharedTier(FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20), FORMAT)
+    put(tier)
+    tier.close()
+    os.umask(mask)
+    paths = list(tmp_path.rglob("*"))
+    assert sum(path.is_file() for path in paths) == 6
+    assert all(stat.S_IMODE(path.stat().st_mode) == (0o600 if path.is_file() else 0o700) for path in paths)
+
+
+def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
+    size = 6 * (len(BLOCKS[0]) + 72)
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=size), FORMAT)
+    put(tier)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    assert len(get(tier, KEYS[:2])) == 2  # these were used
+    put(tier, KEYS[2:3], BLOCKS[2:3])  # this, too
+    put(tier, prefix_keys("bob", 1, 2, 3), BLOCKS[:3])
+    assert tier.contains_prefix(prefix_keys("bob", 1, 2, 3)) == 3
+    assert tier.contains_prefix(KEYS) == 3
+    assert not tier.stats.errors
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 6
+    tier.close()

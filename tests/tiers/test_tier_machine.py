@@ -1,0 +1,209 @@
+"""Random work on every store while its medium fails in every way: what it returns is what was put, or nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support.faulty_os import FAULTS, FaultyOs
+from support.tier_model import FORMAT, FakeClock, TierModel, get, prefix_keys, random_blocks
+
+from radixkv.tiers import folder_blobs, slot_files
+from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.shared_tier import SharedTier
+from radixkv.tiers.slot_index import SlotIndex
+
+NAMESPACES = st.sampled_from(["", "ann", "bob"])
+PREFIXES = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+
+
+class TierMachine(RuleBasedStateMachine):
+    """What holds for every tier."""
+
+    capacity = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = TierModel()
+        self.clock = FakeClock()
+        self.folder = tempfile.TemporaryDirectory()
+        self.version = 0
+        self.asked = 0
+        self.healthy = True
+
+    def open_tier(self):
+        raise NotImplementedError
+
+    def break_medium(self, fault: str) -> None:
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self) -> None:
+        self.tier = self.open_tier()
+
+    @rule(namespace=NAMESPACES, prefix=PREFIXES)
+    def put(self, namespace: str, prefix: list[int]) -> None:
+        keys = prefix_keys(namespace, *prefix)
+        self.version += 1
+        blocks = random_blocks(self.version, len(keys))
+        self.model.put(keys, blocks)
+        self.tier.put_many(keys, blocks)
+        blocks[:] = 0  # what was put is not kept by reference
+        assert self.tier.flush(600)
+        if self.healthy:
+            assert self.tier.contains_prefix(keys) == len(keys)
+
+    @rule(namespace=NAMESPACES, prefix=PREFIXES)
+    def read(self, namespace: str, prefix: list[int]) -> None:
+        keys = prefix_keys(namespace, *prefix)
+        self.asked += len(keys)
+        known = self.tier.contains_prefix(keys)
+        blocks = get(self.tier, keys)
+        self.model.check(keys, blocks)
+        assert len(blocks) <= known
+        if self.healthy:
+            assert len(blocks) == known
+
+    @rule(namespace=st.none() | NAMESPACES)
+    def clear(self, namespace: str | None) -> None:
+        digest = None if namespace is None else namespace_digest(FORMAT.fingerprint, namespace)
+        self.tier.clear(digest)
+        if self.healthy:
+            self.model.clear(digest)
+
+    @rule(fault=st.sampled_from(FAULTS))
+    def fail(self, fault: str) -> None:
+        self.healthy = False
+        self.break_medium(fault)
+
+    @precondition(lambda self: not self.healthy)
+    @rule()
+    def mend(self) -> None:
+        """The medium is back, and what it lost or garbled meanwhile is gone for good."""
+        self.break_medium("none")
+        self.clock.now += 100
+        self.tier.clear()
+        self.tier.flush(600)
+        self.tier.close()
+        self.tier = self.open_tier()
+        self.asked = 0
+        self.model.clear(None)
+        self.healthy = True
+
+    @rule()
+    def reopen(self) -> None:
+        self.tier.close()
+        self.tier = self.open_tier()
+        self.asked = 0
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        if hasattr(self, "tier"):
+            stats = self.tier.stats
+            assert stats.hit_blocks + stats.missed_blocks == self.asked
+            assert stats.read_bytes == stats.hit_blocks * FORMAT.block_bytes
+            if self.healthy:
+                assert not stats.corrupt_blocks
+                assert not stats.errors
+
+    def teardown(self) -> None:
+        self.break_medium("none")
+        if hasattr(self, "tier"):
+            self.tier.close()
+        self.folder.cleanup()
+
+
+class DiskMachine(TierMachine):
+    key: bytes | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.os = FaultyOs()
+        self.patches = [
+            mock.patch.object(slot_files, "os", self.os),
+            mock.patch.object(slot_files, "FILE_BYTES", 5 * 4096),  # so that there are several
+            mock.patch.object(SlotIndex, "commit", self.commit()),
+        ]
+        for patch in self.patches:
+            patch.start()
+
+    def commit(self):
+        real = SlotIndex.commit
+
+        def commit(index: SlotIndex, *rows: object) -> None:
+            if self.os.fault in ("full", "gone"):
+                raise sqlite3.OperationalError("database or disk is full")
+            real(index, *rows)
+
+        return commit
+
+    def open_tier(self) -> DiskTier:
+        return DiskTier(
+            Path(self.folder.name),
+            FORMAT,
+            capacity_bytes=self.capacity * 4096,
+            queue_bytes=1 << 16,
+            key=self.key,
+            clock=self.clock,
+        )
+
+    def break_medium(self, fault: str) -> None:
+        self.os.fault = fault
+
+    @invariant()
+    def no_slot_is_lost(self) -> None:
+        if hasattr(self, "tier"):
+            assert self.tier.flush(600)
+            opened = self.tier._opened
+            if opened is not None and opened.files.num_slots:
+                slots = [*self.tier._free, *self.tier._gone, *(e.slot for e in self.tier._entries.values())]
+                assert sorted(slots) == list(range(opened.files.num_slots))
+                assert opened.files.num_slots <= self.capacity
+
+    def teardown(self) -> None:
+        super().teardown()
+        for patch in self.patches:
+            patch.stop()
+
+
+class SealedDiskMachine(DiskMachine):
+    key = bytes(range(32))
+
+
+class FolderMachine(TierMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.os = FaultyOs()
+        self.patch = mock.patch.object(folder_blobs, "os", self.os)
+        self.patch.start()
+
+    def open_tier(self) -> SharedTier:
+        store = FolderBlobs(Path(self.folder.name), capacity_bytes=self.capacity * 172)
+        return SharedTier(store, FORMAT, queue_bytes=1 << 16, clock=self.clock)
+
+    def break_medium(self, fault: str) -> None:
+        self.os.fault = fault
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patch.stop()
+
+
+@pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine, FolderMachine])
+def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
