@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +14,12 @@ from typing import Any, TypeVar, Unpack
 
 from radixkv.config import LLM_OPTIONS, LLMOptions, refuse_unknown
 from radixkv.engine.engine import Engine
-from radixkv.engine.fair_thread import FairThread
 from radixkv.engine.heartbeat import Heartbeat
-from radixkv.engine.panics import as_exception
+from radixkv.engine.request_intake import RequestIntake
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.engine.thread import EngineThread, StepResult
-from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
+from radixkv.errors import EngineDeadError
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import BeamSearchOutput, RequestOutput
@@ -31,13 +29,10 @@ from radixkv.prompts import (
     PromptInput,
     as_chat_prompts,
     as_prompts,
-    encode_bad_words,
-    with_answer_form,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.tenant_share import TenantShare, share_of
+from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.definitions import as_tool_options
 
 _T = TypeVar("_T")
@@ -88,28 +83,19 @@ class AsyncLLM:
         self.stats: EngineStats = engine_stats(engine)
         # Called in the event loop after every step; for metrics.
         self.on_step: Callable[[EngineStats], None] | None = None
-        self._max_num_seqs = engine.max_num_seqs
-        self._max_seqs_per_request = engine.max_num_seqs if max_seqs_per_request is None else max_seqs_per_request
-        self._places = QueuePlaces(self.max_unfinished, tenants or {})
-        engine.scheduler.shares.tenants = self._places.tenants
+        if max_seqs_per_request is None:
+            max_seqs_per_request = engine.max_num_seqs
+        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
+        engine.scheduler.set_tenants(self._intake.tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
-        self._grammars = engine.grammars
-        # Compiles grammars before their requests are added, so that no step has to wait for that.
-        self._grammar_thread = FairThread("radixkv-grammar")
-        # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
-        self._tokenizer_thread = FairThread("radixkv-tokenizer")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._mean_seconds = 1.0
         self._ids = itertools.count()
-        self._draining = False
-        self._stopped = False
         self.abandoned = False  # since `abandon`
         self._cut_short = False  # whether a shutdown aborted a request
         self._idle = asyncio.Event()
         self._idle.set()
-        self._death: EngineDeadError | None = None
         self._died = asyncio.Event()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -248,19 +234,8 @@ class AsyncLLM:
         if not isinstance(request_id, str | None):
             raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
         self._start()
-        self._check_num_seqs(params, tenant)
-        params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
-        with self._places_for(len(prompts), tenant):
-            # Mostly one for all.
-            for one in {id(each): each for each in params_of_each}.values():
-                if one.structured_outputs is not None:
-                    compile_grammar = partial(self._grammars.compile, one.structured_outputs)
-                    await self._run_in(self._grammar_thread, tenant, compile_grammar)
-            bad_words: list[list[int]] = []
-            if isinstance(params, SamplingParams) and params.bad_words:
-                encode = partial(encode_bad_words, params.bad_words, self.loaded)
-                bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
-        self._refuse_if_full(len(prompts), tenant)
+        prepared = await self._intake.prepare(prompts, params, priority, tenant)
+        self._intake.refuse_if_full(len(prompts), tenant)
         base = f"request-{next(self._ids)}" if request_id is None else request_id
         names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
         for name in names:
@@ -268,24 +243,10 @@ class AsyncLLM:
                 raise ValueError(f"request_id {name!r} belongs to an unfinished request")
 
         def make_requests(engine: Engine) -> list[Request]:
-            return [
-                engine.make_request(
-                    name,
-                    prompt.token_ids,
-                    each,
-                    prompt=prompt.text,
-                    namespace=prompt.namespace,
-                    read_cache=prompt.read_cache,
-                    write_cache=prompt.write_cache,
-                    priority=priority,
-                    tenant=tenant,
-                    bad_words=bad_words,
-                )
-                for name, prompt, each in zip(names, prompts, params_of_each, strict=True)
-            ]
+            return [each.make(engine, name) for name, each in zip(names, prepared, strict=True)]
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
-        self._places.take(tenant, len(streams))
+        self._intake.take_places(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         try:
@@ -327,13 +288,7 @@ class AsyncLLM:
             DrainingError, EngineDeadError: the thread was stopped.
             Exception: what the function raises.
         """
-        if self._stopped:
-            self._refuse_if_stopped()
-        run = partial(self._run_in, self._tokenizer_thread, tenant or "", lambda: function(self.loaded))
-        if tenant is None:
-            return await run()
-        with self._places_for(num_prompts, tenant):
-            return await run()
+        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """From the next step on, what each tenant may have.
@@ -341,24 +296,20 @@ class AsyncLLM:
         Raises:
             EngineDeadError: the engine has stopped.
         """
-
-        def set_shares(engine: Engine) -> None:
-            engine.scheduler.shares.tenants = tenants
-
-        await self.call(set_shares)
-        self._places.tenants = tenants
+        await self.call(lambda engine: engine.scheduler.set_tenants(tenants))
+        self._intake.tenants = tenants
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
     @property
     def draining(self) -> bool:
         """Whether new requests are refused."""
-        return self._draining
+        return self._intake.draining
 
     @property
     def death(self) -> EngineDeadError | None:
         """Why the engine takes no further step; None while it is alive."""
-        return self._death
+        return self._intake.death
 
     @property
     def seconds_in_step(self) -> float:
@@ -373,12 +324,13 @@ class AsyncLLM:
     async def wait_for_death(self) -> EngineDeadError:
         """Returns when the engine has died, with the reason."""
         await self._died.wait()
-        assert self._death is not None
-        return self._death
+        death = self._intake.death
+        assert death is not None
+        return death
 
     def start_draining(self) -> None:
         """From now on refuse new requests; unfinished ones go on."""
-        self._draining = True
+        self._intake.draining = True
 
     def abandon(self, reason: str) -> None:
         """Give up an engine that is stuck: it is dead from now on, every request fails, and `shutdown` does not wait for it.
@@ -398,7 +350,7 @@ class AsyncLLM:
         Returns:
             Whether all requests finished without being aborted.
         """
-        self._draining = True
+        self._intake.draining = True
         until = time.monotonic() + grace_seconds
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
@@ -406,9 +358,7 @@ class AsyncLLM:
         if self._loop is not None and not self.abandoned:
             left = max(0.0, until - time.monotonic())
             await self._loop.run_in_executor(None, self._engine_thread.stop, left)
-        self._stopped = True
-        self._tokenizer_thread.shutdown()
-        self._grammar_thread.shutdown()
+        self._intake.shut_down()
         return not self._cut_short
 
     async def __aenter__(self) -> AsyncLLM:
@@ -460,14 +410,6 @@ class AsyncLLM:
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return prompts[0], stream
 
-    async def _run_in(self, thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
-        try:
-            return await asyncio.wrap_future(thread.submit(tenant, function))
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise as_exception(error) from error
-
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -475,44 +417,6 @@ class AsyncLLM:
             self._engine_thread.start()
         elif self._loop is not loop:
             raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
-
-    def _check_num_seqs(self, params: SamplingParams | BeamSearchParams, tenant: str) -> None:
-        """Refuse more sequences side by side than one request, or this tenant, may ever have."""
-        name, count = ("n", params.n) if isinstance(params, SamplingParams) else ("beam_width", params.beam_width)
-        if count > self._max_seqs_per_request:
-            raise RequestTooLargeError(
-                f"{name}: expected at most {self._max_seqs_per_request} sequences in one request "
-                f"(max_seqs_per_request), got {count}"
-            )
-        limit = share_of(tenant, self._places.tenants).max_num_seqs
-        if limit is not None and count > limit:
-            raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
-
-    def _refuse_if_stopped(self) -> None:
-        if self._death is not None:
-            raise EngineDeadError(str(self._death)) from self._death
-        if self._draining:
-            raise DrainingError("no new requests are taken: the server is finishing what it has")
-
-    def _refuse_if_full(self, count: int, tenant: str) -> None:
-        self._refuse_if_stopped()
-        if self.max_unfinished is not None and count > self.max_unfinished:
-            raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
-        refusal = self._places.refusal(tenant, count)
-        if refusal is not None:
-            # Of n requests that run side by side, one finishes about every n-th of their mean duration.
-            seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
-            raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
-
-    @contextmanager
-    def _places_for(self, count: int, tenant: str) -> Iterator[None]:
-        """Places in the queue while requests are prepared: who tokenizes counts like who generates."""
-        self._refuse_if_full(count, tenant)
-        self._places.take(tenant, count)
-        try:
-            yield
-        finally:
-            self._places.give_back(tenant, count)
 
     def _deliver(self, result: StepResult) -> None:
         """Called by the engine's thread."""
@@ -529,16 +433,16 @@ class AsyncLLM:
             stream.put(update)
             if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
                 seconds = update.metrics.finished_time - update.metrics.arrival_time
-                self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+                self._intake.note_duration(seconds)
         if self.on_step is not None:
             self.on_step(result.stats)
         if result.death is not None:
-            self._death = result.death
+            self._intake.death = result.death
             self._died.set()
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._places.give_back(tenant)
+        self._intake.give_back_place(tenant)
         if not stream.ended:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:

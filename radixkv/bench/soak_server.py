@@ -160,7 +160,8 @@ async def _ask(client: HttpClient, question: str) -> Answer:
 
 
 async def _attack(client: HostileClient, rng: random.Random, end: float, result: ServerSoak) -> None:
-    while time.perf_counter() < end:
+    over = False
+    while not over:
         name, attack = rng.choice([*client.attacks.items()])
         try:
             outcome = await attack()
@@ -169,6 +170,7 @@ async def _attack(client: HostileClient, rng: random.Random, end: float, result:
         result.attacks[f"{name}: {outcome}"] += 1
         if outcome == "500":
             result.failures.append(f"{name}: {outcome}")
+        over = time.perf_counter() >= end
 
 
 async def _watch(target: Target, end: float, max_stall: float, result: ServerSoak) -> None:

@@ -31,6 +31,7 @@ class BlockTable:
         namespace: whose prefixes it shares.
         num_prompt_tokens: length of the prompt that it was opened with.
         priority: retention priority of what it computes and uses (`PrefixCache.open`).
+        owner: whose limit what it computes counts towards (`PrefixCache.limit_owners`).
         num_cached_tokens: how many prompt tokens were cached, and are in its blocks from the start.
         num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
         version: incremented when the block of an already reserved position changes (by copy-on-write, or because another
@@ -54,12 +55,16 @@ class BlockTable:
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_writable",
+        "owner",
         "priority",
         "version",
     )
 
-    def __init__(self, store: BlockStore, namespace: str, num_prompt_tokens: int, write: bool, priority: int) -> None:
+    def __init__(
+        self, store: BlockStore, namespace: str, num_prompt_tokens: int, write: bool, priority: int, owner: str
+    ) -> None:
         self.namespace = namespace
+        self.owner = owner
         self.priority = priority
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
@@ -196,7 +201,7 @@ class BlockTable:
         filled = self._ids[: -(-self._num_tokens // store.block_size)]
         children = []
         for _ in range(count):
-            child = BlockTable(store, self.namespace, self.num_prompt_tokens, self._write, self.priority)
+            child = BlockTable(store, self.namespace, self.num_prompt_tokens, self._write, self.priority, self.owner)
             child.num_cached_tokens = self.num_cached_tokens
             child._ids = filled.copy()
             child._num_blocks = len(filled)
@@ -220,7 +225,7 @@ class BlockTable:
             tail = int(self._ids[last])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
             if store.pool.ref_counts[tail] == 1 and store.tree.publish_partial(
-                self._node, self._tail, tail, self.priority
+                self._node, self._tail, tail, self.priority, self.owner
             ):
                 self._num_published = last + 1
         self.abort()
@@ -301,7 +306,7 @@ class BlockTable:
         num_bytes = (stop - start) * store.block_size * TOKEN_BYTES
         tokens, self._tail = self._tail, self._tail[num_bytes:]
         del tokens[num_bytes:]
-        self._node, kept = store.tree.publish(self._node, tokens, own, self.priority, past_uses)
+        self._node, kept = store.tree.publish(self._node, tokens, own, self.priority, past_uses, self.owner)
         self._num_published = stop
         if kept is own:
             return

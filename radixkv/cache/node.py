@@ -27,6 +27,7 @@ class Node:
         depth: blocks of the prefix before it.
         priority: the highest retention priority that a sequence which used it was opened with.
         group: the eviction policy's own note.
+        owner: who computed it: see `owner_limits`.
         hashes: of its first blocks (see `block_hash`), as many as `block_hashes` has computed.
     """
 
@@ -39,6 +40,7 @@ class Node:
         "last_use",
         "lock_count",
         "namespace",
+        "owner",
         "parent",
         "priority",
         "tokens",
@@ -52,6 +54,7 @@ class Node:
         self.uses = 1
         self.priority = 0
         self.group = 0
+        self.owner = ""
         self.hashes: array[int] | None = None
         self.tokens = tokens
         self.blocks: array[int] = blocks

@@ -15,7 +15,7 @@ copies, in order, before it writes anything else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -92,7 +92,13 @@ class PrefixCache(CacheView):
         super().__init__(store, evicted, clock)
 
     def open(
-        self, tokens: TokenIds, namespace: str = "", read: bool = True, write: bool = True, priority: int = 0
+        self,
+        tokens: TokenIds,
+        namespace: str = "",
+        read: bool = True,
+        write: bool = True,
+        priority: int = 0,
+        owner: str = "",
     ) -> BlockTable:
         """Begin a sequence whose prompt is ``tokens``: its table already holds the longest cached prefix.
 
@@ -106,15 +112,18 @@ class PrefixCache(CacheView):
             priority: retention priority of all that the sequence uses and computes: blocks of a HIGHER number are kept
                 LONGER (under `PriorityTTL`; other policies ignore it). The priority of a request to be scheduled mostly
                 counts the other way, the lowest number being the most urgent: pass its negative here.
+            owner: on whose behalf; what the sequence computes counts towards the owner's limit (`limit_owners`).
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number.
+            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number, or ``owner`` no string.
             OutOfBlocks: no block is available to copy into.
         """
         check_namespace(namespace)
         prompt = encode_prompt(tokens)
         if not isinstance(priority, int):
             raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
+        if not isinstance(owner, str):
+            raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")
         num_prompt_tokens = len(prompt) // TOKEN_BYTES
         tree = self._tree
         match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
@@ -124,7 +133,7 @@ class PrefixCache(CacheView):
             # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
             self._store.require(1)
         past = self._evicted.recall(match, prompt) if write and self._evicted is not None else ()
-        table = BlockTable(self._store, namespace, num_prompt_tokens, write, priority)
+        table = BlockTable(self._store, namespace, num_prompt_tokens, write, priority, owner)
         table.begin(match, prompt, past)
         self._tables.add(table)
         stats = self._stats
@@ -133,7 +142,7 @@ class PrefixCache(CacheView):
         stats.reused_tokens += match.num_tokens
         return table
 
-    def open_fill(self, tokens: TokenIds, namespace: str = "", priority: int = 0) -> BlockTable:
+    def open_fill(self, tokens: TokenIds, namespace: str = "", priority: int = 0, owner: str = "") -> BlockTable:
         """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
 
         The table holds the whole blocks of ``tokens`` that are cached. What follows is as for a sequence: `reserve`, the
@@ -143,6 +152,7 @@ class PrefixCache(CacheView):
             tokens: of the prefix; only whole blocks of them are used.
             namespace: as for `open`.
             priority: retention priority of what is filled in.
+            owner: as for `open`.
 
         Raises:
             InvalidArgumentError: no tokens, or not token ids.
@@ -155,7 +165,7 @@ class PrefixCache(CacheView):
             match = Match(0, tree.root(namespace), 0)
         whole = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
         past = () if self._evicted is None else self._evicted.recall(whole, prefix)
-        table = BlockTable(self._store, namespace, whole.num_tokens, True, priority)
+        table = BlockTable(self._store, namespace, whole.num_tokens, True, priority, owner)
         table.begin(whole, prefix, past)
         self._tables.add(table)
         return table
@@ -297,6 +307,24 @@ class PrefixCache(CacheView):
         self._pins.forget(namespace)
         self._tree.clear(namespace)
         return self._pool.num_free - free_before
+
+    def limit_owners(self, limits: Mapping[str, int]) -> None:
+        """From now on, where blocks are needed, evict first what an owner has cached beyond its limit.
+
+        What sequences use counts, too, though it is not evicted. Of an owner beyond its limit, the least recently used leaf
+        goes first, whatever the policy. It costs one look at every node of the tree.
+
+        Args:
+            limits: blocks by owner (`open`), in place of the limits before; owners that are not named have none.
+
+        Raises:
+            InvalidArgumentError: a limit is no whole number of at least 0, or an owner no string; nothing is changed.
+        """
+        for owner, limit in limits.items():
+            if not isinstance(owner, str):
+                raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")
+            check_count(f"limits[{owner!r}]", limit, 0)
+        self._tree.limit_owners(limits)
 
     def drain_copies(self) -> list[BlockCopy]:
         """The block copies queued since the last call, to be carried out in this order before any other write.

@@ -16,7 +16,7 @@ boundaries; only a leaf may end with a partly filled block, and only while it is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from radixkv.cache.children import Children
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
 from radixkv.cache.node import Match, Node, Root
 from radixkv.cache.observer import TreeObserver, handlers
+from radixkv.cache.owner_limits import OwnerLimits
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 
 
@@ -42,6 +43,7 @@ class RadixTree:
         observers: are notified of changes, in this order; a policy that learns is one of them.
 
     Attributes:
+        policy: which leaf is evicted first; since `limit_owners`, the limits before it.
         roots: the root of each namespace of which something is cached or in use.
         num_blocks: blocks that the tree owns.
         num_evictable_blocks: those of them that are not locked.
@@ -61,11 +63,9 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self._now = now
-        self._on_insert = handlers(observers, "on_insert")
-        self._on_remove = handlers(observers, "on_remove")
-        self._on_clear = handlers(observers, "on_clear")
-        self._on_idle = handlers(observers, "on_idle")
-        self._on_reuse = handlers(observers, "on_reuse")
+        self._observers = observers
+        self._owner_limits: OwnerLimits | None = None
+        self._notify(observers)
         self.roots: dict[str, Root] = {}
         self.num_blocks = 0
         self.num_evictable_blocks = 0
@@ -78,6 +78,20 @@ class RadixTree:
             node = pending.pop()
             yield node
             pending.extend(node.children.values() if node.children is not None else ())
+
+    def limit_owners(self, limits: Mapping[str, int]) -> None:
+        """See `PrefixCache.limit_owners`."""
+        own = self.policy if self._owner_limits is None else self._owner_limits.policy
+        self._owner_limits = OwnerLimits(limits, own, self.nodes()) if limits else None
+        self.policy = self._owner_limits or own
+        self._notify([*self._observers, *filter(None, [self._owner_limits])])
+
+    def _notify(self, observers: Sequence[TreeObserver | LearningPolicy]) -> None:
+        self._on_insert = handlers(observers, "on_insert")
+        self._on_remove = handlers(observers, "on_remove")
+        self._on_clear = handlers(observers, "on_clear")
+        self._on_idle = handlers(observers, "on_idle")
+        self._on_reuse = handlers(observers, "on_reuse")
 
     # -- look-up -------------------------------------------------------------------------------------------------
 
@@ -206,7 +220,7 @@ class RadixTree:
         return node
 
     def publish(
-        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0
+        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0, owner: str = ""
     ) -> tuple[Node, BlockIds]:
         """Add whole blocks below ``node``, which the caller has locked; the lock moves down with them.
 
@@ -218,6 +232,7 @@ class RadixTree:
             blocks: the caller's block ids.
             priority: retention priority of a new node.
             past_uses: how often they were used before they were evicted (`EvictedPrefixes.recall`).
+            owner: of new nodes.
 
         Returns:
             The node that now ends with the last block, locked in place of ``node``, and the tree's ids for the blocks:
@@ -232,7 +247,7 @@ class RadixTree:
             if child is None:
                 self._drop_partial_prefix(node, key)
                 rest = tokens[offset:] if offset else tokens
-                return self._extend(node, rest, blocks[start:], priority, past_uses), kept
+                return self._extend(node, rest, blocks[start:], priority, past_uses, owner), kept
             common = common_tokens(tokens, offset, child.tokens) // self._block_size
             if common * size < len(child.tokens):
                 child = self._split(child, common)
@@ -246,7 +261,7 @@ class RadixTree:
             start += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int) -> bool:
+    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str = "") -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` becomes the tree's. Returns False, and changes nothing,
@@ -259,18 +274,20 @@ class RadixTree:
             self._drop_partial_prefix(node, tokens)
         self.version += 1
         blocks = np.array([block], dtype=np.int32)
-        if self._is_extended(node):
-            self._extend(node, tokens, blocks, priority)
+        if self._is_extended(node, 0, owner):
+            self._extend(node, tokens, blocks, priority, 0, owner)
         else:
-            child = self._add_child(node, tokens, blocks, priority)
+            child = self._add_child(node, tokens, blocks, priority, owner)
             child.last_use = self._now()
             self._to_idle(child)
         return True
 
-    def _extend(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int = 0) -> Node:
+    def _extend(
+        self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, past_uses: int, owner: str
+    ) -> Node:
         """New blocks below a locked node: a leaf that only the caller uses is extended, so a long chat is one node."""
-        if not self._is_extended(node, past_uses):
-            child = self._add_child(node, tokens, blocks, priority)
+        if not self._is_extended(node, past_uses, owner):
+            child = self._add_child(node, tokens, blocks, priority, owner)
             child.lock_count = 1
             child.uses += past_uses
             return child
@@ -281,16 +298,17 @@ class RadixTree:
             notify(node, len(node.blocks) - len(blocks))
         return node
 
-    def _is_extended(self, node: Node, past_uses: int = 0) -> bool:
-        if node.children is not None or node.lock_count != 1 or node.parent is None:
+    def _is_extended(self, node: Node, past_uses: int, owner: str) -> bool:
+        if node.children is not None or node.lock_count != 1 or node.parent is None or node.owner != owner:
             return False
         # For a policy that learns, blocks that were used again and blocks that only follow them stay apart: they differ in
         # their prospects.
         return not self._on_reuse or node.uses == 1 + past_uses
 
-    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int) -> Node:
+    def _add_child(self, node: Node, tokens: bytearray, blocks: BlockIds, priority: int, owner: str) -> Node:
         child = Node(node, tokens, array("i", blocks.tobytes()), node.last_use)
         child.priority = priority
+        child.owner = owner
         if node.children is None:
             node.children = Children()
         node.children[bytes(tokens[: self._block_bytes])] = child
@@ -317,7 +335,7 @@ class RadixTree:
         size = num_blocks * self._block_bytes
         upper = Node(node.parent, node.tokens[:size], node.blocks[:num_blocks], node.last_use)
         upper.lock_count = node.lock_count
-        upper.uses, upper.priority, upper.group = node.uses, node.priority, node.group
+        upper.uses, upper.priority, upper.group, upper.owner = node.uses, node.priority, node.group, node.owner
         if node.hashes is not None:
             upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
         node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
@@ -343,7 +361,8 @@ class RadixTree:
         while missing:
             leaf = self.policy.next_leaf()
             assert isinstance(leaf, Node)
-            keep = max(0, len(leaf.blocks) - missing)
+            most = missing if self._owner_limits is None else self._owner_limits.num_to_evict(leaf, missing)
+            keep = max(0, len(leaf.blocks) - most)
             for notify in self._on_remove:
                 notify(leaf, keep, True)
             if not keep:
@@ -358,9 +377,9 @@ class RadixTree:
             del leaf.tokens[keep * self._block_bytes :]
             if leaf.hashes is not None:
                 del leaf.hashes[keep:]
-            self.num_blocks -= missing
-            self.num_evictable_blocks -= missing
-            missing = 0
+            self.num_blocks -= most
+            self.num_evictable_blocks -= most
+            missing -= most
         self._pool.release(np.frombuffer(freed, dtype=np.int32))
         return num_tokens, count
 

@@ -267,7 +267,12 @@ class Admission:
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)
             # A request's lower priority is more urgent; the cache keeps a higher priority longer.
             sequence.table = cache.open(
-                tokens, request.namespace, read=read, write=request.write_cache, priority=-request.priority
+                tokens,
+                request.namespace,
+                read=read,
+                write=request.write_cache,
+                priority=-request.priority,
+                owner=request.tenant,
             )
             sequence.num_computed = sequence.table.num_tokens
             if sequence.num_computed < num_common:

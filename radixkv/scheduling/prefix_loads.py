@@ -246,7 +246,9 @@ class PrefixLoads:
         if stop - first > num_spare_blocks():
             return False
         tokens = look_up.tokens[: stop * size * TOKEN_BYTES]
-        table = cache.open_fill(np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority)
+        table = cache.open_fill(
+            np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
+        )
         try:
             cache.reserve(table, stop * size)
         except OutOfBlocks:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
+from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -62,6 +63,7 @@ class Scheduler:
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
         self.shares = FairShares() if shares is None else shares
+        self.set_tenants(self.shares.tenants)
         # In order of rank. A dict for membership and removal in constant time.
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0
@@ -88,6 +90,17 @@ class Scheduler:
     def deferred(self) -> SequenceGroup | None:
         """A waiting group that did not fit when last tried, of several the one that was tried first."""
         return self._admission.deferred
+
+    def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """From the next step on, what each tenant may have."""
+        self.shares.tenants = tenants
+        self._cache.limit_owners(
+            {
+                name: int(share.max_cached_share * self._cache.num_blocks)
+                for name, share in tenants.items()
+                if share.max_cached_share is not None
+            }
+        )
 
     def add(self, group: SequenceGroup) -> None:
         """Queue the group of a new request."""

@@ -94,7 +94,8 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             body.prompt_logprobs,
             service.remaining_tokens([prompt]),
         )
-        return ChatEvents(await Generation.start(service, [prompt], params, body, request_id), prompt.answer_form)
+        generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
+        return ChatEvents(generation, prompt.answer_form)
 
 
 class ChatEvents:

@@ -118,7 +118,7 @@ def completion_routes(service: Service) -> APIRouter:
             )
             request_id = new_id("cmpl")
             writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only)
-            generation = await Generation.start(service, prompts, params, body, request_id)
+            generation = await Generation.start(service, tenant, prompts, params, body, request_id)
         return await respond(request, generation, writer, bool(body.stream))
 
     return router

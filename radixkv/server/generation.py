@@ -29,6 +29,7 @@ from radixkv.server.metrics import RequestTimer, ServerMetrics
 from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
+from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 
 _T = TypeVar("_T")
@@ -87,12 +88,13 @@ class Generation:
     @staticmethod
     async def start(
         service: Service,
+        tenant: Tenant,
         prompts: Sequence[Prompt],
         params: SamplingParams | BeamSearchParams,
         body: GenerationRequest,
         request_id: str,
     ) -> Generation:
-        """Submit all prompts, or none.
+        """Submit all prompts, or none, on behalf of the tenant.
 
         Raises:
             RequestTimeoutError: it took longer than the first time limit.
@@ -102,7 +104,6 @@ class Generation:
         deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
         async with deadlines.before_admission():
             cache_explanations = await explanations(service, prompts) if body.explain_cache else None
-            tenant = service.tenants.of_namespace(prompts[0].namespace)
             lengths = [len(prompt.token_ids) for prompt in prompts]
             reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
             try:

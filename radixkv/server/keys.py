@@ -40,6 +40,8 @@ class Key(Config):
     """Tokens a minute at most, those of prompts and those generated."""
     max_num_seqs: int | None = Field(default=None, ge=1)
     """Sequences that run side by side at most; more wait."""
+    max_cached_share: float | None = Field(default=None, ge=0, le=1)
+    """Part of all blocks that it may keep cached while others need blocks; what it has beyond is evicted first."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Tokens that one request may generate at most."""
 

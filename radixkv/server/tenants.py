@@ -106,14 +106,8 @@ class Tenants:
         shares = {tenant.name: TenantShare() for tenant in self._tenants}
         for tenant in self._by_hash.values():
             assert tenant.key is not None
-            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs)
+            shares[tenant.name] = TenantShare(tenant.key.weight, tenant.key.max_num_seqs, tenant.key.max_cached_share)
         return shares or {self.anonymous_tenant().name: TenantShare()}
-
-    def of_namespace(self, namespace: str) -> Tenant:
-        """The tenant that a prompt in this namespace is from; one without limits if its key has been removed since."""
-        name = namespace.partition("/")[0]
-        named = (tenant for tenant in self._by_hash.values() if tenant.name == name)
-        return next(named, Tenant(name, self._secret, name[:8]))
 
     @property
     def open_to_all(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from radixkv.cache import (
 from radixkv.cache.block_hash import namespace_hash
 
 NAMESPACES = ("", "tenant")
+OWNERS = ("a", "b", "c")
 # A tiny alphabet, so that prompts share prefixes that end anywhere, inside blocks too.
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
@@ -99,6 +101,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.writes: dict[BlockTable, bool] = {}
         self.open_pins: dict[Pin, list[int]] = {}
         self.seen_prompts: list[list[int]] = [[0]]
+        self.limits: dict[str, int] = {}
 
     def state(self) -> Any:
         """Everything that a failed call must leave as it was."""
@@ -127,15 +130,16 @@ class CacheMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         read=st.sampled_from([True, True, True, False]),
         write=st.sampled_from([True, True, True, False]),
+        owner=st.sampled_from(OWNERS),
     )
-    def open(self, data: st.DataObject, tail: list[int], namespace: str, read: bool, write: bool) -> Any:
+    def open(self, data: st.DataObject, tail: list[int], namespace: str, read: bool, write: bool, owner: str) -> Any:
         stem = data.draw(st.sampled_from(self.seen_prompts))
         prompt = stem[: data.draw(st.integers(0, len(stem)))] + tail
         self.seen_prompts.append(prompt)
         before = self.state()
         known = self.cache.match(prompt[:-1], namespace) if len(prompt) > 1 else 0
         try:
-            table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read=read, write=write)
+            table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read=read, write=write, owner=owner)
         except OutOfBlocks as error:
             self.assert_honest(error, before)
             return multiple()
@@ -165,10 +169,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory.write(table, known[:stop], start)
         self.cache.append(table, known[start:stop])
 
-    @rule(data=st.data(), tail=TOKENS, namespace=st.sampled_from(NAMESPACES))
-    def serve(self, data: st.DataObject, tail: list[int], namespace: str) -> None:
+    @rule(data=st.data(), tail=TOKENS, namespace=st.sampled_from(NAMESPACES), owner=st.sampled_from(OWNERS))
+    def serve(self, data: st.DataObject, tail: list[int], namespace: str, owner: str) -> None:
         """A request from its beginning to its end in one step: what fills the cache until something must go."""
-        table = self.open(data, tail, namespace, True, True)
+        table = self.open(data, tail, namespace, True, True, owner)
         if isinstance(table, BlockTable):
             self.grow(table, 100, [0], 0)
             self.close(table)
@@ -296,12 +300,34 @@ class CacheMachine(RuleBasedStateMachine):
         table = self.cache.open([9], "", read=False, write=False)
         self.tokens[table] = [9]
         before = self.state()
+        had = self.blocks_by_owner()
         try:
             self.cache.reserve(table, spare * self.cache.block_size)
         except OutOfBlocks as error:
             self.assert_honest(error, before)
+        self.assert_taken_from_who_is_beyond_its_limit(had)
         del self.tokens[table]
         self.cache.abort(table)
+
+    @rule(limits=st.dictionaries(st.sampled_from(OWNERS), st.integers(0, 8)))
+    def limit_owners(self, limits: dict[str, int]) -> None:
+        before = self.state()
+        self.cache.limit_owners(limits)
+        assert self.state() == before
+        self.limits = limits
+
+    def blocks_by_owner(self) -> Counter[str]:
+        """Of the tree."""
+        return sum((Counter({node.owner: node.num_blocks}) for node in self.cache._tree.nodes()), Counter())
+
+    def assert_taken_from_who_is_beyond_its_limit(self, had: Counter[str]) -> None:
+        has = self.blocks_by_owner()
+        idle = {node.owner for node in self.cache._tree.nodes() if node.num_blocks and not node.lock_count}
+        leaves = {leaf.owner for leaf in self.cache._tree.policy.leaves()}
+        assert idle >= leaves
+        if any(has[owner] > self.limits.get(owner, has[owner]) for owner in leaves):
+            for owner in had:
+                assert has[owner] == had[owner] or has[owner] >= self.limits[owner]
 
     @invariant()
     def rules_hold(self) -> None:

@@ -264,6 +264,28 @@ def test_the_order_in_which_groups_give_way() -> None:
     driver.run()
 
 
+def test_what_a_tenant_has_cached_beyond_its_share_is_evicted_first() -> None:
+    driver = SchedulerDriver(num_blocks=100, shares={"bulk": TenantShare(max_cached_share=0.2)})
+    stem = prompt(40)
+    driver.add(stem, max_new=1, tenant="modest")
+    driver.run()
+    for _ in range(30):
+        driver.add(prompt(40), max_new=1, tenant="bulk")
+    driver.run()
+    assert driver.cache.match(stem) == 40
+    driver.scheduler.set_tenants({})
+    for _ in range(12):
+        driver.add(prompt(40), max_new=1, tenant="bulk")
+    driver.run()
+    assert driver.cache.match(stem) == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_an_impossible_share_of_what_is_cached_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="max_cached_share: expected a number from 0 to 1"):
+        TenantShare(max_cached_share=share)
+
+
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan")])
 def test_an_impossible_weight_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="weight: expected a number above 0"):

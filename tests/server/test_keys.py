@@ -48,6 +48,7 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
     requests_per_minute = 60
     tokens_per_minute = 100_000
     max_num_seqs = 4
+    max_cached_share = 0.25
     max_tokens = 512
     [keys."bob at work"]
     sha256 = "{hash_of("b")}"
@@ -61,8 +62,11 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         requests_per_minute=60,
         tokens_per_minute=100_000,
         max_num_seqs=4,
+        max_cached_share=0.25,
         max_tokens=512,
     )
+    shares = Tenants(keys=keys).shares
+    assert TenantShare(2.5, 4, 0.25) in shares.values()
     assert hash_of("a") not in repr(keys["ann"])
 
 
@@ -80,6 +84,10 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         (
             "[keys.ann]\nSHA\nmax_tokens = 0",
             "keys.ann.max_tokens: expected a whole number of at least 1 or None, got 0",
+        ),
+        (
+            "[keys.ann]\nSHA\nmax_cached_share = 25",
+            "keys.ann.max_cached_share: expected a number from 0 to 1 or None, got 25",
         ),
         ("[keys.ann]\nSHA\nexpires = 'soon'", "keys.ann.expires: expected a date and time or None, got 'soon'"),
         ("[keys.ann]\nSHA\n[keys.bob]\nSHA", "keys.bob: the same key as keys.ann"),
@@ -116,7 +124,6 @@ def test_who_is_let_in() -> None:
     ann, bob, other = (sent(f"key-{letter}") for letter in "abc")
     assert [tenant.label for tenant in (ann, bob)] == ["ann", "bob"]
     assert len({ann.namespace(), bob.namespace(), other.namespace(), ann.namespace("salt")}) == 4
-    assert tenants.of_namespace(ann.namespace("salt")) == ann
     assert tenants.shares == {ann.name: TenantShare(3.0), bob.name: TenantShare(1.0, 2), other.name: TenantShare()}
     assert tenants.by_api_key("bob") == tenants.by_api_key("key-b") == bob
     for wrong in ("", "key", "ann", hash_of("key-a")):
@@ -246,5 +253,28 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
             chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
             answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
             assert answer.json()["usage"]["completion_tokens"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:
+    tenants = Tenants(keys={"ann": entry("a", max_tokens=10)})
+
+    async def main() -> None:
+        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+            run_tokenizer = engine.run_tokenizer
+
+            async def remove_key_and_tokenize(*arguments: Any, **options: Any) -> Any:
+                tenants.replace_keys({})
+                return await run_tokenizer(*arguments, **options)
+
+            engine.run_tokenizer = remove_key_and_tokenize  # type: ignore[method-assign]
+            for path, prompt in (
+                ("/v1/completions", {"prompt": "a"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ):
+                tenants.replace_keys({"ann": entry("a", max_tokens=10)})
+                refused = await client.post(path, json=prompt | {"max_tokens": 11}, headers=bearer("a"))
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens"), refused.text
 
     asyncio.run(main())

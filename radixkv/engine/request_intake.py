@@ -1,0 +1,215 @@
+"""What happens to requests before the engine has them: they are refused, or prepared while they hold places in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from radixkv.engine.engine import Engine
+from radixkv.engine.fair_thread import FairThread
+from radixkv.engine.panics import as_exception
+from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
+from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.queue_places import QueuePlaces
+from radixkv.scheduling.request import Request
+from radixkv.scheduling.tenant_share import TenantShare, share_of
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What the engine needs to make a request, apart from its name; nothing of it takes long any more."""
+
+    prompt: Prompt
+    params: SamplingParams | BeamSearchParams
+    bad_words: list[list[int]]
+    priority: int
+    tenant: str
+
+    def make(self, engine: Engine, request_id: str) -> Request:
+        """The request.
+
+        Raises:
+            Exception: what `Engine.make_request` raises.
+        """
+        return engine.make_request(
+            request_id,
+            self.prompt.token_ids,
+            self.params,
+            prompt=self.prompt.text,
+            namespace=self.prompt.namespace,
+            read_cache=self.prompt.read_cache,
+            write_cache=self.prompt.write_cache,
+            priority=self.priority,
+            tenant=self.tenant,
+            bad_words=self.bad_words,
+        )
+
+
+class RequestIntake:
+    """Refuses requests that may not come in now, and tokenizes and compiles what the others need, in threads of its own.
+
+    It belongs to one event loop, whose thread calls all of it.
+
+    Args:
+        engine: that will run the requests.
+        max_unfinished: requests that may be unfinished at a time; None: any number.
+        max_seqs_per_request: bound of ``n`` and of the beam width.
+        tenants: what each tenant may have, by its name.
+
+    Attributes:
+        draining: refuse all requests.
+        death: why the engine has died; None while it is alive.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_unfinished: int | None,
+        max_seqs_per_request: int,
+        tenants: Mapping[str, TenantShare],
+    ) -> None:
+        self.draining = False
+        self.death: EngineDeadError | None = None
+        self._loaded = engine.loaded
+        self._grammars = engine.grammars
+        self._max_num_seqs = engine.max_num_seqs
+        self._max_unfinished = max_unfinished
+        self._max_seqs_per_request = max_seqs_per_request
+        self._places = QueuePlaces(max_unfinished, tenants)
+        # Compiles grammars before their requests are added, so that no step has to wait for that.
+        self._grammar_thread = FairThread("radixkv-grammar")
+        # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
+        self._tokenizer_thread = FairThread("radixkv-tokenizer")
+        self._shut_down = False
+        self._mean_seconds = 1.0
+
+    @property
+    def tenants(self) -> Mapping[str, TenantShare]:
+        """What each tenant may have, by its name."""
+        return self._places.tenants
+
+    @tenants.setter
+    def tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        self._places.tenants = tenants
+
+    async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
+        """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
+        if self._shut_down:
+            self._refuse_if_stopped()
+        if tenant is None:
+            return await self._run_in(self._tokenizer_thread, "", function)
+        with self._places_for(num_prompts, tenant):
+            return await self._run_in(self._tokenizer_thread, tenant, function)
+
+    async def prepare(
+        self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, priority: int, tenant: str
+    ) -> list[PreparedRequest]:
+        """Compile the grammars and tokenize the words that the requests need; meanwhile they hold places in the queue.
+
+        Args:
+            prompts: tokenized.
+            params: of all of them.
+            priority: of all of them.
+            tenant: on whose behalf.
+
+        Raises:
+            RequestTooLargeError: more sequences than one request, or this tenant, may have.
+            QueueFullError, DrainingError, EngineDeadError: they may not come in now.
+            ValueError: too many prompts, or a grammar or a word is impossible.
+        """
+        self._check_num_seqs(params, tenant)
+        params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
+        with self._places_for(len(prompts), tenant):
+            # Mostly one for all.
+            for one in {id(each): each for each in params_of_each}.values():
+                if one.structured_outputs is not None:
+                    compile_grammar = partial(self._grammars.compile, one.structured_outputs)
+                    await self._run_in(self._grammar_thread, tenant, compile_grammar)
+            bad_words: list[list[int]] = []
+            if isinstance(params, SamplingParams) and params.bad_words:
+                encode = partial(encode_bad_words, params.bad_words, self._loaded)
+                bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
+        return [
+            PreparedRequest(prompt, each, bad_words, priority, tenant)
+            for prompt, each in zip(prompts, params_of_each, strict=True)
+        ]
+
+    def refuse_if_full(self, count: int, tenant: str) -> None:
+        """Raise unless ``count`` more requests of the tenant may come in now.
+
+        Raises:
+            QueueFullError: too many are unfinished.
+            DrainingError, EngineDeadError: none may.
+            ValueError: there will never be so many places.
+        """
+        self._refuse_if_stopped()
+        if self._max_unfinished is not None and count > self._max_unfinished:
+            raise ValueError(f"prompts: expected at most {self._max_unfinished} in one request, got {count}")
+        refusal = self._places.refusal(tenant, count)
+        if refusal is not None:
+            # Of n requests that run side by side, one finishes about every n-th of their mean duration.
+            seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
+            raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
+
+    def take_places(self, count: int, tenant: str) -> None:
+        """Requests come in; each holds a place until it is given back."""
+        self._places.take(tenant, count)
+
+    def give_back_place(self, tenant: str) -> None:
+        """A request is no longer unfinished."""
+        self._places.give_back(tenant)
+
+    def note_duration(self, seconds: float) -> None:
+        """A request took so long, from its arrival to its end."""
+        self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+    def shut_down(self) -> None:
+        """Stop the threads; what waits in them is still run."""
+        self._shut_down = True
+        self._tokenizer_thread.shutdown()
+        self._grammar_thread.shutdown()
+
+    @staticmethod
+    async def _run_in(thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:
+        try:
+            return await asyncio.wrap_future(thread.submit(tenant, function))
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise as_exception(error) from error
+
+    def _check_num_seqs(self, params: SamplingParams | BeamSearchParams, tenant: str) -> None:
+        """Refuse more sequences side by side than one request, or this tenant, may ever have."""
+        name, count = ("n", params.n) if isinstance(params, SamplingParams) else ("beam_width", params.beam_width)
+        if count > self._max_seqs_per_request:
+            raise RequestTooLargeError(
+                f"{name}: expected at most {self._max_seqs_per_request} sequences in one request "
+                f"(max_seqs_per_request), got {count}"
+            )
+        limit = share_of(tenant, self.tenants).max_num_seqs
+        if limit is not None and count > limit:
+            raise RequestTooLargeError(f"{name}: expected at most {limit}, the tenant's limit, got {count}")
+
+    def _refuse_if_stopped(self) -> None:
+        if self.death is not None:
+            raise EngineDeadError(str(self.death)) from self.death
+        if self.draining:
+            raise DrainingError("no new requests are taken: the server is finishing what it has")
+
+    @contextmanager
+    def _places_for(self, count: int, tenant: str) -> Iterator[None]:
+        """Places in the queue while requests are prepared: who tokenizes counts like who generates."""
+        self.refuse_if_full(count, tenant)
+        self._places.take(tenant, count)
+        try:
+            yield
+        finally:
+            self._places.give_back(tenant, count)
