@@ -35,7 +35,9 @@ def inspect(
 
 
 def simulate(
-    trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
+    trace: Annotated[
+        str, typer.Argument(help="a trace file, or one of chats, agents, documents, long-documents, scans")
+    ],
     blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (
         "2%,5%,10%,20%"
     ),
