@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -181,16 +182,15 @@ class DiskTier:
             return
         with self._index_lock:
             with self._lock:
-                self._writer.cancel(namespace)
                 gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
                 slots = [self._entries.pop(digest).slot for digest in gone]
+                self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
             if self._opened is not None:
                 try:
                     self._opened.index.clear(namespace)
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
-        self._writer.call(self._release_all if namespace is None else lambda: self._erase(slots))
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer is None or self._writer.flush(timeout)

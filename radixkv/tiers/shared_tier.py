@@ -137,8 +137,7 @@ class SharedTier:
             return
         path = self._codec.name + ("" if namespace is None else f"/{namespace.hex()}")
         self._uncleared = self._uncleared | {path}
-        self._writer.cancel(namespace)
-        self._writer.call(self._clear)
+        self._writer.cancel(namespace, self._clear)
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer.flush(timeout)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -444,3 +446,32 @@ def test_calls_after_the_end_do_nothing(open_tier: Open) -> None:
     tier.put_many(KEYS, BLOCKS)
     tier.clear()
     assert len(get(tier, KEYS)) == 0
+
+
+def test_threads_that_read_put_and_clear_at_once_get_right_blocks_or_none(open_tier: Open) -> None:
+    tier = open_tier(capacity_bytes=20 * SLOT)  # so that slots are given to others all the time
+    prefixes = [prefix_keys(namespace, n, *range(5)) for namespace in ("ann", "bob") for n in range(6)]
+    contents = [random_blocks(n, 6) for n in range(len(prefixes))]
+
+    def work(seed: int) -> int:
+        chance = random.Random(seed)
+        hits = 0
+        for _ in range(300):
+            which = chance.randrange(len(prefixes))
+            if chance.random() < 0.4:
+                tier.put_many(prefixes[which], contents[which])
+            if chance.random() < 0.2:
+                assert tier.flush(600)
+            blocks = get(tier, prefixes[which])
+            assert np.array_equal(blocks, contents[which][: len(blocks)])
+            hits += len(blocks)
+            if chance.random() < 0.03:
+                tier.clear(chance.choice([None, prefixes[which][0].namespace]))
+        return hits
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(work, range(4)))
+    assert tier.flush(600)
+    assert tier.stats.corrupt_blocks == tier.stats.errors == 0
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
