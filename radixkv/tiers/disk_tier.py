@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
@@ -353,10 +351,10 @@ class DiskTier:
         placed = list(zip(batch, slots, strict=False))
         try:
             for part in runs_of(slots, opened.files.slots_per_file, self._reader.slots_per_call):
-                buffers: list[BlockBytes] = []
+                buffers: list[bytes | memoryview] = []
                 for pending, _ in placed[part.start : part.stop]:
-                    header, body = self._codec.encode(pending.key, pending.block)
-                    buffers += [np.frombuffer(header.ljust(self._slot_bytes - body.nbytes, b"\0"), np.uint8), body]
+                    header, body = self._codec.encode(pending.key, pending.block.data)
+                    buffers += [header.ljust(self._slot_bytes - len(body), b"\0"), body]
                 opened.files.write(slots[part.start], buffers)
             with self._index_lock:
                 kept = [(pending, slot) for pending, slot in placed if not pending.cancelled]
@@ -409,7 +407,7 @@ class DiskTier:
     def _erase(self, slots: list[int]) -> None:
         opened = self._opened
         if opened is not None:
-            zeros = np.zeros(self._slot_bytes, dtype=np.uint8)
+            zeros = bytes(self._slot_bytes)
             try:
                 for slot in slots:
                     opened.files.write(slot, [zeros])

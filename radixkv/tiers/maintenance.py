@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from radixkv.tiers.record import RecordLayout
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
-from radixkv.tiers.tier import BlockBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ def verify(folder: Path) -> Verification:
     with _opened(folder, writable=False) as store:
         for row in list(store.index.all()):
             slot = store.read(row.slot)
-            header = slot[: store.layout.header_bytes].tobytes()
+            header = bytes(slot[: store.layout.header_bytes])
             if len(slot) < store.slot_bytes or not store.layout.intact(header, slot[-store.layout.body_bytes :]):
                 corrupt += 1
             elif store.layout.digest_of(header) != row.digest:
@@ -163,7 +160,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         if namespace is None:
             store.files.shrink(0)
         else:
-            zeros = np.zeros(store.slot_bytes, dtype=np.uint8)
+            zeros = bytes(store.slot_bytes)
             for row in doomed:
                 store.files.write(row.slot, [zeros])
         return len(doomed)
@@ -177,8 +174,8 @@ class _Store:
     index: SlotIndex
     files: SlotFiles
 
-    def read(self, slot: int) -> BlockBytes:
-        record = np.empty(self.slot_bytes, dtype=np.uint8)
+    def read(self, slot: int) -> memoryview:
+        record = memoryview(bytearray(self.slot_bytes))
         return record[: self.files.read(slot, [record])]
 
 

@@ -41,7 +41,7 @@ class FaultyOs:
             raise OSError(errno.EIO, "unwritable")
         if self.fault == "full":
             raise OSError(errno.ENOSPC, "no space left")
-        length = sum(buffer.nbytes for buffer in buffers)
+        length = sum(map(len, buffers))
         if self.fault == "torn write":  # and nobody is told
             os.pwritev(descriptor, buffers[:-1], offset)
             return length

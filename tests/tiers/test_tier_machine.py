@@ -206,4 +206,4 @@ class FolderMachine(TierMachine):
 
 @pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None))
