@@ -69,7 +69,7 @@ def describe(folder: Path) -> StoreInfo:
         UnreadableStoreError: it makes no sense to this version.
     """
     with _opened(folder, writable=False) as store:
-        rows = list(store.index.all())
+        rows = store.index.all()
         return StoreInfo(
             header=store.header,
             num_blocks=len(rows),
@@ -93,7 +93,7 @@ def verify(folder: Path) -> Verification:
     """
     right = corrupt = replaced = 0
     with _opened(folder, writable=False) as store:
-        for row in list(store.index.all()):
+        for row in store.index.all():
             slot = store.read(row.slot)
             header = bytes(slot[: store.layout.header_bytes])
             if len(slot) < store.slot_bytes or not store.layout.intact(header, slot[-store.layout.body_bytes :]):
@@ -122,7 +122,7 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
         UnreadableStoreError: it makes no sense to this version.
     """
     with _opened(folder, writable=True) as store:
-        rows = list(store.index.all())
+        rows = store.index.all()
         kept = [row for row in rows if used_since is None or row.used >= used_since]
         if max_bytes is not None:
             kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
