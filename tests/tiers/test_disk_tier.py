@@ -346,6 +346,18 @@ def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(open_t
         assert tier.contains_prefix(other) == 2
 
 
+def test_space_that_a_full_disk_gave_in_part_is_given_back(open_tier: Open, tmp_path: Path) -> None:
+    def give_half(descriptor: int, offset: int, length: int) -> None:
+        os.ftruncate(descriptor, length // 2)
+        raise OSError(28, "no space left")
+
+    with mock.patch.object(os, "posix_fallocate", give_half):
+        tier = open_tier()
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert slot_file(tmp_path).stat().st_size == 0
+
+
 def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
     open_tier: Open, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
