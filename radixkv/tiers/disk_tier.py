@@ -105,6 +105,7 @@ class DiskTier:
         self._closed = False
         # Held around transactions of the index, so that a cleared block is not committed afterwards.
         self._index_lock = threading.Lock()
+        self._uncleared: set[bytes | None] = set()  # namespaces that were cleared while the disk was gone
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
         self._opened: _Opened | None = None
@@ -178,7 +179,9 @@ class DiskTier:
                 gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
                 slots = [self._entries.pop(digest).slot for digest in gone]
                 self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
-            if self._opened is not None:
+            if self._opened is None:
+                self._uncleared.add(namespace)
+            else:
                 try:
                     self._opened.index.clear(namespace)
                 except MediumErrors as error:
@@ -221,6 +224,9 @@ class DiskTier:
             opened.callback(lock.close)
             index = self._open_index(folder)
             opened.callback(index.close)
+            for namespace in self._uncleared:
+                index.clear(namespace)
+            self._uncleared.clear()
             files = SlotFiles(folder, self._slot_bytes, writable=True)
             opened.callback(files.close)
             files.shrink(self._capacity)
@@ -336,7 +342,8 @@ class DiskTier:
 
     def _write_slots(self, batch: list[PendingBlock]) -> list[tuple[PendingBlock, int]]:
         if self._opened is None:
-            self._opened = self._open()
+            with self._index_lock:
+                self._opened = self._open()
         opened = self._opened
         batch = [pending for pending in batch if not pending.cancelled]
         slots = self._allocate(opened, len(batch))

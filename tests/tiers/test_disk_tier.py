@@ -257,6 +257,22 @@ def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: Open, clock: Fa
     assert open_tier().contains_prefix(KEYS) == 0
 
 
+def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
+    open_tier: Open, clock: FakeClock
+) -> None:
+    tier = open_tier()
+    put(tier)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    tier.close()
+    with mock.patch("radixkv.tiers.disk_tier.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+        tier.clear(KEYS[0].namespace)
+    clock.now += 60
+    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    assert tier.contains_prefix(KEYS) == 0
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
+
+
 def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: Open) -> None:
     tier = open_tier(capacity_bytes=8 * SLOT)
     old, used = prefix_keys("a", 1, 2, 3, 4), prefix_keys("b", 1, 2, 3, 4)
