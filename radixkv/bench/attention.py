@@ -87,7 +87,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     prepared = backend.prepare(batch)
     if not in_graphs:
         return layer_work(prepared, rows)
-    padded = PaddedDecode(rows, pool, prepared.buffers, prepared.plan.is_flat, PartialResults(pool.keys[0].device))
+    padded = PaddedDecode(rows, backend, prepared.plan.is_flat, PartialResults(pool.keys[0].device))
     assert padded.load(prepared)
     return layer_work(padded, rows)
 

@@ -92,6 +92,7 @@ class ModelRunner:
         )
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
+        self._can_capture = True
         self._attend: Attend | None = None
         self._native: NativeAttention | None = None
         self._num_query_heads = 0
@@ -120,18 +121,56 @@ class ModelRunner:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
 
         Args:
-            enforce_eager: no CUDA graphs for decoding.
+            enforce_eager: no CUDA graphs for decoding; otherwise `capture_graphs` makes them.
 
         Raises:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
         self._graphs = None
-        if not enforce_eager and not isinstance(self._backend, HostBackend):
+        if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
             # Only here: it imports Triton, which a CPU need not have.
+            from radixkv.attention.triton import TritonBackend
             from radixkv.model.decode_graphs import DecodeGraphs
 
-            self._graphs = DecodeGraphs(pool, self._forward_padded)
+            assert isinstance(self._backend, TritonBackend)
+            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture the CUDA graphs that decoding will run in, if it will."""
+        if self._graphs is not None:
+            with self._on_device:
+                self._graphs.capture()
+
+    @torch.inference_mode()
+    def measure_graphs(self, free_memory: Callable[[], int]) -> int:
+        """Bytes of GPU memory that all graphs will take, as the first ones do, over a pool as small as one likes.
+
+        All use the memory of the largest, and each takes some of its own. Those that were captured are given up again, and so
+        is the pool; `use_pool` comes next.
+
+        Args:
+            free_memory: bytes that are free on the device, torch's reserve not counted as used.
+        """
+        graphs, self._graphs = self._graphs, None
+        if graphs is None:
+            return 0
+        largest, others = graphs.kinds[:2], graphs.kinds[2:4]
+        with self._on_device:
+            graphs.capture(largest)
+            with_largest = free_memory()
+            if graphs.num_captured:
+                graphs.capture(others)
+            with_others = free_memory()
+            if not graphs.num_captured:  # it has said why
+                self._can_capture = False
+                return 0
+            num_others, num_left = graphs.num_captured - len(largest), len(graphs.kinds) - graphs.num_captured
+            del graphs
+            self._backend = None
+            each = max(0, with_largest - with_others) / max(1, num_others)
+            return free_memory() - with_others + int(each * num_left)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
@@ -161,9 +200,7 @@ class ModelRunner:
         if self._graphs is not None and bool((num_new == 1).all() and (num_logits == 1).all()):
             decoded = self._graphs.run(token_ids, batch)
             if decoded is not None:
-                row_of = np.empty(len(order), dtype=np.int64)
-                row_of[order] = np.arange(len(order))
-                return decoded[to_device(torch.from_numpy(row_of), self._device)].float()
+                return decoded
         stops = np.empty(len(order), dtype=np.int64)
         stops[order] = row_starts[1:]
         keep = _ranges(stops - num_logits, num_logits)
@@ -231,9 +268,9 @@ class ModelRunner:
         return logits
 
     def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
-        """The logits of all rows of a padded decoding batch, padding included."""
-        rows = torch.arange(padded.num_rows, device=self._device)
-        return self._forward(padded.token_ids, padded.rows.positions.clamp_min(0).long(), rows, padded.attend)
+        """The logits of all rows of a padded decoding batch, padding included, in the query batch's order."""
+        positions = padded.rows.positions.clamp_min(0).long()
+        return self._forward(padded.token_ids, positions, padded.logit_rows, padded.attend)
 
     @torch.inference_mode()
     def measure_activations(

@@ -15,7 +15,11 @@ CUDA = torch.device("cuda")
 
 
 def num_blocks(
-    device: torch.device, kv_cache_memory_bytes: int | None = None, utilization: float = 0.9, activations: int = 0
+    device: torch.device,
+    kv_cache_memory_bytes: int | None = None,
+    utilization: float = 0.9,
+    activations: int = 0,
+    graphs: int = 0,
 ) -> int:
     return choose_num_blocks(
         100,
@@ -24,6 +28,7 @@ def num_blocks(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         gpu_memory_utilization=utilization,
         measure_activations=lambda: activations,
+        measure_graphs=lambda: graphs,
     )
 
 
@@ -37,11 +42,13 @@ def test_a_cpu_pool_is_no_larger_than_useful() -> None:
     assert num_blocks(torch.device("cpu")) == 5000
 
 
-def test_a_gpu_pool_takes_the_memory_that_weights_others_and_the_largest_step_leave(
+def test_a_gpu_pool_takes_the_memory_that_weights_others_graphs_and_the_largest_step_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60_000, 100_000))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     assert num_blocks(CUDA, activations=10_000) == (90_000 - 40_000 - 10_000) // 100
+    assert num_blocks(CUDA, activations=10_000, graphs=5_000) == (90_000 - 40_000 - 15_000) // 100
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: 0.5 of .* less than a block of 100 bytes"):
         num_blocks(CUDA, utilization=0.5, activations=10_000)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: expected above 0 and up to 1, got 1.5"):

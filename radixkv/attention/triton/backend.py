@@ -39,6 +39,12 @@ class TritonBackend:
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
 
+    Attributes:
+        pool: as given.
+        dtype: as given.
+        multiprocessors: as given, or those of the pool's device.
+        buffers: the tables, and the rows of a decoding batch, padding included.
+
     Raises:
         ValueError: the kernels cannot take the pool's blocks.
     """
@@ -60,14 +66,14 @@ class TritonBackend:
         if sharing is None:
             group, bytes_per_token = num_query_heads // layer.num_kv_heads, layer.elements_per_token * element_bytes
             sharing = sharing_rule(max_sequences, group, element_bytes, bytes_per_token)
-        self._pool = pool
-        self._dtype = dtype
+        self.pool = pool
+        self.dtype = dtype
         device = pool.keys[0].device
-        self._multiprocessors = multiprocessors or _multiprocessors(device)
+        self.multiprocessors = multiprocessors or _multiprocessors(device)
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
-        self._buffers = BatchBuffers(max_sequences, max_blocks, device)
+        self.buffers = BatchBuffers(max_sequences, max_blocks, device)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
 
@@ -83,13 +89,13 @@ class TritonBackend:
         if self._attention is not None and self._steps_left:
             new_blocks = self._planner.advance(batch)
             if new_blocks is not None:
-                self._buffers.add(new_blocks)
+                self.buffers.add(new_blocks)
                 self._attention.advance()
                 self._steps_left -= 1
                 return self._attention
         plan = self._planner.plan(batch)
-        rows = self._buffers.load(plan)
-        self._attention = TritonAttention(plan, rows, self._buffers, self._pool, self._dtype, self._multiprocessors)
+        rows = self.buffers.load(plan)
+        self._attention = TritonAttention(plan, rows, self.buffers, self.pool, self.dtype, self.multiprocessors)
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
 

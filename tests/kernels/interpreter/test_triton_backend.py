@@ -173,7 +173,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, batch.pool, backend._buffers, flat, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")))
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -200,7 +200,7 @@ def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.Mon
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, batch.pool, backend._buffers, True, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(2, backend, True, PartialResults(torch.device("cpu")))
     batch = grow(batch)
     plain = backend.prepare(query_batch(batch.chunks))
     assert padded.load(plain)
