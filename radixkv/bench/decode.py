@@ -35,6 +35,7 @@ LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Given up when they are measured: none may end while others are still computing their prompts.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
+LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,12 @@ def warm_up(llm: LLM, shared: int) -> None:
     llm.generate(prompts, lengths, use_tqdm=False)
 
 
-def start_decoding(llm: LLM, shared: int) -> None:
+def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
     """Bring all prompts to where every step decodes one token of each."""
     engine = llm.engine
     llm.reset_prefix_cache()
     for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
-        engine.add(engine.make_request(str(index), prompt, LONG_GREEDY))
+        engine.add(engine.make_request(str(index), prompt, params))
     while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
         engine.step()
     for _ in range(WARM_UP_STEPS):
@@ -229,6 +230,8 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compi
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
         if report.wants(f"{name}, step"):
             measure_decoding(report, table, llm, name, shared)
+        if report.wants(f"{name}, top-p step"):
+            measure_sampling(report, table, llm, name, shared)
         answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
         if answers is not None:
             table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
@@ -237,7 +240,7 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compi
 def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
     """The rows about steps; an error before them is noted as theirs."""
     try:
-        start_decoding(llm, shared)
+        start_decoding(llm, shared, LONG_GREEDY)
         step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
         idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
     except Exception as error:  # whatever it is, it concerns these rows alone
@@ -246,11 +249,28 @@ def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, share
     finally:
         stop_decoding(llm)
     if step is not None:
-        table.add_row(
-            name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
-            f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
-            "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
-        )  # fmt: skip
+        _add_step(table, name, step, "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}")
+
+
+def measure_sampling(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
+    """The same with every token drawn from the likeliest that make up 0.9."""
+    try:
+        start_decoding(llm, shared, LONG_TOP_P)
+        step = report.measure(f"{name}, top-p step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
+    except Exception as error:  # it concerns this row alone
+        report.note_failure(f"{name}, top-p step", error)
+        return
+    finally:
+        stop_decoding(llm)
+    if step is not None:
+        _add_step(table, f"{name}, top-p", step, "")
+
+
+def _add_step(table: Table, name: str, step: Step, idle: str) -> None:
+    table.add_row(
+        name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
+        f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}", idle,
+    )  # fmt: skip
 
 
 def release(model: Any, attention: str) -> None:
@@ -263,11 +283,12 @@ def release(model: Any, attention: str) -> None:
     torch.cuda.empty_cache()
 
 
-def run_decode(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+def run_decode(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
 
     Returns:
         Whether no row failed.
@@ -275,7 +296,7 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     Raises:
         ValueError: there is no GPU.
     """
-    report = GpuReport.begin(console, json_path, only)
+    report = GpuReport.begin(console, json_path, only, resume)
     model = make_model()
     attention = model.config._attn_implementation
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
@@ -296,4 +317,4 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
 
 def _names(kind: str) -> list[str]:
     names = [f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared" for shared in (0, SHARED)]
-    return [f"{name}, {part}" for name in names for part in ("step", "answers")]
+    return [f"{name}, {part}" for name in names for part in ("step", "top-p step", "answers")]

@@ -256,13 +256,14 @@ def _splitting(batch: int, splits: int) -> Timed:
     return _timed(flat_work(problem, splits))
 
 
-def run_tiles(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print three tables, and write the rows.
 
     A configuration that does not fit the GPU fails, and is noted; the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
 
     Returns:
         Whether anything was measured.
@@ -270,7 +271,7 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None)
     Raises:
         ValueError: there is no GPU.
     """
-    report = GpuReport.begin(console, json_path, only)
+    report = GpuReport.begin(console, json_path, only, resume)
     # Printed last, all at once: configurations that do not fit have said so at length.
     for table in [_sharing_table(report), _splitting_table(report), *_tile_tables(report)]:
         console.print(table)
