@@ -103,8 +103,9 @@ class EngineConfig(Config):
     """What carries out attention; auto: Triton on a GPU; on a CPU compiled code, or torch where there is none."""
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
-    enable_torch_compile: bool = False
-    """Compile the model's decoder layers with torch.compile, once, at the start."""
+    enable_torch_compile: bool | None = None
+    """Compile the model's decoder layers with torch.compile, once, at the start. Where that fails and it was not asked for,
+    they run as they are."""
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
@@ -135,14 +136,29 @@ class ResolvedEngineConfig(EngineConfig):
 
     max_num_batched_tokens: int
     max_num_seqs: int
+    enable_torch_compile: bool
     async_scheduling: bool
 
 
 DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
     {
         # 512: the activations of a longer step leave the processor's cache; 1,024 took 10 to 20 % longer per token.
-        "cpu": types.MappingProxyType({"max_num_batched_tokens": 512, "max_num_seqs": 64, "async_scheduling": False}),
-        "cuda": types.MappingProxyType({"max_num_batched_tokens": 8192, "max_num_seqs": 256, "async_scheduling": True}),
+        "cpu": types.MappingProxyType(
+            {
+                "max_num_batched_tokens": 512,
+                "max_num_seqs": 64,
+                "enable_torch_compile": False,
+                "async_scheduling": False,
+            }
+        ),
+        "cuda": types.MappingProxyType(
+            {
+                "max_num_batched_tokens": 8192,
+                "max_num_seqs": 256,
+                "enable_torch_compile": True,
+                "async_scheduling": True,
+            }
+        ),
     }
 )
 
@@ -172,7 +188,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     attention_backend: AttentionBackendName
     enforce_eager: bool
-    enable_torch_compile: bool
+    enable_torch_compile: bool | None
     async_scheduling: bool | None
     seed: int
     eviction_policy: EvictionPolicyName

@@ -68,6 +68,7 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
         block_size, num_blocks = config.block_size, config.num_blocks
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
@@ -75,7 +76,7 @@ class Engine:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_seqs = config.max_num_seqs
         self.enable_prefix_caching = config.enable_prefix_caching
-        self._runner = ModelRunner(loaded, config.enable_torch_compile)
+        self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
         shapes = self._runner.layer_shapes
         scales = None
         if config.kv_cache_dtype == "fp8":

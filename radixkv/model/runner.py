@@ -6,6 +6,7 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from radixkv_cpu import PagedAttention
 
 ATTENTION_NAME = "radixkv"
+
+_log = logging.getLogger(__name__)
 
 
 # Instead of an index into the device's tokens: the host knows the token.
@@ -75,13 +78,14 @@ class ModelRunner:
 
     Args:
         enable_torch_compile: compile the model's decoder layers, now.
+        must_compile: an error if that fails; otherwise they run as they are, and a warning says so.
 
     Raises:
         UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
-            or its layers are to be compiled and cannot be.
+            or its layers must be compiled and cannot be.
     """
 
-    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False, must_compile: bool = True) -> None:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
@@ -110,7 +114,7 @@ class ModelRunner:
         uncompile_layers(self._model)
         self._probe(loaded.name)
         if enable_torch_compile:
-            self._compile(loaded.name)
+            self._compile(loaded.name, must_compile)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -308,7 +312,7 @@ class ModelRunner:
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()
-    def _compile(self, name: str) -> None:
+    def _compile(self, name: str, must_compile: bool) -> None:
         """Compile now what every batch will need, so that no request waits for it and no failure comes later."""
         compile_layers(self._model)
         try:
@@ -318,6 +322,9 @@ class ModelRunner:
         except Exception as error:  # uncompiled, the same has just run
             uncompile_layers(self._model)
             reason = " ".join(str(error).split("\n")[:2])
+            if not must_compile:
+                _log.warning("%s: its layers run as they are: torch.compile cannot compile them (%s)", name, reason)
+                return
             raise UnsupportedModelError(
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
                 "expected a model and a compiler that it can use, or enable_torch_compile=False"

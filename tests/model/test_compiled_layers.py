@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from support.prompt_sets import stem_and_tails
 from torch._dynamo.utils import counters
 
 from radixkv import LLM, SamplingParams
+from radixkv.config import DEVICE_DEFAULTS
 from radixkv.errors import UnsupportedModelError
 from radixkv.model import compiled_layers
 from radixkv.model.loader import load_model
@@ -108,11 +110,33 @@ def test_models_do_not_share_torchs_limit_of_compilations() -> None:
     assert num_graphs() - before == 10
 
 
-def test_layers_that_cannot_be_compiled_are_refused_and_left_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         raise NotImplementedError("no such processor")
 
     monkeypatch.setattr(compiled_layers, "_BACKEND", backend)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_by_default_layers_that_cannot_be_compiled_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = answers(LLM(build_supported("llama"), **OPTIONS))
+    monkeypatch.setattr("radixkv.config.DEVICE_DEFAULTS", {"cpu": DEVICE_DEFAULTS["cuda"]})
+    model = build_supported("llama")
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(model, **OPTIONS)
+    assert [record.getMessage() for record in caplog.records if record.name == "radixkv.model.runner"] == [
+        "LlamaForCausalLM: its layers run as they are: torch.compile cannot compile them "
+        "(backend='backend' raised: NotImplementedError: no such processor)"
+    ]
+    assert not any(layer._compiled_call_impl for layer in compiled_layers.decoder_layers(model))
+    assert answers(llm) == expected
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_layers_that_cannot_be_compiled_are_refused_and_left_uncompiled() -> None:
     model = build_supported("llama")
     with pytest.raises(UnsupportedModelError, match=r"cannot compile its layers \(.*no such processor.*=False"):
         LLM(model, enable_torch_compile=True, **OPTIONS)
