@@ -73,6 +73,8 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers."""
+    merge_linears: bool = True
+    """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
     tool_call_parser: ToolCallParserName = "auto"
     """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
     reasoning_parser: ReasoningParserName = "auto"
@@ -171,6 +173,7 @@ class ModelOptions(TypedDict, total=False):
     device: Device
     max_model_len: int | None
     quantization: Quantization | None
+    merge_linears: bool
     tool_call_parser: ToolCallParserName
     reasoning_parser: ReasoningParserName
 

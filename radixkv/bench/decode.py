@@ -1,8 +1,9 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
-that this GPU has just shown. In the same run, on the same weights: steps with decoder layers as they are and compiled by
-torch, and at the end transformers' continuous batching with the same prompts, which takes longer than all the rest.
+that this GPU has just shown. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
+linear layers of the same input merged and not, and at the end transformers' continuous batching with the same prompts, which
+takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
+from radixkv.model.merged_linear import split_linears
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
@@ -35,6 +37,8 @@ LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Given up when they are measured: none may end while others are still computing their prompts.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
+# Whether decoder layers are compiled, and linear layers merged.
+KINDS = {"default": (True, True), "not compiled": (False, True), "not merged": (True, False), "neither": (False, False)}
 LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024, ignore_eos=True)
 
 
@@ -215,10 +219,10 @@ def _answers(seconds: float) -> Answers:
     return Answers(seconds, BATCH * NEW_TOKENS / seconds)
 
 
-def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool) -> None:
+def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, merged: bool) -> None:
     """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
     start = time.perf_counter()
-    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
+    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled, merge_linears=merged)
     ready = time.perf_counter()
     for shared in (0, SHARED):
         try:
@@ -278,6 +282,7 @@ def release(model: Any, attention: str) -> None:
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
     uncompile_layers(model)
+    split_linears(model)
     model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()
@@ -300,10 +305,10 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     model = make_model()
     attention = model.config._attn_implementation
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
-    for kind, compiled in (("as it is", False), ("compiled", True)):
+    for kind, (compiled, merged) in KINDS.items():
         if any(report.wants(name) for name in _names(kind)):
             try:
-                measure_engine(report, table, model, kind, compiled)
+                measure_engine(report, table, model, kind, compiled, merged)
             except Exception as error:  # no row of this engine can be measured; the next one may work
                 report.note_failure(kind, error)
             release(model, attention)

@@ -38,13 +38,14 @@ def first_light_parts() -> list[Part]:
         _tests("kernel-tests", 420, "kernels/test_on_gpu.py"),
         _tests("engine-tests", 480, "engine/test_on_gpu.py"),
         _bench("attention", 480, "attention"),
-        # The first kind is the default on a GPU.
-        _bench("decode-compiled", 480, "decode", "compiled"),
-        _bench("decode-eager", 420, "decode", "as it is"),
+        _bench("decode-default", 480, "decode", "default: "),
+        _bench("decode-neither", 420, "decode", "neither: "),
         _bench("tiles-sharing", 240, "tiles", "sharing"),
         _bench("tiles-splitting", 240, "tiles", "splitting"),
         *(_bench(f"tiles-{rows}", 480, "tiles", f"{rows} rows") for rows in (16, 64, 128)),
-        _bench("decode-transformers", 480, "decode", "transformers"),
+        _bench("decode-transformers", 480, "decode", "transformers: "),
+        _bench("decode-not-compiled", 420, "decode", "not compiled: "),
+        _bench("decode-not-merged", 480, "decode", "not merged: "),
     ]  # fmt: skip
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from support.compiled_kernels import NoGpu
 from support.model_zoo import VOCAB_SIZE, build
+from support.on_cpu import OnCpu
 from torch.autograd import DeviceType
-from torch.overrides import TorchFunctionMode
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from typer.testing import CliRunner
@@ -30,15 +30,6 @@ from radixkv.cli.bench import app
 from radixkv.memory import KVPool
 
 SECONDS = 0.001
-
-
-class OnCpu(TorchFunctionMode):
-    """Where a function is asked for a tensor on "cuda", it makes one on the CPU."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = ["cpu" if isinstance(arg, str) and arg == "cuda" else arg for arg in args]
-        kwargs = {name: "cpu" if name == "device" and arg == "cuda" else arg for name, arg in (kwargs or {}).items()}
-        return function(*args, **kwargs)
 
 
 @pytest.fixture
@@ -179,7 +170,7 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
         "GREEDY": decode.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
     }.items():
         monkeypatch.setattr(decode, name, value)
-    report = run_part("decode-eager", tmp_path / "decode.json")
+    report = run_part("decode-neither", tmp_path / "decode.json")
     assert not report["failed"]
     transformers = run_part("decode-transformers", tmp_path / "transformers.json")
     steps = "\n".join(next_steps({"decode": report, "transformers": transformers}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -16,6 +17,7 @@ from radixkv.config import DEVICE_DEFAULTS
 from radixkv.errors import UnsupportedModelError
 from radixkv.model import compiled_layers
 from radixkv.model.loader import load_model
+from radixkv.model.merged_linear import merge_linears
 from radixkv.model.runner import ModelRunner
 
 OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_tokens": 16}
@@ -99,6 +101,22 @@ def test_twelve_layers_are_compiled_once_for_one_token_and_once_for_more(
         prompts = [{"prompt_token_ids": list(range(3 + i, 3 + i + 7 * size))} for i in range(size)]
         llm.generate(prompts, params, use_tqdm=False)
     assert num_graphs() - before == 2 * num_layer_types
+
+
+@pytest.mark.usefixtures("traced")
+def test_layers_whose_linears_are_merged_stay_one_graph_and_share_its_code() -> None:
+    """Though the first linear of a group computes what the others return."""
+    model = build("llama", {"num_hidden_layers": 12})
+    loaded = dataclasses.replace(load_model(build_supported("llama"), native=False), model=model)
+    tokens = torch.arange(3, 40).unsqueeze(0)
+    with torch.inference_mode():
+        expected = model(input_ids=tokens, use_cache=False).logits
+        assert merge_linears(model, lambda: model(input_ids=tokens, use_cache=False)) == 12 * 5
+        before = num_graphs()
+        ModelRunner(loaded, enable_torch_compile=True)
+        assert num_graphs() - before == 2
+        model.set_attn_implementation("sdpa")
+        torch.testing.assert_close(model(input_ids=tokens, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("traced")
