@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.checked_once import checked_once
 from radixkv_kernels.checks import (
     FLOATS,
     MAX_HEAD_DIM,
@@ -111,10 +112,7 @@ def merge_partials(
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
     _check(partial_output, partial_lse, output, sinks)
-    num_rows = output.shape[0]
-    check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), output.device)
-    check_tensor("partials", partials, (None,), (torch.int32,), output.device)
-    check_tensor("positions", positions, (num_rows,), (torch.int32,), output.device)
+    _check_lists(starts, partials, positions, output.shape[0], output.device)
     _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0)
 
 
@@ -140,6 +138,16 @@ def merge_splits(
     _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits)
 
 
+@checked_once
+def _check_lists(
+    starts: torch.Tensor, partials: torch.Tensor, positions: torch.Tensor, num_rows: int, device: torch.device
+) -> None:
+    check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), device)
+    check_tensor("partials", partials, (None,), (torch.int32,), device)
+    check_tensor("positions", positions, (num_rows,), (torch.int32,), device)
+
+
+@checked_once
 def _check(
     partial_output: torch.Tensor, partial_lse: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
 ) -> None:
