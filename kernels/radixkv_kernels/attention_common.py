@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.online_softmax import TileConfig, add_sink, attend_range, divide, log_sum_exp, tile_config
-from radixkv_kernels.target import compute_type
+from radixkv_kernels.target import COMPILE_OPTIONS, compute_type
 
 
 @triton.jit
@@ -98,6 +98,6 @@ def attention_constants(
         "GROUP": query.shape[1] // num_kv_heads, "ROWS": tile_rows, "BLOCK_SIZE": block_size,
         "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "KEY_TILE": max(16, key_tile), "VALUE_TILE": max(16, value_tile),
         "WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None,
-        "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype),
-        "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages,
+        "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype, key_cache.dtype),
+        "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages, **COMPILE_OPTIONS,
     }  # fmt: skip

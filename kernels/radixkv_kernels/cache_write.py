@@ -21,6 +21,7 @@ from radixkv_kernels.checks import (
     check_tensor,
     check_written,
 )
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _TOKENS = 16
 
@@ -126,5 +127,5 @@ def write_cache(
         *key_cache.stride()[:3], *value_cache.stride()[:3],
         TOKENS=_TOKENS, BLOCK_SIZE=block_size, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         KEY_TILE=triton.next_power_of_2(key_dim), VALUE_TILE=triton.next_power_of_2(value_dim),
-        QUANTISED=key_scales is not None,
+        QUANTISED=key_scales is not None, **COMPILE_OPTIONS,
     )  # fmt: skip

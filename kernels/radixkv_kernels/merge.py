@@ -24,6 +24,7 @@ from radixkv_kernels.checks import (
     check_written,
 )
 from radixkv_kernels.online_softmax import add_sink
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _PARTIALS = 4
 
@@ -184,4 +185,5 @@ def _launch(
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
         LISTED=starts is not None, PARTIALS=_PARTIALS,
         VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None, num_warps=2,
+        **COMPILE_OPTIONS,
     )  # fmt: skip
