@@ -234,7 +234,7 @@ def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import sharing_rule
 
-    rule = sharing_rule(len(batch.tables), GROUP, pool.dtype.itemsize, TOKEN_BYTES)
+    rule = sharing_rule(GROUP, pool.dtype, pool.dtype, TOKEN_BYTES)
     rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
     return TritonBackend(pool, pool.dtype, HEADS, len(batch.tables), max_tokens(batch), sharing=rule).prepare(batch)
 

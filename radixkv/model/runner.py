@@ -294,13 +294,26 @@ class ModelRunner:
         rows = tokens[:num_logit_rows]
         # As of several sequences: a model that looks positions up has no more of them.
         positions = tokens % self._max_model_len
-        # Held for the whole step: of each row a partial result for what it shares, and one for the rest.
-        width = self._num_query_heads * max(shape.value_dim for shape in self.layer_shapes)
-        partials = torch.empty(2, num_tokens, width, dtype=torch.float32, device=self._device)
+        # Held for the whole step.
+        partials = torch.empty(self._partials_nbytes(num_tokens), dtype=torch.uint8, device=self._device)
         logits = self._forward(torch.zeros_like(tokens), positions, rows, _attend_nothing).float()
         use_logits(logits)
         del partials
         return torch.cuda.max_memory_allocated(self._device) - before
+
+    def _partials_nbytes(self, num_tokens: int) -> int:
+        """Bytes of the partial results that attention on a GPU may need for so many tokens, in all shapes of heads."""
+        # Only here: it imports Triton, which a CPU need not have.
+        from radixkv.attention.triton.cost_model import max_partials, max_tiles
+
+        multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        nbytes = 0
+        for num_kv_heads, value_dim in {(shape.num_kv_heads, shape.value_dim) for shape in self.layer_shapes}:
+            group = self._num_query_heads // num_kv_heads
+            tiles = max_tiles(num_tokens, group, self._dtype)
+            rows = max_partials(num_tokens, tiles, group, num_kv_heads, multiprocessors)
+            nbytes += 4 * rows * self._num_query_heads * (value_dim + 1)
+        return nbytes
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.model_zoo import build_supported
 
+from radixkv.attention.triton.cost_model import MAX_LEVELS
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
@@ -55,13 +58,39 @@ def test_a_gpu_pool_takes_the_memory_that_weights_others_graphs_and_the_largest_
         num_blocks(CUDA, utilization=1.5)
 
 
-@pytest.mark.parametrize("name", ["llama", "biogpt"])
-def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
+@pytest.fixture
+def gpu_of_132_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+@pytest.mark.usefixtures("gpu_of_132_multiprocessors")
+def test_the_largest_step_has_room_for_a_partial_result_of_each_level_of_a_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load_model(build_supported("llama"))
+    runner, allocated, empty = ModelRunner(loaded), [], torch.empty
+
+    def note(*size: int, **options: object) -> torch.Tensor:
+        tensor = empty(*size, **options)
+        allocated.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", note)
+    runner.measure_activations(100, 4, draw_in_every_way)
+    config = loaded.model.config
+    row = 4 * config.num_attention_heads * (config.head_dim + 1)  # results and log-sum-exps in float32
+    assert max(allocated) >= 100 * (MAX_LEVELS + 1) * row
+
+
+@pytest.mark.usefixtures("gpu_of_132_multiprocessors")
+@pytest.mark.parametrize("name", ["llama", "biogpt"])
+def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
+    name: str,
+) -> None:
+    """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
     loaded = load_model(build_supported(name))
     assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4, draw_in_every_way) == 900

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan, Planner, SharingRule
+from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
+from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
 from radixkv.attention.triton.cost_model import num_pieces, sharing_rule, tile_classes
 from radixkv.attention.triton.launches import PartialResults, attend_flat, attend_shared
@@ -62,10 +63,13 @@ class TritonBackend:
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
-        layer, element_bytes = pool.layers[0], pool.dtype.itemsize
+        layer = pool.layers[0]
         if sharing is None:
-            group, bytes_per_token = num_query_heads // layer.num_kv_heads, layer.elements_per_token * element_bytes
-            sharing = sharing_rule(max_sequences, group, element_bytes, bytes_per_token)
+            group, bytes_per_token = (
+                num_query_heads // layer.num_kv_heads,
+                layer.elements_per_token * pool.dtype.itemsize,
+            )
+            sharing = sharing_rule(group, dtype, pool.dtype, bytes_per_token)
         self.pool = pool
         self.dtype = dtype
         device = pool.keys[0].device
@@ -177,9 +181,10 @@ class TritonAttention:
         """Into how many parts a flat batch splits each row's keys."""
         splits = self._num_splits.get(shape)
         if splits is None:
+            # All rows are split into as many parts as the longest one, as if they were tiles over one range.
             lengths = self.plan.ranges.key_stop - self.plan.ranges.key_start
-            ones = np.ones_like(lengths)
-            tile_class = tile_classes(ones, shape.group, self.dtype)
-            pieces = num_pieces(lengths, ones, shape.num_kv_heads, tile_class, self.multiprocessors)
-            splits = self._num_splits[shape] = int(pieces.max())
+            longest, total, rows = lengths.max(keepdims=True), lengths.sum(keepdims=True), np.array([len(lengths)])
+            tile_class = tile_classes(np.ones(1, dtype=np.int64), shape.group, self.dtype)
+            (pieces,) = num_pieces(longest, rows, total, shape.num_kv_heads, tile_class, self.multiprocessors)
+            splits = self._num_splits[shape] = int(pieces)
         return splits

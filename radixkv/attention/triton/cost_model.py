@@ -23,34 +23,44 @@ _TILE_ROWS = np.array(TILE_ROWS)
 # A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
 MIN_PIECE_KEYS = 256
 
+# What each item takes beside its keys: one latency of the memory, in which a program that shares a multiprocessor with two
+# others would read some 20 keys of 512 bytes, and its partial results, as much as 8 keys for a group of 4.
+START_KEYS = 32
+
+# A range is cut into pieces for at most so many waves of programs.
+MAX_WAVES = 4
+
+# Shared prefixes lie above one another; the deeper, the fewer rows share them. Each level is one more partial result a row,
+# for which there must be room.
+MAX_LEVELS = 4
+
 # Sharing takes a launch for the shared tiles and one for the merge that a flat batch does without; in some 8 us a GPU
 # reads this much.
 MIN_SAVED_BYTES = 32 * 2**20
 
 
-def sharing_rule(max_sequences: int, group: int, element_bytes: int, bytes_per_token: int) -> SharingRule:
+def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype, bytes_per_token: int) -> SharingRule:
     """A shared prefix gets work items of its own where that saves more than it costs.
 
-    A decoding batch has any of them only where all of them save more than the additional launches cost.
+    A key and value are ``2 * kv heads * dim`` elements. Written and read back, a row's partial result is ``2 * kv heads *
+    group * dim`` numbers of 4 bytes: as much as ``4 * group / element bytes`` keys. So the rows of a prompt, whose tiles
+    are full, hardly ever gain by sharing what is before them, and decoding rows nearly always.
+
+    A decoding batch has any shared prefixes only where all of them save more than the additional launches cost.
 
     Args:
-        max_sequences: in a batch.
         group: query heads per key-value head, of most layers.
-        element_bytes: of a stored key or value's elements.
+        query_dtype: by which the widest tile is chosen.
+        cache_dtype: of stored keys and values.
         bytes_per_token: of a token's keys and values in one layer.
     """
-    counts = range(2, max_sequences + 1)
-    min_tokens = (0, 0, *(min_shared_tokens(count, group, element_bytes) for count in counts))
-    return SharingRule(min_tokens, -(-MIN_SAVED_BYTES // bytes_per_token))
-
-
-def min_shared_tokens(num_sequences: int, group: int, element_bytes: int) -> int:
-    """How long a prefix that ``num_sequences``, 2 or more, share must be.
-
-    It saves reading k - 1 of k times, ``(k - 1) * tokens * kv heads * 2 dim`` elements, and costs writing and reading back
-    float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes. It must save more than it costs.
-    """
-    return 4 * group * num_sequences // ((num_sequences - 1) * element_bytes) + 1
+    widest = TILE_ROWS[int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype)[0])]
+    return SharingRule(
+        cost_per_row=4 * group / cache_dtype.itemsize,
+        rows_per_reading=widest // group,
+        max_levels=MAX_LEVELS,
+        min_saved_tokens=-(-MIN_SAVED_BYTES // bytes_per_token),
+    )
 
 
 def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
@@ -65,19 +75,97 @@ def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) ->
 def num_pieces(
     num_keys: NDArray[np.int64],
     num_tiles: NDArray[np.int64],
+    work: NDArray[np.int64],
     num_kv_heads: int,
     tile_class: NDArray[np.int64],
     multiprocessors: int,
 ) -> NDArray[np.int64]:
-    """Into how many pieces each range of keys is split, so that one launch of a tile class fills the GPU once, evenly.
+    """Into how many pieces each range of keys is split, so that the last program of a tile class ends as early as can be.
 
     Args:
         num_keys: of each range.
         num_tiles: row tiles over each range; each tile and head is a program per piece.
+        work: keys that the tiles over each range see in all; a prompt's first ones see fewer.
         tile_class: of each range, see `tile_classes`.
     """
-    at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[rows] for rows in TILE_ROWS])
-    work = np.bincount(tile_class, weights=num_keys * num_tiles, minlength=len(TILE_ROWS)) * num_kv_heads
-    piece = np.maximum(MIN_PIECE_KEYS, work / at_once)
-    pieces: NDArray[np.float64] = np.maximum(1, np.rint(num_keys / piece[tile_class]))
-    return pieces.astype(np.int64)
+    pieces = np.ones_like(num_keys)
+    for index in np.unique(tile_class).tolist():
+        own = tile_class == index
+        places = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[TILE_ROWS[index]]
+        pieces[own] = _pieces_of_class(num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, places)
+    return pieces
+
+
+# Lengths of pieces that are weighed, by the number of waves that they may make, as shares of what each place would have if
+# all could have the same: from all ranges whole on. Some are a little longer than that, for pieces that would just not fit.
+_ONE_WAVE = [np.inf, 2.0, 1.5, 1.25, 1.1, 1.0]
+_MORE_WAVES = [longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0)]
+_SHARES = {1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]}
+
+
+def _pieces_of_class(
+    num_keys: NDArray[np.int64], num_programs: NDArray[np.int64], work: NDArray[np.int64], places: int
+) -> NDArray[np.int64]:
+    """Pieces of each range: among a few lengths the one with which the work is done first, by a model of two numbers.
+
+    Programs start in order as places become free. So they take as long as the longest one, or as many waves as there are
+    programs to a place, each as long as programs are on average.
+
+    Args:
+        num_programs: of each range, per piece.
+        work: keys that those see in all.
+        places: programs that run at once.
+    """
+    share = work.sum() / places
+    most_waves = _most_waves(int(num_programs.sum()), places)
+    if num_programs.sum() >= MAX_WAVES * places and num_keys.max() <= share:
+        return np.ones_like(num_keys)  # many short ones fill the places evenly
+    most_pieces = np.maximum(1, num_keys // MIN_PIECE_KEYS)
+    pieces: NDArray[np.int64] = np.clip(np.ceil(num_keys / (share * _SHARES[most_waves])), 1, most_pieces).astype(
+        np.int64
+    )
+    # Pieces that none of a tile's rows sees are no programs.
+    seen = work / num_keys
+    programs = pieces @ seen + (num_programs - seen).sum()
+    waves = np.ceil(programs / places)
+    longest = (num_keys / pieces).max(axis=1)
+    times = np.maximum(longest + START_KEYS, waves * (work.sum() / programs + START_KEYS))
+    # Fewer pieces have fewer results to merge: the first that is about as good as the best.
+    return pieces[(times <= 1.03 * times.min()).argmax()]
+
+
+def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
+    places = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile_rows]
+    return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
+
+
+def _most_waves(num_programs: int, places: int) -> int:
+    """Few programs are cut to fill the places once, which leaves at most a fifth empty; more may need several waves."""
+    return MAX_WAVES if num_programs * MAX_WAVES > places else 1
+
+
+def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, multiprocessors: int) -> int:
+    """Rows of partial results that a batch has at most: one for each level of a tree, one for the tail, and of pieces.
+
+    Args:
+        num_rows: of the batch.
+        num_tiles: by tile rows, tiles over ranges at most.
+    """
+    pieces = sum(
+        max_pieces(rows, count, num_kv_heads, multiprocessors) * min(num_rows, rows // group)
+        for rows, count in num_tiles.items()
+    )
+    return num_rows * (MAX_LEVELS + 1) + pieces
+
+
+def max_tiles(num_rows: int, group: int, dtype: torch.dtype) -> dict[int, int]:
+    """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand."""
+    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype)).tolist()
+    tiles, fewest_rows = {}, 1
+    for tile_rows in (TILE_ROWS[index] for index in classes):
+        # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one.
+        ranges = num_rows // fewest_rows
+        tiles[tile_rows] = (MAX_LEVELS + 1) * (ranges + num_rows // (tile_rows // group))
+        fewest_rows = tile_rows // group + 1
+    return tiles

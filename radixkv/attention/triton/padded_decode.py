@@ -15,14 +15,11 @@ import torch
 
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.triton.backend import TritonAttention, TritonBackend
-from radixkv.attention.triton.cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_classes
+from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
 from radixkv.attention.triton.launches import PartialResults, attend_shared
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
 from radixkv.memory.upload import aligned_starts, upload_into
-from radixkv_kernels import ITEM_FIELDS, TILE_ROWS
-
-# Shared prefixes lie above one another; so many levels of them fit, as long as each is full of rows.
-_LEVELS = 4
+from radixkv_kernels import ITEM_FIELDS
 
 
 class _ItemBuffer:
@@ -130,27 +127,28 @@ class PaddedDecode:
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
 
-        It holds as many items as fill the GPU, rounded up, which are pieces of long ranges; and the ranges themselves: two
-        narrow ones for each row, and as many wide ones as `_LEVELS` levels of prefixes can have, for a tile is taken by those
-        that do not fit the next narrower one. And what the batch needs that is loaded, should there be one and that be more.
+        It holds what any batch of its size may be cut into, and what the batch that is loaded needs, should there be one and
+        that be more.
         """
         buffer = self._item_buffers.get(shape)
         if buffer is not None:
             return buffer.items
         backend, num_rows = self._backend, self.num_rows
-        row_counts = np.ones(1, dtype=np.int64) if self.flat else np.arange(1, num_rows + 1)
-        classes = [TILE_ROWS[i] for i in np.unique(tile_classes(row_counts, shape.group, backend.dtype))]
+        # Where nothing is shared, each row is a range of its own, in the narrowest tiles.
+        tiles = max_tiles(1 if self.flat else num_rows, shape.group, backend.dtype)
+        tiles = {rows: num_rows if self.flat else count for rows, count in tiles.items()}
         first = None if self._batch is None else self._batch.host_items(shape)
-        max_items, num_partials, narrower = {}, 8 * num_rows, 0
-        for tile in classes:
-            full = -(-3 * backend.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile] // (2 * shape.num_kv_heads))
-            ranges = _LEVELS * -(-num_rows * shape.group // (narrower + 1)) if narrower else 2 * num_rows
-            max_items[tile] = max(full + ranges, 0 if first is None else len(first.by_tile.get(tile, ())))
-            num_partials += full * (1 if self.flat else min(num_rows, tile // shape.group))
-            narrower = tile
+        max_items = {
+            rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.multiprocessors)
+            for rows, count in tiles.items()
+        }
+        num_partials = max_partials(num_rows, tiles, shape.group, shape.num_kv_heads, backend.multiprocessors)
+        if first is not None:
+            num_partials = max(num_partials, first.num_partials)
+            max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}
         # A power of two, so that different sizes of batches share partial results.
-        max_partials = 1 << (max(num_partials, 0 if first is None else first.num_partials) - 1).bit_length()
-        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, max_partials, self.token_ids.device)
+        num_partials = 1 << (num_partials - 1).bit_length()
+        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, num_partials, self.token_ids.device)
         if first is not None:
             buffer.load(first)
         return buffer.items

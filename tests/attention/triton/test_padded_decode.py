@@ -29,7 +29,7 @@ def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBa
         num_rows,
         16 * max_blocks,
         # As with heads of 128.
-        sharing=sharing_rule(num_rows, 4, dtype.itemsize, 4096),
+        sharing=sharing_rule(4, dtype, dtype, 4096),
         multiprocessors=132,
     )
 

@@ -1,0 +1,41 @@
+"""What runs every kernel before the first request: it passes where they are right, and names the one that is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixkv.attention import AttentionOptions
+from radixkv.attention.triton import start_check
+from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+from radixkv.memory import LayerShape
+from radixkv_kernels import reference
+
+PLAIN = LayerKernels(LayerShape(2, 16, 8), 8, AttentionOptions(0.3))
+OTHERS = LayerKernels(LayerShape(1, 8, 8), 4, AttentionOptions(0.3, 2.0, 7, torch.randn(4)))
+
+
+def test_all_kernels_run_once_for_layers_that_differ() -> None:
+    # Writing, copying, advancing, three tile classes, and rows without items.
+    assert check_kernels([PLAIN, PLAIN, OTHERS], 16, torch.float16, torch.float16, "cpu") == 2 * 7
+    # float32 takes the narrowest tiles only.
+    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu") == 5
+    assert check_kernels([OTHERS], 16, torch.bfloat16, torch.float8_e4m3fn, "cpu") == 7
+
+
+@pytest.mark.parametrize("failure", ["raises", "is wrong"])
+def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: torch.Tensor, tile_rows: int, **options: object) -> None:
+        if tile_rows == 64 and failure == "raises":
+            raise ValueError("out of resource: shared memory")
+        reference.attend_items(*args, **options)
+        if tile_rows == 64:
+            args[6][0] += 1.0
+
+    monkeypatch.setattr(start_check, "attend_items", fails)
+    reason = "out of resource" if failure == "raises" else "differs from the reference"
+    with pytest.raises(
+        RuntimeError,
+        match=f"^attend_items with tiles of 64 rows, 8 query and 2 key-value heads of 16 and 8.*{reason}",
+    ):
+        check_kernels([PLAIN], 16, torch.float16, torch.float16, "cpu")
