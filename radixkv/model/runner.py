@@ -101,6 +101,9 @@ class ModelRunner:
         self._native: NativeAttention | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
+        # By layer index: query heads, and options.
+        self._calls: dict[int, tuple[int, AttentionOptions]] = {}
+        self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
         self._model.eval()
@@ -129,9 +132,12 @@ class ModelRunner:
 
         Raises:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
+            RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
         self._graphs = None
+        if self._device.type == "cuda":
+            self.check_kernels(pool.block_size, pool.dtype)
         if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
             # Only here: it imports Triton, which a CPU need not have.
             from radixkv.attention.triton import TritonBackend
@@ -139,6 +145,23 @@ class ModelRunner:
 
             assert isinstance(self._backend, TritonBackend)
             self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs)
+
+    @torch.inference_mode()
+    def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:
+        """Run every kernel that the layers need once, over blocks and a type of stored keys that were not checked before.
+
+        Raises:
+            RuntimeError: one does not run, or its result is wrong; the message names it.
+        """
+        if (block_size, cache_dtype) in self._checked:
+            return
+        # Only here: it imports Triton, which a CPU need not have.
+        from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+
+        layers = [LayerKernels(self._probed[index], *self._calls[index]) for index in self._layer_of]
+        with self._on_device:
+            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
+        self._checked.add((block_size, cache_dtype))
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -243,7 +266,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
-            return self._probe_layer(layer_idx, query, key, value)
+            return self._probe_layer(layer_idx, query, key, value, options)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def native_batch(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention] | None:
@@ -308,11 +331,12 @@ class ModelRunner:
 
         multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         nbytes = 0
-        for num_kv_heads, value_dim in {(shape.num_kv_heads, shape.value_dim) for shape in self.layer_shapes}:
-            group = self._num_query_heads // num_kv_heads
+        heads = ((self._calls[index][0], shape.num_kv_heads, shape.value_dim) for index, shape in self._probed.items())
+        for num_query_heads, num_kv_heads, value_dim in set(heads):
+            group = num_query_heads // num_kv_heads
             tiles = max_tiles(num_tokens, group, self._dtype)
             rows = max_partials(num_tokens, tiles, group, num_kv_heads, multiprocessors)
-            nbytes += 4 * rows * self._num_query_heads * (value_dim + 1)
+            nbytes += 4 * rows * num_query_heads * (value_dim + 1)
         return nbytes
 
     @torch.inference_mode()
@@ -343,11 +367,14 @@ class ModelRunner:
                 "expected a model and a compiler that it can use, or enable_torch_compile=False"
             ) from error
 
-    def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _probe_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
         if layer_idx in self._probed:
             raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
         self._num_query_heads = self._num_query_heads or query.shape[1]
         self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        self._calls[layer_idx] = query.shape[1], options
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
