@@ -148,6 +148,15 @@ def test_options_cost_no_more_than_fits(dim: int, tile_rows: int) -> None:
     check_compiles(Case(90, BF16, tile_rows, dim, dim), window=100, softcap=30.0)
 
 
+def test_a_wide_program_fits_beside_two_narrow_ones() -> None:
+    """On one multiprocessor of sm_90, whose registers are handed out to a warp in groups of 8 a thread."""
+    wide = compile_attention(Case(90, BF16, 64), beside_narrow=True)
+    narrow = compile_attention(Case(90, BF16, 16))
+    assert wide.spills_in_loops == 0
+    assert 128 * sum(-(-kernel.registers // 8) * 8 for kernel in (wide, narrow, narrow)) <= 65_536
+    assert wide.shared + 2 * narrow.shared <= SHARED_MEMORY[90]
+
+
 def test_rows_that_no_tile_fits_beside_are_refused() -> None:
     with pytest.raises(ValueError, match=r"tile_rows: 128 rows of 256 elements in float32 do not fit .* sm_89"):
         compile_attention(Case(89, FP32, 128, 256, 256))

@@ -6,6 +6,8 @@ launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,7 +20,15 @@ from radixkv_kernels import TILE_ROWS
 # 217. Of shared memory they take 70, 112 and 128 KiB of 227.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
+# The same where tile classes run side by side: one program of 64 rows, cut for that, leaves room for two of 16 rows
+# (`radixkv_kernels.online_softmax.config_beside_narrow`). One of 128 rows leaves none.
+PROGRAMS_SIDE_BY_SIDE = {16: 2, 64: 1, 128: 1}
+
 _TILE_ROWS = np.array(TILE_ROWS)
+
+# Whether they do in decoding batches, unless a backend is told otherwise. Still to be measured, too: by counts, a prefix that
+# 256 sequences share keeps the matrix units busy for 40 us while their tails keep the memory busy for 165.
+SIDE_BY_SIDE = True
 
 # A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
 MIN_PIECE_KEYS = 256
@@ -54,7 +64,7 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
         cache_dtype: of stored keys and values.
         bytes_per_token: of a token's keys and values in one layer.
     """
-    widest = TILE_ROWS[int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype)[0])]
+    widest = TILE_ROWS[int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype, Placement(1))[0])]
     return SharingRule(
         cost_per_row=4 * group / cache_dtype.itemsize,
         rows_per_reading=widest // group,
@@ -63,12 +73,39 @@ def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype,
     )
 
 
-def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a batch's tile classes share the GPU.
+
+    Attributes:
+        multiprocessors: of the device.
+        side_by_side: they run at the same time: shared prefixes in tiles of 64 rows, which the matrix units bound, beside
+            private tails, which the memory does (PAT, Yi et al. 2025; POD-Attention, Kamath et al. 2024). Otherwise one after
+            the other, shared prefixes in tiles of up to 128 rows.
+    """
+
+    multiprocessors: int
+    side_by_side: bool = False
+
+    def places(self, tile_rows: int, alone: bool) -> int:
+        """Programs of a tile class that run at once, ``alone`` or beside another class."""
+        programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
+        return self.multiprocessors * programs[tile_rows]
+
+
+def tile_classes(
+    num_rows: NDArray[np.int64], group: int, dtype: torch.dtype, placement: Placement
+) -> NDArray[np.int64]:
     """Indices into `TILE_ROWS` for so many query rows with ``group`` heads each: the narrowest that holds them, or the last.
 
     float32 is multiplied without tensor cores, from registers; wider tiles than a group needs would only spill.
     """
-    most = np.full(len(num_rows), group) if dtype == torch.float32 else num_rows * group
+    if dtype == torch.float32:
+        most = np.full(len(num_rows), group)
+    else:
+        most = num_rows * group
+        if placement.side_by_side:
+            most = np.minimum(most, max(group, 64))
     return _TILE_ROWS[:-1].searchsorted(most)
 
 
@@ -78,7 +115,7 @@ def num_pieces(
     work: NDArray[np.int64],
     num_kv_heads: int,
     tile_class: NDArray[np.int64],
-    multiprocessors: int,
+    placement: Placement,
 ) -> NDArray[np.int64]:
     """Into how many pieces each range of keys is split, so that the last program of a tile class ends as early as can be.
 
@@ -89,9 +126,10 @@ def num_pieces(
         tile_class: of each range, see `tile_classes`.
     """
     pieces = np.ones_like(num_keys)
-    for index in np.unique(tile_class).tolist():
+    classes = np.unique(tile_class).tolist()
+    for index in classes:
         own = tile_class == index
-        places = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[TILE_ROWS[index]]
+        places = placement.places(TILE_ROWS[index], len(classes) == 1)
         pieces[own] = _pieces_of_class(num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, places)
     return pieces
 
@@ -134,9 +172,9 @@ def _pieces_of_class(
     return pieces[(times <= 1.03 * times.min()).argmax()]
 
 
-def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, multiprocessors: int) -> int:
+def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Placement) -> int:
     """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
-    places = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile_rows]
+    places = placement.places(tile_rows, alone=True)  # at least as many as beside others
     return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
 
 
@@ -145,7 +183,7 @@ def _most_waves(num_programs: int, places: int) -> int:
     return MAX_WAVES if num_programs * MAX_WAVES > places else 1
 
 
-def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, multiprocessors: int) -> int:
+def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, placement: Placement) -> int:
     """Rows of partial results that a batch has at most: one for each level of a tree, one for the tail, and of pieces.
 
     Args:
@@ -153,15 +191,15 @@ def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_he
         num_tiles: by tile rows, tiles over ranges at most.
     """
     pieces = sum(
-        max_pieces(rows, count, num_kv_heads, multiprocessors) * min(num_rows, rows // group)
+        max_pieces(rows, count, num_kv_heads, placement) * min(num_rows, rows // group)
         for rows, count in num_tiles.items()
     )
     return num_rows * (MAX_LEVELS + 1) + pieces
 
 
-def max_tiles(num_rows: int, group: int, dtype: torch.dtype) -> dict[int, int]:
+def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placement) -> dict[int, int]:
     """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand."""
-    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype)).tolist()
+    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, placement)).tolist()
     tiles, fewest_rows = {}, 1
     for tile_rows in (TILE_ROWS[index] for index in classes):
         # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one.

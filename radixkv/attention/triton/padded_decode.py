@@ -121,7 +121,17 @@ class PaddedDecode:
         items = self.items(HeadShape(key.shape[1], query.shape[1] // key.shape[1]))
         backend = self._backend
         return attend_shared(
-            backend.pool, layer, query, key, value, options, self.rows, backend.buffers.tables, items, self._partials
+            backend.pool,
+            layer,
+            query,
+            key,
+            value,
+            options,
+            self.rows,
+            backend.buffers.tables,
+            items,
+            self._partials,
+            backend.placement.side_by_side,
         )
 
     def items(self, shape: HeadShape) -> DeviceItems:
@@ -135,14 +145,14 @@ class PaddedDecode:
             return buffer.items
         backend, num_rows = self._backend, self.num_rows
         # Where nothing is shared, each row is a range of its own, in the narrowest tiles.
-        tiles = max_tiles(1 if self.flat else num_rows, shape.group, backend.dtype)
+        tiles = max_tiles(1 if self.flat else num_rows, shape.group, backend.dtype, backend.placement)
         tiles = {rows: num_rows if self.flat else count for rows, count in tiles.items()}
         first = None if self._batch is None else self._batch.host_items(shape)
         max_items = {
-            rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.multiprocessors)
+            rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.placement)
             for rows, count in tiles.items()
         }
-        num_partials = max_partials(num_rows, tiles, shape.group, shape.num_kv_heads, backend.multiprocessors)
+        num_partials = max_partials(num_rows, tiles, shape.group, shape.num_kv_heads, backend.placement)
         if first is not None:
             num_partials = max(num_partials, first.num_partials)
             max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import max_tiles
+from radixkv.attention.triton.cost_model import Placement, max_tiles
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -170,7 +170,7 @@ class _Problem:
         yield "write_cache", self._write
         yield "copy_blocks", self._copy
         yield "advance_rows", self._advance
-        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype):
+        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype, Placement(1)):
             yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
         yield "attend_split", self._split
 

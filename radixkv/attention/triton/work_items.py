@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.plan import KeyRanges
-from radixkv.attention.triton.cost_model import num_pieces, tile_classes
+from radixkv.attention.triton.cost_model import Placement, num_pieces, tile_classes
 from radixkv.memory.upload import upload
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
 
@@ -90,14 +90,14 @@ class _Cuts:
     piece_keys: Ints
 
 
-def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> HostItems:
+def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> HostItems:
     """The work items for layers of this shape.
 
     Args:
         dtype: of queries.
-        multiprocessors: of the device.
+        placement: how tile classes share the device.
     """
-    cuts = _cut(ranges, shape, dtype, multiprocessors)
+    cuts = _cut(ranges, shape, dtype, placement)
     # The range of each item: one for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
     of = np.arange(len(count)).repeat(count)
@@ -142,17 +142,17 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocesso
     return HostItems(by_tile, starts, partials)
 
 
-def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
+def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> _Cuts:
     rows = ranges.row_stop - ranges.row_start
     keys = ranges.key_stop - ranges.key_start
-    tile_class = tile_classes(rows, shape.group, dtype)
+    tile_class = tile_classes(rows, shape.group, dtype, placement)
     tile_rows = (_TILE_ROWS // shape.group)[tile_class]
     tiles = -(-rows // tile_rows)
     work = tiles * keys
     # Each tile of a private tail ends at its own last row.
     unseen = tiles * rows - rows - tile_rows * (tiles * (tiles - 1) // 2)
     work[ranges.num_shared :] -= unseen[ranges.num_shared :]
-    pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, multiprocessors)
+    pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, placement)
     # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
     # end, and new keys in between would belong to no item.
     piece_keys = -(-keys // (16 * pieces)) * 16

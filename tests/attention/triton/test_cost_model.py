@@ -11,6 +11,7 @@ from radixkv.attention import Planner
 from radixkv.attention.triton.cost_model import (
     MAX_LEVELS,
     PROGRAMS_PER_MULTIPROCESSOR,
+    Placement,
     max_partials,
     max_tiles,
     num_pieces,
@@ -42,7 +43,7 @@ def test_the_last_program_ends_soon_after_the_others_could(num_sequences: int) -
     """50 sequences whole would be 400 programs where 396 run at once: two waves for the work of one."""
     keys = np.full(num_sequences, 4096)
     ones = np.ones_like(keys)
-    pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, MULTIPROCESSORS)
+    pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, Placement(MULTIPROCESSORS))
     places = MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR[16]
     waves = np.ceil(KV_HEADS * pieces.sum() / places)
     # No piece has fewer than 256 keys, so that one sequence alone fills a third of the places.
@@ -66,5 +67,5 @@ def test_rows_have_a_bounded_number_of_partial_results() -> None:
         chunks.append(Chunk(Table(path), 16 * len(path) - 1, 1))
     shared = planned(chunks)
     assert len(shared) == MAX_LEVELS
-    tiles = max_tiles(10, GROUP, torch.bfloat16)
-    assert max_partials(10, tiles, GROUP, KV_HEADS, 1) >= 10 * (MAX_LEVELS + 1)
+    tiles = max_tiles(10, GROUP, torch.bfloat16, Placement(1))
+    assert max_partials(10, tiles, GROUP, KV_HEADS, Placement(1)) >= 10 * (MAX_LEVELS + 1)
