@@ -20,6 +20,7 @@ from radixkv_kernels import (
     exponential_sampling,
     merge_partials,
     merge_splits,
+    rotate_and_write,
     write_cache,
 )
 from radixkv_kernels.target import interpreted
@@ -188,10 +189,21 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pyt
         merge_splits(*partials, query, num_splits=2)
         merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
         write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
+        rotate_and_write(
+            torch.zeros(16, 32, 128, dtype=BF16),
+            new,
+            new,
+            torch.zeros(16, 128, dtype=BF16),
+            torch.zeros(16, 128, dtype=BF16),
+            cache,
+            cache,
+            torch.zeros(16, dtype=torch.int64),
+            **scales,
+        )
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
         draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert len(compiled) == 8
+    assert len(compiled) == 9
     for kernel in compiled:
         check_spills(kernel)
         assert kernel.fp_fusion

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention.plan import SharingRule
+from radixkv.attention.sharing_rule import SharingRule
 from radixkv_kernels import TILE_ROWS
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
@@ -169,7 +169,8 @@ def _pieces_of_class(
     longest = (num_keys / pieces).max(axis=1)
     times = np.maximum(longest + START_KEYS, waves * (work.sum() / programs + START_KEYS))
     # Fewer pieces have fewer results to merge: the first that is about as good as the best.
-    return pieces[(times <= 1.03 * times.min()).argmax()]
+    chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()]
+    return chosen
 
 
 def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Placement) -> int:

@@ -97,6 +97,11 @@ def _distinct(layer: LayerKernels) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def _call(launch: Callable[..., None], *args: object, **options: Any) -> None:
+    """Tensors in lists have no names that a type checker could follow."""
+    launch(*args, **options)
+
+
 def _run(name: str, work: Work, bound: float) -> None:
     try:
         # What a kernel does wrong is often met by a later call only; here that is the comparison, which waits for it.
@@ -186,8 +191,8 @@ class _Problem:
         key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
         slots = torch.arange(count)
         ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]
-        write_cache(*self._there(key, value), *ours, *self._there(slots), **self._on_device(self._scales))
-        reference.write_cache(key, value, *truth, slots, **self._scales)
+        _call(write_cache, *self._there(key, value), *ours, *self._there(slots), **self._on_device(self._scales))
+        _call(reference.write_cache, key, value, *truth, slots, **self._scales)
         return zip(ours, truth, strict=True)
 
     def _copy(self) -> Pairs:
@@ -200,7 +205,7 @@ class _Problem:
     def _advance(self) -> Pairs:
         before = torch.tensor([3, -1, self._block_size - 1], dtype=torch.int32)
         positions, slots, row_tables = self._there(before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before))
-        advance_rows(positions, slots, *self._there(_TABLES), row_tables, block_size=self._block_size)
+        _call(advance_rows, positions, slots, *self._there(_TABLES), row_tables, block_size=self._block_size)
         first, second = _TABLES[0, :2].tolist()
         return [
             (positions, torch.tensor([4, -1, self._block_size])),
@@ -234,14 +239,20 @@ class _Problem:
 
         truth, truth_partials = output.clone(), self._partials(2 * count)
         arguments = query, *self._caches, _TABLES, positions, items
-        reference.attend_items(*arguments, truth, *truth_partials, **self._options)
-        reference.merge_partials(
-            *truth_partials, starts, partials, positions, truth, sinks=None if sinks is None else sinks.cpu()
+        _call(reference.attend_items, *arguments, truth, *truth_partials, **self._options)
+        _call(
+            reference.merge_partials,
+            *truth_partials,
+            starts,
+            partials,
+            positions,
+            truth,
+            sinks=None if sinks is None else sinks.cpu(),
         )
         (ours,), ours_partials = self._there(output), self._there(*self._partials(2 * count))
         options = self._on_device(self._options)
-        attend_items(*self._there(*arguments), ours, *ours_partials, tile_rows=tile_rows, **options)
-        merge_partials(*ours_partials, *self._there(starts, partials, positions), ours, sinks=options["sinks"])
+        _call(attend_items, *self._there(*arguments), ours, *ours_partials, tile_rows=tile_rows, **options)
+        _call(merge_partials, *ours_partials, *self._there(starts, partials, positions), ours, sinks=options["sinks"])
         return [(ours, truth)]
 
     def _split(self) -> Pairs:
@@ -250,11 +261,11 @@ class _Problem:
         items = torch.tensor([[i, 1, 0, 0, OPEN_END, NO_PARTIAL] for i in range(2)], dtype=torch.int32)
         truth, unused = output.clone(), self._partials(0)
         arguments = query, *self._caches, _TABLES
-        reference.attend_items(*arguments, positions, items, truth, *unused, **self._options)
+        _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
         (ours,), partials = self._there(output), self._there(*self._partials(4))
         options = self._on_device(self._options)
-        attend_split(*self._there(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options)
-        merge_splits(*partials, ours, num_splits=2, sinks=options["sinks"])
+        _call(attend_split, *self._there(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options)
+        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
         return [(ours, truth)]
 
     def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
