@@ -41,6 +41,7 @@ def first_light_parts() -> list[Part]:
         _bench("decode-default", 480, "decode", "default: "),
         _bench("decode-neither", 420, "decode", "neither: "),
         _bench("tiles-sharing", 240, "tiles", "sharing"),
+        _bench("tiles-classes", 120, "tiles", "tile classes"),
         _bench("tiles-splitting", 240, "tiles", "splitting"),
         *(_bench(f"tiles-{rows}", 480, "tiles", f"{rows} rows") for rows in (16, 64, 128)),
         _bench("decode-transformers", 480, "decode", "transformers: "),

@@ -49,6 +49,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     lines += _decoding(rows)
     lines += _tiles(rows)
     lines += _sharing(rows)
+    lines += _side_by_side(rows)
     lines += _splitting(rows)
     return lines
 
@@ -109,6 +110,17 @@ def _sharing(rows: Rows) -> Iterator[str]:
             saved.append(((count - 1) * tokens, together["median_us"] < alone["median_us"]))
     if saved:
         yield _threshold("MIN_SAVED_BYTES in triton.cost_model: sharing", "tokens saved", saved)
+
+
+def _side_by_side(rows: Rows) -> Iterator[str]:
+    for name, row in rows.items():
+        tree = re.fullmatch(r"(tile classes: .+), side by side", name)
+        in_turn = rows.get(f"{tree[1]}, in turn") if tree else None
+        if tree and in_turn:
+            yield (
+                f"SIDE_BY_SIDE in triton.cost_model: {tree[1]}: {row['median_us']:.1f} us side by side, "
+                f"{in_turn['median_us']:.1f} in turn"
+            )
 
 
 def _threshold(what: str, unit: str, outcomes: Sequence[tuple[int, bool]]) -> str:
