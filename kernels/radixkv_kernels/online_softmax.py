@@ -6,6 +6,7 @@ log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -249,7 +250,18 @@ def tile_config(
     Raises:
         ValueError: not even the smallest tiles fit.
     """
-    target = target or current_target()
+    return _tile_config(tile_rows, key_tile, value_tile, query_dtype, cache_dtype, target or current_target())
+
+
+@functools.cache  # each launch asks
+def _tile_config(
+    tile_rows: int,
+    key_tile: int,
+    value_tile: int,
+    query_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    target: Target,
+) -> TileConfig:
     warp_groups = target.has_warp_groups and tile_rows >= 64 and query_dtype != torch.float32
     most_keys = 64
     if query_dtype == torch.float32:

@@ -59,8 +59,8 @@ class Case:
             # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
             # wherever a group fits; the type is there for comparison, not for speed.
             return self.tile_rows > 16
-        # Operands that live in registers, beside a result of 128 x 256 or 64 x 256 numbers.
-        return self.arch not in WIDE and self.key_dim == 256 and self.tile_rows >= 64
+        # Operands that live in registers, beside a result of 128 rows. The engine takes 64 rows there.
+        return self.arch not in WIDE and self.key_dim > 128 and self.tile_rows == 128
 
 
 def compile_attention(case: Case, **options: object) -> Compiled:
@@ -101,7 +101,7 @@ def check_compiles(case: Case, **options: object) -> None:
         assert ("HMMA" if case.tile_rows == 16 else WIDE.get(case.arch, "HMMA")) in kernel.operations
     # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies. Where
     # heads of 256 leave no room for that, there are no such groups.
-    fits = case.dtype != FP32 and not (case.tile_rows == 128 and case.key_dim == 256 and case.arch in (86, 89, 120))
+    fits = case.dtype != FP32 and not (case.tile_rows == 128 and case.key_dim > 128 and case.arch not in WIDE)
     if fits or (case.dtype == FP32 and case.tile_rows == 16):
         assert len(kernel.under_way) == 2 + ("window" in options)
         assert min(kernel.under_way) >= 2

@@ -18,12 +18,20 @@ from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
-from radixkv.attention.triton.cost_model import SIDE_BY_SIDE, Placement, num_pieces, sharing_rule, tile_classes
+from radixkv.attention.triton.cost_model import (
+    SIDE_BY_SIDE,
+    Placement,
+    num_pieces,
+    sharing_rule,
+    tile_classes,
+    widest_tile,
+)
 from radixkv.attention.triton.launches import PartialResults, attend_flat, attend_shared
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
-from radixkv_kernels import BLOCK_SIZES, BlockCopier, advance_rows
+from radixkv_kernels import BLOCK_SIZES, TILE_ROWS, BlockCopier, advance_rows
+from radixkv_kernels.target import current_target
 
 # Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
 _STEPS_PER_PLAN = 512
@@ -77,7 +85,9 @@ class TritonBackend:
         self.dtype = dtype
         device = pool.keys[0].device
         self.placement = Placement(
-            multiprocessors or _multiprocessors(device), SIDE_BY_SIDE if side_by_side is None else side_by_side
+            multiprocessors or _multiprocessors(device),
+            SIDE_BY_SIDE if side_by_side is None else side_by_side,
+            widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
         )
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)

@@ -6,6 +6,7 @@ launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.sharing_rule import SharingRule
+from radixkv.memory import LayerShape
 from radixkv_kernels import TILE_ROWS
+from radixkv_kernels.target import Target
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
 # of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 202 x 256 of 65,536; Triton 3.9 takes 157, 246 and
@@ -82,15 +85,27 @@ class Placement:
         side_by_side: they run at the same time: shared prefixes in tiles of 64 rows, which the matrix units bound, beside
             private tails, which the memory does (PAT, Yi et al. 2025; POD-Attention, Kamath et al. 2024). Otherwise one after
             the other, shared prefixes in tiles of up to 128 rows.
+        widest_tile: rows, see `widest_tile`.
     """
 
     multiprocessors: int
     side_by_side: bool = False
+    widest_tile: int = TILE_ROWS[-1]
 
     def places(self, tile_rows: int, alone: bool) -> int:
         """Programs of a tile class that run at once, ``alone`` or beside another class."""
         programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
         return self.multiprocessors * programs[tile_rows]
+
+
+def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
+    """Rows of the widest tile that is worth taking, unless a group has more heads.
+
+    Where each warp multiplies what lies in its registers, 128 rows with heads of 256 spill, 51 loads and stores on sm_89 with
+    Triton 3.9 and 142 with 3.6, and leave shared memory for no tile on its way; 64 rows take 216 registers, and spill none.
+    """
+    largest = max(max(layer.key_dim, layer.value_dim) for layer in layers)
+    return 64 if largest > 128 and not target.has_warp_groups else TILE_ROWS[-1]
 
 
 def tile_classes(
@@ -104,8 +119,9 @@ def tile_classes(
         most = np.full(len(num_rows), group)
     else:
         most = num_rows * group
-        if placement.side_by_side:
-            most = np.minimum(most, max(group, 64))
+        widest = 64 if placement.side_by_side else placement.widest_tile
+        if widest < TILE_ROWS[-1]:
+            most = np.minimum(most, max(group, widest))
     return _TILE_ROWS[:-1].searchsorted(most)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import Placement, max_tiles
+from radixkv.attention.triton.cost_model import Placement, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -30,6 +30,7 @@ from radixkv_kernels import (
     reference,
     write_cache,
 )
+from radixkv_kernels.target import current_target
 
 _FP8 = torch.float8_e4m3fn
 _TABLES = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
@@ -175,7 +176,8 @@ class _Problem:
         yield "write_cache", self._write
         yield "copy_blocks", self._copy
         yield "advance_rows", self._advance
-        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype, Placement(1)):
+        placement = Placement(1, widest_tile=widest_tile([self._layer.shape], current_target()))
+        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype, placement):
             yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
         yield "attend_split", self._split
 

@@ -16,7 +16,10 @@ from radixkv.attention.triton.cost_model import (
     max_tiles,
     num_pieces,
     sharing_rule,
+    widest_tile,
 )
+from radixkv.memory import LayerShape
+from radixkv_kernels.target import Target
 
 KV_HEADS, GROUP, MULTIPROCESSORS = 8, 4, 132
 
@@ -57,6 +60,22 @@ def test_prompts_share_what_saves_more_than_their_partial_results_cost() -> None
     assert planned(sharers(16, 2048, 512)) == []
     assert planned(sharers(16, 2048, 8)) == [(2048, 128)]
     assert planned(sharers(16, 2048, 1)) == [(2048, 16)]
+
+
+def test_tiles_that_would_spill_are_not_taken() -> None:
+    for arch, dim, widest in (
+        (80, 128, 128),
+        (80, 256, 64),
+        (89, 192, 64),
+        (90, 256, 128),
+        (100, 256, 128),
+        (120, 256, 64),
+    ):
+        target = Target(arch, 99 * 1024)
+        assert widest_tile([LayerShape(8, 64, 64), LayerShape(8, dim, 128)], target) == widest
+        placement = Placement(1, widest_tile=widest)
+        assert max(max_tiles(100, GROUP, torch.bfloat16, placement)) == widest
+        assert max(max_tiles(100, 100, torch.bfloat16, placement)) == 128  # or the group would not fit
 
 
 def test_rows_have_a_bounded_number_of_partial_results() -> None:
