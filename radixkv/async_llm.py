@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -344,15 +345,19 @@ class AsyncLLM:
     async def shutdown(self, grace_seconds: float = 0.0) -> bool:
         """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
 
+        In what is left of that time, what is cached is written into the tiers below the pool.
+
         Returns:
             Whether all requests finished without being aborted.
         """
         self._intake.draining = True
+        until = time.monotonic() + grace_seconds
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         self._cut_short = self._cut_short or bool(self._streams)
         if self._loop is not None and not self.abandoned:
-            await self._loop.run_in_executor(None, self._engine_thread.stop)
+            left = max(0.0, until - time.monotonic())
+            await self._loop.run_in_executor(None, self._engine_thread.stop, left)
         self._intake.shut_down()
         return not self._cut_short
 

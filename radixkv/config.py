@@ -14,6 +14,7 @@ torch: `radixkv --help` is made of these fields.
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
@@ -21,7 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 
@@ -38,6 +47,7 @@ EvictionPolicyName = Literal["lru", "lfu", "segmented-lru", "priority", "cost-aw
 AttentionBackendName = Literal["auto", "native", "torch", "triton"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["int8", "int4"]
+CacheWritePolicy = Literal["write-through-selective", "write-through", "write-back"]
 
 
 class Config(BaseModel):
@@ -114,12 +124,50 @@ class EngineConfig(Config):
     """Seed of the random numbers of requests without a seed of their own."""
     eviction_policy: EvictionPolicyName = "lru"
     """What is evicted first when blocks run out."""
+    host_cache_size: str | int | None = None
+    """Bytes of host memory, such as 8GiB, for blocks that the pool has no room for. By default none."""
+    disk_cache: str | Path | None = None
+    """Folder in which blocks survive a restart; one process at a time writes to it. It holds keys and values, from which text
+    can be recovered; only its owner can read it."""
+    disk_cache_size: str | int = "10GiB"
+    """Bytes in disk_cache at most."""
+    disk_cache_read_only: bool = False
+    """Read what another process writes into disk_cache, and write nothing."""
+    shared_cache: str | None = None
+    """Store that several machines use: redis://HOST:PORT/DATABASE (Redis or Valkey; also rediss:// and unix://), or a folder
+    that all of them have mounted."""
+    shared_cache_size: str | int = "100GiB"
+    """Bytes in the folder of shared_cache at most; a server has a limit of its own."""
+    cache_secret_file: str | Path | None = None
+    """File with 64 hexadecimal digits, by which stores name tenants without revealing them; machines that share a server need
+    the same. By default it is made in the folder of shared_cache or disk_cache."""
+    store_key_file: str | Path | None = None
+    """File with a key of 64 hexadecimal digits, as openssl rand -hex 32 prints, by which blocks outside this process are
+    encrypted (radixkv[encryption]). By default the variable RADIXKV_STORE_KEY, or no encryption."""
+    cache_write_policy: CacheWritePolicy = "write-through-selective"
+    """When blocks are written into tiers below the pool. write-through-selective: when they are used for the second time or
+    evicted; write-through: when they are computed; write-back: when they are evicted."""
+    tiers: Any = Field(default=(), repr=False)
+    """Only in Python: further tiers (`radixkv.tiers.tier.Tier`), asked after the others, in this order."""
     kv_events_endpoint: str | None = None
     """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
     kv_events_replay_endpoint: str | None = None
     """Where subscribers ask for KV events that they missed."""
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
+
+    @field_validator("host_cache_size", "disk_cache_size", "shared_cache_size")
+    @classmethod
+    def _is_size(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
+        if size is not None:
+            parse_size(str(info.field_name), size)
+        return size
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether blocks are kept anywhere but in the pool."""
+        named = (self.host_cache_size, self.disk_cache, self.shared_cache)
+        return any(each is not None for each in named) or bool(self.tiers)
 
     @model_validator(mode="after")
     def _one_size(self) -> EngineConfig:
@@ -195,6 +243,16 @@ class EngineOptions(TypedDict, total=False):
     async_scheduling: bool | None
     seed: int
     eviction_policy: EvictionPolicyName
+    host_cache_size: str | int | None
+    disk_cache: str | Path | None
+    disk_cache_size: str | int
+    disk_cache_read_only: bool
+    shared_cache: str | None
+    shared_cache_size: str | int
+    cache_secret_file: str | Path | None
+    store_key_file: str | Path | None
+    cache_write_policy: CacheWritePolicy
+    tiers: Any
     kv_events_endpoint: str | None
     kv_events_replay_endpoint: str | None
     record_trace: str | Path | None
@@ -214,6 +272,35 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         ValueError: a value is impossible.
     """
     return ModelConfig(**_fields_of(ModelConfig, options)), EngineConfig(**_fields_of(EngineConfig, options))
+
+
+_UNITS: Mapping[str, int] = types.MappingProxyType(
+    {
+        **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+        **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+        "B": 1,
+        "": 1,
+    }
+)
+
+
+def parse_size(name: str, size: str | int) -> int:
+    """Bytes, from a number or from text such as 10GiB.
+
+    Args:
+        name: of the option.
+        size: its value.
+
+    Raises:
+        ValueError: it is neither, or not above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    num_bytes = int(float(match[1]) * factor) if match and factor else 0
+    if num_bytes < 1 or isinstance(size, bool):
+        raise ValueError(f"{name}: expected a size above 0 such as 512MiB or 10GiB, got {size!r}")
+    return num_bytes
 
 
 def _fields_of(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,7 +392,7 @@ class Accepted(NamedTuple):
 def _in_one_line(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
     """The first error, as the rest of the house words it."""
     first = error.errors(include_url=False)[0]
-    if not first["loc"]:  # of a validator of ours, which looks at several fields
+    if first["type"] == "value_error":  # of a validator of ours
         return str(first["ctx"]["error"])
     name = str(first["loc"][0])
     # What is not shown in a configuration's text, such as a key, is not shown in errors either.

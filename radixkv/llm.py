@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
 from radixkv.cache import Pin
+from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs, refuse_unknown
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
@@ -52,7 +55,9 @@ class LLM:
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
         refuse_unknown("LLM.__init__", options, LLM_OPTIONS)
         model_config, engine_config = llm_configs(options)
-        loaded = load_model(model, model_config, native=not engine_config.enable_torch_compile)
+        loaded = load_model(
+            model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
+        )
         self.engine = Engine(loaded, engine_config)
         self._ids = itertools.count()
         # The engine is single-threaded. Reentrant, because the garbage collector may close a stream within another call.
@@ -171,7 +176,11 @@ class LLM:
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._engine_lock:
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
-        return decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
+        decoded = decode_explanation(explanation, single.token_ids, self.get_tokenizer().decode)
+        if self.engine.tiers is None or not read:
+            return decoded
+        tokens = encode(single.token_ids)
+        return replace(decoded, below=self.engine.tiers.find(tokens, single.namespace, explanation.num_reused_tokens))
 
     def pin(
         self,
@@ -218,6 +227,24 @@ class LLM:
         with self._engine_lock:
             self.engine.reset_prefix_cache()
             return self.engine.cache.num_held_blocks == 0
+
+    def shutdown(self, grace_seconds: float = 30.0) -> None:
+        """Write what is cached into the tiers below the pool, and close them; without tiers there is nothing to do.
+
+        Leaving ``with LLM(...) as llm:`` does it. Without it, what was used only once and not evicted is not written.
+
+        Args:
+            grace_seconds: for that, at most; what was used last is written first.
+        """
+        with self._engine_lock:
+            until = time.monotonic() + grace_seconds
+            self.engine.shutdown(lambda: until - time.monotonic())
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     def _single(
         self,

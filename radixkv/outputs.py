@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from radixkv.tools.definitions import ParsedAnswer
 
@@ -22,12 +22,29 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of one request, in seconds of `time.monotonic`; None: not reached yet."""
+    """Times of one request, in seconds of `time.monotonic`; None: not reached yet.
+
+    Attributes:
+        loaded_tokens: of the reused prompt tokens, how many were loaded for it from a tier below the pool, by its medium.
+        load_seconds: from the decision to load until they were there.
+    """
 
     arrival_time: float
     scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
+    load_seconds: float = 0.0
+
+    def clip_loaded_tokens(self, num_cached_tokens: int) -> None:
+        """Of what was loaded, some was evicted before the request could use it: only so many tokens were reused."""
+        for medium in reversed(list(self.loaded_tokens)):
+            excess = sum(self.loaded_tokens.values()) - num_cached_tokens
+            if excess <= 0:
+                return
+            self.loaded_tokens[medium] -= min(excess, self.loaded_tokens[medium])
+            if not self.loaded_tokens[medium]:
+                del self.loaded_tokens[medium]
 
 
 @dataclass(slots=True)

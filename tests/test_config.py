@@ -26,6 +26,7 @@ from radixkv.config import (
     ModelConfig,
     ModelOptions,
     ResolvedEngineConfig,
+    parse_size,
 )
 from radixkv.engine.engine import Engine
 from radixkv.model.loader import load_model
@@ -150,3 +151,17 @@ import radixkv.config, radixkv.server.config
 assert not {"torch", "transformers", "fastapi", "uvicorn", "yaml"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("size", ["0", "-1GiB", "many", "3 apples", True, 0, ""])
+def test_a_size_that_is_none_is_refused_by_name(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"^host_cache_size: expected .*got"):
+        EngineConfig(host_cache_size=size)
+
+
+def test_sizes_are_numbers_or_text() -> None:
+    assert parse_size("size", "10GiB") == 10 << 30
+    assert parse_size("size", "1.5 kb") == 1500
+    assert parse_size("size", 7) == 7
+    with pytest.raises(ValueError, match="cache_write_policy: expected one of write-through-selective, write-through"):
+        EngineConfig(cache_write_policy="write-sometimes")

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache.arguments import check_namespace
+from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.evicted import EvictedPrefixes
@@ -98,6 +99,16 @@ class CacheView:
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
         return 0 if match is None else match.num_tokens
+
+    def cached_blocks(self, tokens: TokenIds, namespace: str = "") -> BlockIds:
+        """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+        """
+        check_namespace(namespace)
+        match = self._tree.match(encode(tokens), namespace)
+        return np.empty(0, dtype=np.int32) if match is None else self._tree.path_blocks(match)
 
     def explain(
         self, tokens: TokenIds, namespace: str = "", read: bool = True, look_elsewhere: bool = True

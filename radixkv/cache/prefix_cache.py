@@ -47,6 +47,7 @@ class PrefixCache(CacheView):
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
         events: where changes of the cache's contents are recorded, from the beginning on.
+        observers: are notified of changes of the tree, as they happen.
         clock: seconds, from any beginning on; must never go back.
 
     Raises:
@@ -62,6 +63,7 @@ class PrefixCache(CacheView):
         max_pinned_blocks: int | None = None,
         remembered_blocks: int | None = None,
         events: EventLog | None = None,
+        observers: Sequence[TreeObserver] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_count("num_blocks", num_blocks, 1)
@@ -76,15 +78,16 @@ class PrefixCache(CacheView):
         self.events = events
         if isinstance(policy, ClockedPolicy):
             policy.use_clock(clock)
-        observers: list[TreeObserver | LearningPolicy] = [] if learner is None else [learner]
+        notified: list[TreeObserver | LearningPolicy] = [] if learner is None else [learner]
         evicted = None
         if remembered_blocks:
             evicted = EvictedPrefixes(remembered_blocks, block_size, clock, learner)
-            observers.append(evicted)
+            notified.append(evicted)
         if events is not None:
-            observers.append(EventRecorder(events, block_size))
+            notified.append(EventRecorder(events, block_size))
+        notified += observers
         pool = BlockPool(num_blocks)
-        tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, observers)
+        tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size)
         super().__init__(store, evicted, clock)
 
@@ -137,6 +140,34 @@ class PrefixCache(CacheView):
         stats.opened_tables += 1
         stats.queried_tokens += num_prompt_tokens
         stats.reused_tokens += match.num_tokens
+        return table
+
+    def open_fill(self, tokens: TokenIds, namespace: str = "", priority: int = 0, owner: str = "") -> BlockTable:
+        """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
+
+        The table holds the whole blocks of ``tokens`` that are cached. What follows is as for a sequence: `reserve`, the
+        blocks are written, `append` publishes them, `abort` ends it.
+
+        Args:
+            tokens: of the prefix; only whole blocks of them are used.
+            namespace: as for `open`.
+            priority: retention priority of what is filled in.
+            owner: as for `open`.
+
+        Raises:
+            InvalidArgumentError: no tokens, or not token ids.
+        """
+        check_namespace(namespace)
+        prefix = encode_prompt(tokens)
+        tree = self._tree
+        match = tree.match(prefix, namespace)
+        if match is None:
+            match = Match(0, tree.root(namespace), 0)
+        whole = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
+        past = () if self._evicted is None else self._evicted.recall(whole, prefix)
+        table = BlockTable(self._store, namespace, whole.num_tokens, True, priority, owner)
+        table.begin(whole, prefix, past)
+        self._tables.add(table)
         return table
 
     def reserve(self, table: BlockTable, num_tokens: int) -> None:

@@ -265,3 +265,18 @@ def http_cost(
     from radixkv.bench.http_cost import run_http_cost
 
     run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)
+
+
+@app.command()
+def tiers(
+    model: Model = None,
+    conversations: Annotated[int, typer.Option(min=8, help="of a working set four times the pool")] = 200,
+    turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw them into this file")] = None,
+) -> None:
+    """What tiers below the pool bring and cost: restarts, a working set too large, writing."""
+    from radixkv.bench.tiers import run_tiers
+
+    run_tiers(Console(), model, conversations, turns, rounds, json_path, plot)

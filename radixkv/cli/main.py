@@ -16,6 +16,7 @@ from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
 from radixkv.cli.serve import serve
+from radixkv.cli.warm import warm
 
 
 def demo(json_path: JsonPath = None) -> None:
@@ -39,7 +40,7 @@ def doctor(
     report(console)
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (chat, generate, serve, demo, doctor, inspect, simulate, explain)
+_COMMANDS: tuple[Callable[..., None], ...] = (chat, generate, serve, demo, doctor, inspect, simulate, explain, warm)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -24,7 +24,7 @@ JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help
 _ARGUMENTS = frozenset({"model"})
 _FLAGS: Mapping[str, str] = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated: one key each
 _CALLBACKS: Mapping[str, Callable[..., Any]] = {"record_trace": writable}
-_NO_TEXT = frozenset({"tokenizer"})  # an object, which no command line can name
+_NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.config import EngineConfig, ResolvedEngineConfig
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
+from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
 from radixkv.engine.trace_recorder import TraceRecorder
@@ -45,6 +47,9 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
+
+# At the end, for what waits to be written into tiers.
+_QUEUE_SECONDS = 5.0
 
 
 class BatchSize(NamedTuple):
@@ -102,11 +107,26 @@ class Engine:
 
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+        self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
         self.cache = PrefixCache(
-            num_blocks, block_size, POLICIES[config.eviction_policy](), remembered_blocks=4 * num_blocks, events=events
+            num_blocks,
+            block_size,
+            POLICIES[config.eviction_policy](),
+            remembered_blocks=4 * num_blocks,
+            events=events,
+            observers=() if self.tiers is None else [self.tiers.moves],
         )
         self._recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
-        self.scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
+        self.scheduler = Scheduler(
+            self.cache,
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            loads=None if self.tiers is None else self.tiers.use_cache(self.cache),
+            on_reuse=None if self.tiers is None else self.tiers.on_reuse,
+        )
+        if self.tiers is not None:
+            # However an engine comes to its end, what is queued is written.
+            weakref.finalize(self, self.tiers.close)
         self.grammars = GrammarCompiler(loaded)
         self._seeds = random.Random(config.seed)
         # Text of a single token, for log-probabilities.
@@ -272,8 +292,12 @@ class Engine:
         """
         with self._deferring_aborts():
             in_flight, self._in_flight = self._in_flight, None
+            if self.tiers is not None:
+                self.tiers.loads.publish_done()
             batch = self._schedule(in_flight)
-            with self._failing_only(batch, in_flight):
+            with self._failing_only(batch, in_flight), self._observing(batch):
+                if self.tiers is not None:
+                    self.tiers.settle(self._runner.copy_blocks)
                 if batch.chunks:
                     self._executor.execute(batch, in_flight)
                 stays_in_flight = self.async_scheduling and batch.tokens is not None
@@ -284,7 +308,7 @@ class Engine:
                     self._in_flight = batch
                 else:
                     touched += self._process(batch)
-            if not batch.chunks and in_flight is None:
+            if not batch.chunks and in_flight is None and not (self.tiers is not None and self.tiers.wait()):
                 touched = self._fail_deferred_request()
         self._publish_events()
         return list(dict.fromkeys(touched))
@@ -350,8 +374,34 @@ class Engine:
                     self._discard(request)
             raise
 
+    @contextmanager
+    def _observing(self, batch: Batch) -> Iterator[None]:
+        """Let tiers learn what computing costs."""
+        began = time.monotonic()
+        yield
+        if self.tiers is not None and batch.chunks:
+            num_prompt_tokens = sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
+            self.tiers.observe_step(num_prompt_tokens, batch.num_tokens, time.monotonic() - began)
+
+    def writes_behind(self) -> bool:
+        """Between steps: send some of what is to go below the pool down; False: there is nothing of that kind."""
+        return self.tiers is not None and self.tiers.send_some()
+
+    def shutdown(self, seconds_left: Callable[[], float]) -> None:
+        """Write what is cached into the tiers below the pool, what was used last first, and close them.
+
+        Without tiers there is nothing to do. The engine can still compute, without them.
+
+        Args:
+            seconds_left: for what is cached to be written. What was queued before is written in any case, unless that takes
+                unusually long.
+        """
+        if self.tiers is not None:
+            self.tiers.write_hot(seconds_left)
+            self.tiers.close(max(_QUEUE_SECONDS, seconds_left()))
+
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix that no running request uses; returns the blocks freed."""
+        """Forget every cached prefix that no running request uses, below the pool too; returns the blocks freed."""
         freed = self.cache.clear()
         self._publish_events()
         return freed

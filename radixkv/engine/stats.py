@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from radixkv.cache.stats import CacheStats
 from radixkv.engine.engine import BatchSize, Engine
+from radixkv.engine.kv_tiers import TierTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class EngineStats:
         num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
         last_batch: the sequences and tokens of the latest step.
         cache: the cache's own counters.
+        tiers: what has happened below the pool; None where there are no tiers.
     """
 
     num_running: int
@@ -30,6 +32,7 @@ class EngineStats:
     num_evictable_blocks: int
     last_batch: BatchSize
     cache: CacheStats
+    tiers: TierTotals | None = None
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -51,4 +54,5 @@ def engine_stats(engine: Engine) -> EngineStats:
         num_evictable_blocks=cache.num_evictable_blocks,
         last_batch=engine.last_batch,
         cache=cache.stats,
+        tiers=None if engine.tiers is None else engine.tiers.totals,
     )

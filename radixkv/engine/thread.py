@@ -10,8 +10,10 @@ delivered through one callback per step::
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -96,6 +98,7 @@ class EngineThread:
         # Guards `_closed`, so that no call is queued after the queue was drained for the last time.
         self._lock = threading.Lock()
         self._closed: EngineDeadError | None = None
+        self._write_until = math.inf
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
 
     def start(self) -> None:
@@ -141,21 +144,27 @@ class EngineThread:
             if self._closed is None:
                 self._calls.put(_Abort(request_id))
 
-    def stop(self) -> None:
-        """Stop after the current step, abort unfinished requests, and wait for the thread to end."""
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        """Stop after the current step, abort unfinished requests, and wait for the thread to end.
+
+        Args:
+            grace_seconds: for what is cached to be written into tiers below the pool; the shortest of several calls counts.
+        """
         with self._lock:
+            self._write_until = min(self._write_until, time.monotonic() + grace_seconds)
             self._calls.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         engine = self._engine
         try:
-            while self._run_calls(wait=not engine.has_unfinished_requests):
+            while self._run_calls(wait=not engine.has_unfinished_requests and not engine.writes_behind()):
                 if engine.has_unfinished_requests:
                     self._heartbeat.begin()
                     self._deliver(self._step())
             unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
             reason, updates, death = EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None
+            engine.shutdown(lambda: self._write_until - time.monotonic())
         except BaseException as error:
             death = EngineDeadError(f"the engine is dead: {error}")
             death.__cause__ = error

@@ -26,6 +26,7 @@ from radixkv.model.default_model import (
     ensure_converted,
     find_default_model,
 )
+from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
@@ -49,6 +50,7 @@ class LoadedModel:
         max_model_len: tokens of a sequence at most, prompt and answer together.
         eos_token_ids: tokens that end an answer.
         chat_format: how its answers to conversations are written; None where it has no chat template.
+        fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for.
     """
 
     model: transformers.PreTrainedModel
@@ -60,6 +62,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     chat_format: ChatFormat | None
+    fingerprint: str | None = None
 
     def require_tokenizer(self) -> Any:
         """The tokenizer.
@@ -77,6 +80,7 @@ def load_model(
     config: ModelConfig | None = None,
     *,
     native: bool = True,
+    fingerprint: bool = False,
     progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Load a model for inference.
@@ -85,12 +89,14 @@ def load_model(
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         config: how to load it; None: `ModelConfig`'s defaults.
         native: on a CPU, let compiled code stand in for the model's modules; torch's compiler cannot trace it.
+        fingerprint: read all weights once more, to name them.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
         ModelLoadError: the model does not exist or cannot be read.
         UnsupportedModelError: the model cannot run over KV cache blocks.
-        ValueError: ``dtype``, ``device``, ``max_model_len`` or ``quantization`` is impossible for this model and machine.
+        ValueError: ``dtype``, ``device``, ``max_model_len`` or ``quantization`` is impossible for this model and machine; or
+            the model's weights cannot be named, see `model_fingerprint`.
     """
     config = config or ModelConfig()
     target_device = _resolve_device(config.device)
@@ -114,6 +120,7 @@ def load_model(
     model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
+    named = None if not fingerprint else model_fingerprint(model, config.quantization)
     if model.device.type == "cpu":
         num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
         quantiser = None if config.quantization is None else Quantiser(config.quantization, panel_cache)
@@ -134,6 +141,7 @@ def load_model(
         dtype=model.dtype,
         device=model.device,
         chat_format=_chat_format(tokenizer, config),
+        fingerprint=named,
     )
 
 

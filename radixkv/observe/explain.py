@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from radixkv.cache import Computed, Explanation, PrefixCache, Reason
@@ -30,16 +30,40 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Below:
+    """Consecutive tokens of a prompt that a tier below the pool has.
+
+    Attributes:
+        seconds: what loading them is expected to take; None: nothing was loaded from there yet.
+    """
+
+    medium: str
+    start: int
+    num_tokens: int
+    seconds: float | None
+
+    def __str__(self) -> str:
+        time = "" if self.seconds is None else f", loaded in about {1000 * self.seconds:.0f} ms"
+        return f"{self.num_tokens} tokens from {self.start} on: in the tier {self.medium!r}{time}"
+
+
+@dataclass(frozen=True, slots=True)
 class PromptExplanation:
-    """How much of a prompt would be reused now, and why not more; ``str`` gives it as sentences."""
+    """How much of a prompt would be reused now, and why not more; ``str`` gives it as sentences.
+
+    Attributes:
+        computed: what is not in the pool; of it, ``below`` is loaded instead where that is faster.
+    """
 
     num_prompt_tokens: int
     num_reused_tokens: int
     computed: tuple[Computed, ...]
     difference: Difference | None
+    below: tuple[Below, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.num_reused_tokens} of {self.num_prompt_tokens} prompt tokens are reused"]
+        lines += [str(part) for part in self.below]
         lines += [_sentence(part) for part in self.computed]
         difference = self.difference
         if difference is not None and difference.cached and difference.prompt:
@@ -68,6 +92,7 @@ class PromptExplanation:
                 }
                 for part in self.computed
             ],
+            "below": [asdict(part) for part in self.below],
             "difference": None
             if difference is None
             else {

@@ -6,6 +6,7 @@ A group is admitted if its sequences, the blocks of its prompt, and what the run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from radixkv.cache import OutOfBlocks, PrefixCache
 from radixkv.scheduling.admission_control import DecodeGrowth
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
+from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_usage import TenantUsage
@@ -42,6 +44,8 @@ class Admission:
         waiting: the queue.
         shares: of the tenants.
         blocks: of all sequences.
+        loads: from tiers below the pool; None: there are none.
+        on_reuse: called with the group when one is admitted that reuses cached blocks; None: nobody wants to know.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Admission:
         waiting: WaitingQueue,
         shares: FairShares,
         blocks: SequenceBlocks,
+        loads: PrefixLoads | None = None,
+        on_reuse: Callable[[SequenceGroup], None] | None = None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -61,6 +67,8 @@ class Admission:
         self._waiting = waiting
         self._shares = shares
         self._blocks = blocks
+        self._loads = loads
+        self._on_reuse = on_reuse
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
@@ -80,6 +88,8 @@ class Admission:
     def forget(self, group: SequenceGroup) -> None:
         """The group was started, or it is gone."""
         self._in_flight_prefixes.forget(group)
+        if self._loads is not None:
+            self._loads.forget(group)
         self._deferred.pop(group, None)
 
     def groups_to_make_room(self) -> list[SequenceGroup]:
@@ -95,6 +105,8 @@ class Admission:
         for tenant in self._in_turn(usage):
             for group in self._waiting.groups(tenant):
                 if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group, self._running):
+                    break
+                if self._loads is not None and self._loads.is_waiting(group):
                     break
                 if group in self._deferred and not self._may_fit_now(self._deferred[group]):
                     return victims or usage.victims_for_blocks(group)
@@ -132,6 +144,8 @@ class Admission:
                 if usage.exceeds_limit(group):
                     break
                 if self._in_flight_prefixes.should_wait(group, self._running):
+                    continue
+                if self._loads is not None and self._loads.should_wait(group, self._num_spare_blocks):
                     continue
                 if max_tokens is not None and self._waiting.num_uncached(group) > max_tokens:
                     break
@@ -230,7 +244,14 @@ class Admission:
             return False
         self.forget(group)
         self._waiting.admit(group)
+        if self._on_reuse is not None and group.sequences[0].num_computed >= self._cache.block_size:
+            self._on_reuse(group)
         return True
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks that are available beyond what the running groups may need."""
+        needed = self._decode_growth().num_blocks if self._running else 0
+        return self._cache.num_available_blocks - needed
 
     def _open_tables(self, group: SequenceGroup) -> None:
         """Open a table for each sequence and reserve its slots, or only the first's if the group has to prefill it.

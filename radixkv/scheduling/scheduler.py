@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from radixkv.cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_share import TenantShare
@@ -42,6 +43,8 @@ class Scheduler:
         max_num_seqs: concurrent sequences at most.
         waiting: the queue to use; by default one with the usual bounds.
         shares: of the tenants; by default equal ones.
+        loads: from tiers below the pool; None: there are none.
+        on_reuse: called with each group that is admitted and reuses cached blocks; None: nobody wants to know.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Scheduler:
         max_num_seqs: int,
         waiting: WaitingQueue | None = None,
         shares: FairShares | None = None,
+        loads: PrefixLoads | None = None,
+        on_reuse: Callable[[SequenceGroup], None] | None = None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -62,8 +67,17 @@ class Scheduler:
         # In order of rank. A dict for membership and removal in constant time.
         self.running: dict[SequenceGroup, None] = {}
         self.num_preemptions = 0
+        self._loads = loads
         self._admission = Admission(
-            cache, max_num_batched_tokens, max_num_seqs, self.running, self.waiting, self.shares, self.blocks
+            cache,
+            max_num_batched_tokens,
+            max_num_seqs,
+            self.running,
+            self.waiting,
+            self.shares,
+            self.blocks,
+            loads,
+            on_reuse,
         )
         self._arrivals = itertools.count()
 
@@ -94,7 +108,7 @@ class Scheduler:
         tenant = group.request.tenant
         if tenant not in self.waiting.tenants:
             self.shares.lift(tenant, self.waiting.tenants, {group.request.tenant for group in self.running})
-        self.waiting.add(group)
+        self._queue(group)
 
     def start(self, group: SequenceGroup) -> None:
         """Run a group that has its block tables: one that was admitted, or forked from a running one."""
@@ -232,8 +246,13 @@ class Scheduler:
         group.num_shared_prefill_tokens = 0
         group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)
         del self.running[group]
-        self.waiting.add(group)
+        self._queue(group)
         self.num_preemptions += 1
+
+    def _queue(self, group: SequenceGroup) -> None:
+        self.waiting.add(group)
+        if self._loads is not None:
+            self._loads.expect(group)
 
     # -- prompts and admission -----------------------------------------------------------------------------------
 
@@ -294,4 +313,5 @@ class Scheduler:
         self.shares.charge(request.tenant, computed=group.num_pending - 1, reused=group.num_computed_at_start)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = group.num_computed_at_start
+            request.metrics.clip_loaded_tokens(group.num_computed_at_start)
             request.metrics.scheduled_time = time.monotonic()

@@ -19,7 +19,8 @@ from radixkv.server.strict import StrictModel
 class ClearRequest(StrictModel):
     """What to clear: everything; with ``api_key`` all of that tenant; with ``cache_salt`` too only that salt's prefixes.
 
-    Where no API keys are configured, ``cache_salt`` alone selects the prefixes of that salt.
+    In tiers below the pool, a tenant's salts are always cleared together. Where no API keys are configured, ``cache_salt``
+    alone selects the prefixes of that salt.
     """
 
     api_key: str | None = None
@@ -61,9 +62,13 @@ def admin_routes(service: Service) -> APIRouter:
         """Clear cached prefixes: all, one tenant's, or one salt's."""
         selected = _namespace_filter(body, service)
 
+        below = _cleared_below(body, service)
+
         def clear(engine: Engine) -> tuple[int, int]:
             namespaces = [name for name in engine.cache.namespaces if selected(name)]
-            return len(namespaces), sum(engine.cache.clear(name) for name in namespaces)
+            num_freed = sum(engine.cache.clear(name) for name in namespaces)
+            engine.cache.clear(below)  # of what is not cached any more, something may be below the pool
+            return len(namespaces), num_freed
 
         num_namespaces, num_freed = await llm.call(clear)
         stats = llm.stats
@@ -97,6 +102,13 @@ def admin_routes(service: Service) -> APIRouter:
         return DrainResponse(unfinished_requests=llm.num_unfinished)
 
     return router
+
+
+def _cleared_below(body: ClearRequest, service: Service) -> str | None:
+    """The namespace whose tenant is cleared below the pool; None: everything."""
+    if body.api_key is None and body.cache_salt is None:
+        return None
+    return service.tenants.selected_by_admin(body.api_key).namespace(body.cache_salt)
 
 
 def _namespace_filter(body: ClearRequest, service: Service) -> Callable[[str], bool]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -12,8 +14,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.cache import Pin, PinQuotaExceeded
+from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
-from radixkv.observe.explain import decode_explanation
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.sampling_params import SamplingParams
@@ -29,6 +33,7 @@ class CacheExplanation(BaseModel):
     text: str
     num_prompt_tokens: int
     num_reused_tokens: int
+    below: list[dict[str, Any]]
     computed: list[dict[str, Any]]
     difference: dict[str, Any] | None
 
@@ -139,14 +144,25 @@ def insight_routes(service: Service) -> APIRouter:
 async def explanations(service: Service, prompts: Sequence[Prompt]) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts."""
 
-    def explain(engine: Engine) -> list[CacheExplanation]:
+    def explain(engine: Engine) -> tuple[list[PromptExplanation], KVTiers | None]:
         decode = engine.loaded.require_tokenizer().decode
         result = []
         for prompt in prompts:
             read = prompt.read_cache and engine.enable_prefix_caching
             explanation = engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=False)
-            decoded = decode_explanation(explanation, list(prompt.token_ids), decode)
-            result.append(CacheExplanation(text=str(decoded), **decoded.as_dict()))
-        return result
+            result.append(decode_explanation(explanation, list(prompt.token_ids), decode))
+        return result, engine.tiers if engine.enable_prefix_caching else None
 
-    return await service.llm.call(explain)
+    def add_tiers(decoded: list[PromptExplanation], tiers: KVTiers) -> list[PromptExplanation]:
+        return [
+            replace(one, below=tiers.find(encode(prompt.token_ids), prompt.namespace, one.num_reused_tokens))
+            if prompt.read_cache
+            else one
+            for one, prompt in zip(decoded, prompts, strict=True)
+        ]
+
+    decoded, tiers = await service.llm.call(explain)
+    if tiers is not None:
+        # Not on the engine's thread: a shared store may take its time.
+        decoded = await asyncio.to_thread(add_tiers, decoded, tiers)
+    return [CacheExplanation(text=str(one), **one.as_dict()) for one in decoded]

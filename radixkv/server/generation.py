@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class Generation:
         # Of the prompt that had a token first; None before.
         self.times: RequestMetrics | None = None
         self._num_cached_tokens = [0] * len(prompts)
+        self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
         self._finished: set[int] = set()  # choices
         # By prompt; set when the prompt's first delta arrives.
@@ -139,8 +141,17 @@ class Generation:
             prompt_tokens=num_prompt,
             completion_tokens=self._num_completion_tokens,
             total_tokens=num_prompt + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached_tokens)),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(self._num_cached_tokens), loaded_tokens=self._loaded_tokens()
+            ),
         )
+
+    def _loaded_tokens(self) -> dict[str, int] | None:
+        """Of the reused tokens, those that came from below the pool, by medium; None: none did."""
+        total: Counter[str] = Counter()
+        for loaded in self._loaded_of_each:
+            total.update(loaded)
+        return dict(total) or None
 
     def close(self) -> None:
         """Abort the prompts that are unfinished."""
@@ -157,6 +168,7 @@ class Generation:
                 async for prompt, delta in deltas:
                     self._timers[prompt].observe(delta)
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
+                    self._loaded_of_each[prompt] = delta.metrics.loaded_tokens
                     self.times = self.times or delta.metrics
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs

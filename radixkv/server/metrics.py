@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.engine.kv_tiers import TierTotals
 from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
@@ -125,6 +126,35 @@ class _EngineCollector(Collector):
             ("num_steps", "Batches that the model has run.", stats.num_steps),
         ]:
             yield CounterMetricFamily(_PREFIX + name, documentation, value)
+        if stats.tiers is not None:
+            yield from _tier_metrics(stats.tiers)
+
+
+def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
+    """What has happened below the pool, by medium where a tier counts it."""
+    for name, documentation, field in [
+        ("tier_hit_blocks", "Blocks read from a tier.", "hit_blocks"),
+        ("tier_missed_blocks", "Blocks that a tier was asked for and did not return.", "missed_blocks"),
+        ("tier_corrupt_blocks", "Blocks that had other bytes than were written.", "corrupt_blocks"),
+        ("tier_read_bytes", "Bytes read from a tier.", "read_bytes"),
+        ("tier_read_seconds", "Time spent reading from a tier.", "read_seconds"),
+        ("tier_written_blocks", "Blocks written to a tier.", "written_blocks"),
+        ("tier_written_bytes", "Bytes written to a tier.", "written_bytes"),
+        ("tier_write_seconds", "Time spent writing to a tier, in the background.", "write_seconds"),
+        ("tier_evicted_blocks", "Blocks that a tier gave up for others.", "evicted_blocks"),
+        ("tier_errors", "Calls that a tier's medium failed.", "errors"),
+    ]:
+        family = CounterMetricFamily(_PREFIX + name, documentation, labels=["medium"])
+        for medium, stats in totals.tiers:
+            family.add_metric([medium], getattr(stats, field))
+        yield family
+    for name, documentation, value in [
+        ("tier_loads", "Prefixes that were loaded from tiers, in part or whole.", totals.loads),
+        ("tier_loads_given_up", "Loads that took longer than computing would have.", totals.loads_given_up),
+        ("tier_loads_not_worth_it", "Prefixes computed because that is faster.", totals.loads_not_worth_it),
+        ("tier_dropped_blocks", "Blocks not written because too many waited to be.", totals.dropped_blocks),
+    ]:
+        yield CounterMetricFamily(_PREFIX + name, documentation, value)
 
 
 def metrics_routes(metrics: ServerMetrics) -> APIRouter:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic_core import PydanticCustomError
 
 from radixkv.outputs import CompletionOutput
@@ -253,9 +253,16 @@ class ResponseHead(TypedDict):
 
 
 class PromptTokensDetails(BaseModel):
-    """``cached_tokens``: prompt tokens that were reused rather than computed."""
+    """``cached_tokens``: prompt tokens that were reused rather than computed; ``loaded_tokens``: how many of them were loaded
+    from a tier below the pool, by its medium, where there are tiers."""
 
     cached_tokens: int
+    loaded_tokens: dict[str, int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class Usage(BaseModel):

@@ -27,6 +27,7 @@ from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
+from radixkv.tiers.namespace_secret import find_secret, is_server
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -49,12 +50,18 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         The exit status: 0 after a signal, 1 when the engine died.
 
     Raises:
-        OSError: the address cannot be used.
+        OSError: the address or the folder of disk_cache cannot be used.
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keys_file = None if config.keys_file is None else Path(config.keys_file)
-    tenants = Tenants(config.api_keys, config.admin_key, None if keys_file is None else read_keys_file(keys_file))
+    secret = namespaces_secret(options)
+    tenants = Tenants(
+        config.api_keys,
+        config.admin_key,
+        None if keys_file is None else read_keys_file(keys_file),
+        secret=secret,
+    )
     _check(config)
     write_log = None if config.access_log is None else open_access_log(str(config.access_log))
     tracer = None
@@ -239,6 +246,27 @@ def _check(config: ServerConfig) -> None:
                 f"ssl_certfile: {config.ssl_certfile} with ssl_keyfile {config.ssl_keyfile} cannot be used: {error}"
             )
             raise ValueError(message) from error
+
+
+def namespaces_secret(options: LLMOptions) -> bytes | None:
+    """The secret of the tenants' namespaces, where blocks outlive the process; None: a random one will do.
+
+    Raises:
+        OSError, ValueError: it cannot be read or made.
+        ValueError: none is named, and a server that is shared has no place for it.
+    """
+    secret_file, disk_cache = options.get("cache_secret_file"), options.get("disk_cache")
+    shared_cache = options.get("shared_cache")
+    if shared_cache is not None and is_server(shared_cache) and secret_file is None:
+        raise ValueError(
+            "cache_secret_file: expected a file where shared_cache is a server, the same on all machines that share it: "
+            "without, they could not find what the others computed"
+        )
+    return find_secret(
+        None if secret_file is None else Path(secret_file),
+        None if disk_cache is None else Path(disk_cache),
+        shared_cache,
+    )
 
 
 def _listener(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

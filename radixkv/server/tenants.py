@@ -1,7 +1,8 @@
 """Authentication, and the cache namespace of each tenant.
 
 Each API key is a tenant. The cache's namespace of a prompt is derived from the tenant's key and the request's cache salt by a
-keyed hash, whose key is drawn at random when the server starts: no client can name, or guess, another's namespace.
+keyed hash: no client can name, or guess, another's namespace. Its key is drawn at random when the server starts, or, where
+blocks survive a restart, kept beside them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Tenants:
         admin_key: for administration; None: administration is off.
         keys: from a file, by name; None: there is no file.
         clock: seconds since 1970, for keys that expire.
+        secret: of the keyed hash, where namespaces must be the same after a restart; None: a random one.
 
     Raises:
         ValueError: a key is empty or not ASCII, or one is given twice.
@@ -65,13 +67,14 @@ class Tenants:
         admin_key: str | None = None,
         keys: Mapping[str, Key] | None = None,
         clock: Callable[[], float] = time.time,
+        secret: bytes | None = None,
     ) -> None:
         for key in [*api_keys, *([] if admin_key is None else [admin_key])]:
             if not key or not key.isascii() or not key.isprintable():
                 raise ValueError("an API or admin key must be of printable ASCII characters, at least one")
         if admin_key in api_keys or len(set(api_keys)) < len(api_keys):
             raise ValueError("an API or admin key is given twice: all keys must differ")
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
         self._admin_key = admin_key
         self._api_keys = [key.encode() for key in api_keys]
         self._tenants = [self._tenant(key) for key in api_keys]

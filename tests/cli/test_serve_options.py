@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_configurations(serve: Serve) -> None:
     config, options = serve()
     assert config == ServerConfig()
     defaults = {**dict(ModelConfig()), **dict(EngineConfig())}
-    assert options == {name: value for name, value in defaults.items() if name != "tokenizer"}
+    assert options == {name: value for name, value in defaults.items() if name not in ("tokenizer", "tiers")}
 
 
 def test_the_command_line_is_stronger_than_the_environment_than_the_file(serve: Serve, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
     text = " ".join(command("--help", COLUMNS="300").output.split())
     assert "command line > environment > file > default" in text
     for config in (ServerConfig, ModelConfig, EngineConfig):
-        for name in set(config.model_fields) - {"tokenizer", "model"}:
+        for name in set(config.model_fields) - {"tokenizer", "tiers", "model"}:
             flag = {"api_keys": "api-key", "cors_origins": "cors-origin"}.get(name, name.replace("_", "-"))
             assert f"--{flag} " in text
             assert f"RADIXKV_{name.upper()}]" in text

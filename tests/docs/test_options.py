@@ -25,7 +25,7 @@ def options_table(config: type[Config]) -> str:
     rows = [
         f"| `{name}` | {_default(name, field.default)} | {_meaning(field)} |"
         for name, field in config.model_fields.items()
-        if name != "tokenizer"  # an object
+        if name not in ("tokenizer", "tiers")  # objects
     ]
     return "\n".join([f"| {_TITLES[config]} | default | |", "|---|---|---|", *rows])
 

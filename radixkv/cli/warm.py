@@ -1,0 +1,78 @@
+"""`radixkv warm`: prompts computed ahead of time, and stored where a server finds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from radixkv.cli.options import Model, with_options_of
+from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+
+if TYPE_CHECKING:
+    from radixkv.llm import LLM
+    from radixkv.prompts import Prompt
+    from radixkv.server.tenants import Tenant
+
+
+@with_options_of(ModelConfig, EngineConfig)
+def warm(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="prompts, one line of JSON each")],
+    model: Model = None,
+    api_key: Annotated[str | None, typer.Option(help="for this key's tenant; without: where there are no keys")] = None,
+    **options: Any,
+) -> None:
+    """Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or share the store.
+
+    A line is a text, {"prompt": TEXT} or {"messages": [...]}, with "cache_salt" where requests bring one.
+    """
+    given = LLMOptions(**options)  # type: ignore[typeddict-item]
+    if given.get("disk_cache") is None and given.get("shared_cache") is None:
+        raise ValueError("disk_cache: expected a folder, or a shared_cache, in which to store what is computed")
+    from radixkv.llm import LLM
+    from radixkv.server.run import namespaces_secret
+    from radixkv.server.tenants import Tenants
+
+    tenants = Tenants([] if api_key is None else [api_key], secret=namespaces_secret(given))
+    tenant = tenants.anonymous_tenant() if api_key is None else tenants.by_api_key(api_key)
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    with LLM(model, **given) as llm:
+        num_tokens = warm_prompts(llm, [prompt_of(llm, line, tenant) for line in lines])
+    print(f"{len(lines)} prompts of {num_tokens} tokens are stored")
+
+
+def prompt_of(llm: LLM, line: str, tenant: Tenant) -> Prompt:
+    """The prompt of a line, as a server would make it for a tenant.
+
+    Raises:
+        ValueError: the line is none of the forms.
+    """
+    from radixkv.prompts import as_chat_prompts, as_prompts
+
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line: expected JSON, got {line:.80}: {error}") from None
+    content = {"prompt": content} if isinstance(content, str) else content
+    if not isinstance(content, dict) or not ({"prompt"} <= content.keys() or {"messages"} <= content.keys()):
+        raise ValueError(f'line: expected a text, {{"prompt": ...}} or {{"messages": ...}}, got {line:.80}')
+    namespace = tenant.namespace(content.get("cache_salt"))
+    if "prompt" in content:
+        (prompt,) = as_prompts({"prompt": content["prompt"], "cache_salt": namespace}, llm.engine.loaded)
+    else:
+        (prompt,) = as_chat_prompts(content["messages"], llm.engine.loaded, namespace, None)
+    return prompt
+
+
+def warm_prompts(llm: LLM, prompts: list[Prompt]) -> int:
+    """Compute prompts; leaving the `LLM` stores them. Returns how many tokens they have."""
+    from radixkv.sampling_params import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    given: list[Any] = [
+        {"prompt_token_ids": list(prompt.token_ids), "cache_salt": prompt.namespace} for prompt in prompts
+    ]
+    llm.generate(given, params, use_tqdm=False)
+    return sum(len(prompt.token_ids) for prompt in prompts)

@@ -1,0 +1,238 @@
+"""Blocks on their way down from the pool into tiers: which, and when their bytes are read.
+
+::
+
+    evicted (`on_remove`) ──────────────────────┐
+    reused, or published under write-through ───┴─> settle(): before anything overwrites the pool, the bytes are read in one
+                                                    pass and queued; a thread writes them
+
+Eviction only lists what was evicted: its bytes stay in place until the next step writes, and `settle` comes before that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache import BlockTable, NodeSnapshot, PrefixCache
+from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.node import Node
+from radixkv.cache.observer import TreeObserver
+from radixkv.cache.tokens import decode
+from radixkv.config import CacheWritePolicy
+from radixkv.tiers.known_blocks import KnownBlocks
+from radixkv.tiers.pool_rows import PoolRows
+from radixkv.tiers.prefix_keys import namespace_group
+from radixkv.tiers.writer import BlockWriter, PrefixBlocks
+
+# Read at once of what is not evicted, which can wait: so many take a few milliseconds of a step.
+_BLOCKS_PER_STEP = 32
+# For room in the queue, before it is asked again how much time is left.
+_MAX_WAIT_SECONDS = 1.0
+
+# Blocks of a prefix, and where in the pool they are.
+_Part = tuple[PrefixBlocks, NDArray[np.int32]]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A prefix of which all that is not known to be below goes down, while it is in the tree.
+
+    Attributes:
+        tokens: of its whole blocks, encoded.
+        hashes: of each block.
+        start: the blocks before this index are done.
+    """
+
+    namespace: str
+    tokens: bytes
+    hashes: Sequence[int]
+    start: int
+
+
+class BlockMoves(TreeObserver):
+    """Sends blocks down, for one engine; for its thread.
+
+    Args:
+        rows: the pool's blocks as bytes.
+        writer: writes them.
+        known: what need not be written again.
+        policy: which blocks go down.
+        block_bytes: of one block's encoded tokens.
+        on_clear: called with a namespace that was cleared, or None for all.
+    """
+
+    def __init__(
+        self,
+        rows: PoolRows,
+        writer: BlockWriter,
+        known: KnownBlocks,
+        policy: CacheWritePolicy,
+        block_bytes: int,
+        on_clear: Callable[[str | None], None],
+    ) -> None:
+        self._rows = rows
+        self._writer = writer
+        self._known = known
+        self._policy = policy
+        self._block_bytes = block_bytes
+        self._on_clear = on_clear
+        self._stopped = False
+        self._evicted: list[_Part] = []
+        self._wanted: deque[_Wanted] = deque()
+
+    # -- called by the tree --------------------------------------------------------------------------------------
+
+    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        if evicted and not self._stopped:
+            self._list(node, start)
+
+    def on_insert(self, node: Node, start: int) -> None:
+        stop = self._num_whole(node)
+        if start == stop or self._stopped:
+            return
+        self._known.discard(node.block_hashes(self._block_bytes)[start:stop])
+        if self._policy == "write-through":
+            self._want(node)
+
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        self._known.clear()
+        if namespace is None:
+            self._evicted.clear()
+            self._wanted.clear()
+        else:
+            group = namespace_group(namespace)
+            self._evicted = [each for each in self._evicted if namespace_group(each[0].namespace) != group]
+            self._wanted = deque(each for each in self._wanted if namespace_group(each.namespace) != group)
+        self._on_clear(namespace)
+
+    # -- called by the engine ------------------------------------------------------------------------------------
+
+    def reused(self, table: BlockTable) -> None:
+        """A sequence began with cached blocks: those are used for the second time at least."""
+        if self._policy != "write-back" and table.node is not None:
+            self._want(table.node)
+
+    def loaded(self, table: BlockTable) -> None:
+        """What the table holds was loaded: it is below."""
+        if table.node is not None:
+            self._known.add(self._path_hashes(table.node))
+
+    def stop(self) -> None:
+        """Send nothing more down."""
+        self._stopped = True
+        self._evicted.clear()
+        self._wanted.clear()
+
+    def settle(self, cache: PrefixCache) -> None:
+        """Read the bytes of what was evicted, and some of what else goes down. Nothing was written since the evictions."""
+        parts = [part for part in self._evicted if self._writer.reserve(part[0].num_blocks)]
+        self._evicted.clear()
+        if self._wanted:
+            parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
+        self._send(parts)
+
+    @property
+    def has_wanted(self) -> bool:
+        """Whether blocks that are not evicted are still to be sent."""
+        return bool(self._wanted)
+
+    def write_wanted(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
+        """Send all down that has been listed, while there is time left."""
+        while self._wanted and (left := seconds_left()) > 0:
+            self._send(self._take_wanted(cache, _BLOCKS_PER_STEP, min(left, _MAX_WAIT_SECONDS)))
+
+    def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
+        """Send everything in the tree down while there is time left, what was used last first."""
+        self._wanted.clear()
+        parents: dict[int, NodeSnapshot | None] = {}
+        nodes: list[tuple[str, NodeSnapshot]] = []
+        for namespace, root in cache.tree_snapshot().items():
+            parents[id(root)] = None
+            below = [root]
+            for node in below:
+                parents.update((id(child), node) for child in node.children)
+                below.extend(node.children)
+            nodes += [(namespace, node) for node in below[1:]]  # the root has no blocks
+        # A node was used at least as recently as any below it; the sort is stable, and parents come first.
+        for namespace, leaf in sorted(nodes, key=lambda item: -item[1].last_use):
+            path: list[bytes] = []
+            step: NodeSnapshot | None = leaf
+            while step is not None:
+                path.append(step.tokens.tobytes())
+                step = parents[id(step)]
+            tokens = b"".join(reversed(path))
+            tokens = tokens[: len(tokens) // self._block_bytes * self._block_bytes]
+            hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
+            self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
+            self.write_wanted(cache, seconds_left)
+            if self._wanted:
+                return
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _list(self, node: Node, start: int) -> None:
+        stop = self._num_whole(node)
+        hashes = node.block_hashes(self._block_bytes)
+        while start < stop and hashes[start] in self._known:
+            start += 1
+        if start < stop:
+            tokens = self._path_tokens(node, stop)
+            part = PrefixBlocks(node.namespace, tokens, node.depth + start, node.depth + stop)
+            self._evicted.append((part, node.block_ids(start, stop)))
+            self._known.add(hashes[start:stop])
+
+    def _want(self, node: Node) -> None:
+        """Have what is not known to be below of the path to a node's end copied, some in each step."""
+        hashes = self._path_hashes(node)
+        if not all(block_hash in self._known for block_hash in hashes):
+            tokens = self._path_tokens(node, self._num_whole(node))
+            self._wanted.append(_Wanted(node.namespace, tokens, hashes, 0))
+
+    def _take_wanted(self, cache: PrefixCache, count: int, timeout: float) -> list[_Part]:
+        """Up to so many blocks of what is wanted and still in the tree."""
+        taken: list[_Part] = []
+        while self._wanted and count > 0:
+            wanted = self._wanted[0]
+            ids = cache.cached_blocks(decode(wanted.tokens), wanted.namespace)
+            hashes, start = wanted.hashes, wanted.start
+            while start < len(ids) and hashes[start] in self._known:
+                start += 1
+            stop = start
+            while stop < min(len(ids), start + count) and hashes[stop] not in self._known:
+                stop += 1
+            if start == stop or not self._writer.reserve(stop - start, timeout):
+                self._wanted.popleft()
+                continue
+            part = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
+            taken.append((part, ids[start:stop]))
+            self._known.add(hashes[start:stop])
+            count -= stop - start
+            wanted.start = stop
+        return taken
+
+    def _send(self, parts: list[_Part]) -> None:
+        if not parts:
+            return
+        data = self._rows.read(np.concatenate([ids for _, ids in parts]))
+        self._writer.put([part for part, _ in parts], partial(self._rows.to_host, data, self._rows.fence()))
+
+    def _num_whole(self, node: Node) -> int:
+        return len(node.tokens) // self._block_bytes
+
+    def _path_hashes(self, node: Node) -> list[int]:
+        """The hashes of the whole blocks of the prefix up to a node's end."""
+        hashes: list[int] = []
+        for step in [*node.path()][-2::-1]:  # without the root
+            hashes += step.block_hashes(self._block_bytes)[: self._num_whole(step)]
+        return hashes
+
+    def _path_tokens(self, node: Node, num_blocks: int) -> bytes:
+        """The prefix up to so many of the node's blocks."""
+        above = [bytes(step.tokens) for step in node.path() if step is not node]
+        return b"".join([*reversed(above), bytes(node.tokens[: num_blocks * self._block_bytes])])

@@ -1,0 +1,256 @@
+"""The tiers below one engine's pool: blocks go down, come up, and are found again after a restart.
+
+::
+
+    pool ── BlockMoves: evicted or reused blocks ──> BlockWriter ──> TierStack: host, disk, shared store ...
+         <── PrefixLoads: waiting requests' prefixes ── BlockLoader <──┘
+
+The engine calls `publish_done` and `settle` once a step; all that touches a medium is done by other threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.cache import BlockCopy, PrefixCache
+from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.config import CacheWritePolicy
+from radixkv.engine.block_moves import BlockMoves
+from radixkv.memory import KVPool
+from radixkv.memory.block_rows import BlockRows
+from radixkv.model.loader import LoadedModel
+from radixkv.observe.explain import Below
+from radixkv.scheduling.prefix_loads import PrefixLoads
+from radixkv.scheduling.request import SequenceGroup
+from radixkv.tiers.known_blocks import KnownBlocks
+from radixkv.tiers.loader import BlockLoader
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.rates import Rates
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.stats import StoreStats
+from radixkv.tiers.tier import Tier
+from radixkv.tiers.writer import BlockWriter
+
+_log = logging.getLogger(__name__)
+
+# Of how a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
+_ROWS_VERSION = 1
+_MAX_QUEUED_BYTES = 256 << 20
+# How long an engine that can only wait for loads waits before it looks for new requests.
+_IDLE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TierTotals:
+    """What has happened below the pool.
+
+    Attributes:
+        tiers: by medium, what each counts, in order.
+        loads: prefixes that were loaded, or were begun to be.
+        loads_given_up: those that took longer than computing would have.
+        loads_not_worth_it: prefixes that were there, and were computed because that is faster.
+        dropped_blocks: blocks that were not written because too many waited to be.
+    """
+
+    tiers: tuple[tuple[str, StoreStats], ...]
+    loads: int
+    loads_given_up: int
+    loads_not_worth_it: int
+    dropped_blocks: int
+
+
+def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
+    """Names everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
+    scales = [pool.scales(layer) for layer in range(len(pool.layers))]
+    described = {
+        "rows": _ROWS_VERSION,
+        "model": loaded.fingerprint,
+        "compute dtype": str(loaded.dtype),
+        "stored dtype": str(pool.dtype),
+        "scales": [[None if scale is None else scale.tolist() for scale in pair] for pair in scales],
+        "layers": [[shape.num_kv_heads, shape.key_dim, shape.value_dim] for shape in pool.layers],
+        "block size": pool.block_size,
+    }
+    return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
+
+
+class KVTiers:
+    """Everything below the pool, for one engine; all methods are for the engine's thread.
+
+    Args:
+        pool: of the engine.
+        tiers: the nearest first, at least one.
+        capacity: blocks of the smallest tier.
+        fingerprint: see `block_fingerprint`.
+        secret: of the hash of namespaces, at most 64 bytes.
+        policy: which blocks go down.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        tiers: Sequence[Tier],
+        capacity: int,
+        fingerprint: bytes,
+        secret: bytes,
+        policy: CacheWritePolicy,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        block_bytes = pool.block_size * TOKEN_BYTES
+        self._clock = clock
+        self._rows = BlockRows(pool)
+        self._keys = PrefixKeys(fingerprint, secret, block_bytes)
+        self._stack = TierStack(tiers)
+        self._rates = Rates(len(tiers), pool.block_size)
+        self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
+        make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
+        self._loader = BlockLoader(self._stack, self._keys, self._rows, make_buffer, clock)
+        # An observer of the tree: the cache needs it when it is made.
+        self.moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
+        self._cache: PrefixCache | None = None
+        self._loads: PrefixLoads | None = None
+        self._closed = False
+
+    def use_cache(self, cache: PrefixCache) -> PrefixLoads:
+        """Work for ``cache``, which `moves` observes; returns what the scheduler needs."""
+        self._cache = cache
+        self._loads = PrefixLoads(cache, self._loader, self._rates, self._stack.media, self._clock, self.moves.loaded)
+        return self._loads
+
+    @property
+    def loads(self) -> PrefixLoads:
+        """Of the cache in use."""
+        assert self._loads is not None, "use_cache comes first"
+        return self._loads
+
+    @property
+    def totals(self) -> TierTotals:
+        """The counters now."""
+        loads = self.loads
+        return TierTotals(
+            tuple(zip(self._stack.media, self._stack.stats, strict=True)),
+            loads.num_loads,
+            loads.num_given_up,
+            loads.num_not_worth_it,
+            self._writer.num_dropped,
+        )
+
+    def on_reuse(self, group: SequenceGroup) -> None:
+        """A group was admitted whose first sequence reuses cached blocks."""
+        table = group.sequences[0].table
+        if table is not None and not self._closed:
+            self.moves.reused(table)
+
+    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
+        """What tiers have of a prompt beyond what is cached. It may ask a server; any thread may call.
+
+        Args:
+            tokens: of the prompt, encoded.
+            namespace: of the prompt.
+            num_cached_tokens: what of it is in the pool.
+        """
+        block_bytes = self._keys.block_bytes
+        size = block_bytes // TOKEN_BYTES
+        if self._closed:
+            return ()
+        keys = self._keys.of(namespace, tokens[:-TOKEN_BYTES])  # the last token is always computed
+        return tuple(
+            Below(
+                self._stack.media[span.tier],
+                span.start * size,
+                (span.stop - span.start) * size,
+                self._rates.load_seconds([span]),
+            )
+            for span in self._stack.find(keys, min(num_cached_tokens // size, len(keys)))
+        )
+
+    def settle(self, copy_blocks: Callable[[list[BlockCopy]], None]) -> None:
+        """Before anything is written into the pool in a step: read what goes down, and let loads begin.
+
+        Args:
+            copy_blocks: carries out the cache's queued copies: their sources may be blocks that a load is about to overwrite.
+        """
+        assert self._cache is not None
+        if self._closed:
+            return
+        self.moves.settle(self._cache)
+        if self.loads.has_reserved:
+            copy_blocks(self._cache.drain_copies())
+            self.loads.begin(self._rows.fence())
+
+    def observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Learn what computing costs."""
+        self._rates.observe_step(num_prompt_tokens, num_tokens, seconds)
+
+    def wait(self) -> bool:
+        """Wait a moment for a load or a look-up; False: none is in progress."""
+        if not self.loads.in_progress:
+            return False
+        self.loads.wait_for_progress(_IDLE_SECONDS)
+        return True
+
+    def flush(self, timeout: float) -> bool:
+        """Write all that is to go down by now; False if ``timeout`` seconds were not enough. Not during a step."""
+        assert self._cache is not None
+        if self._closed:
+            return True
+        deadline = self._clock() + timeout
+        self.moves.settle(self._cache)
+        self.moves.write_wanted(self._cache, lambda: deadline - self._clock())
+        return self._writer.flush(max(0.0, deadline - self._clock()))
+
+    def send_some(self) -> bool:
+        """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""
+        if self._closed or not self.moves.has_wanted:
+            return False
+        assert self._cache is not None
+        self.moves.settle(self._cache)
+        return True
+
+    def write_hot(self, seconds_left: Callable[[], float]) -> None:
+        """Write what is cached, what was used last first, while there is time left. Not during a step."""
+        if not self._closed:
+            assert self._cache is not None
+            self.moves.settle(self._cache)
+            self.moves.write_hot(self._cache, seconds_left)
+
+    def close(self, grace_seconds: float | None = None) -> None:
+        """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.
+
+        Args:
+            grace_seconds: after which what is queued is lost; None: as long as it takes.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.moves.stop()
+        if self._loads is not None:
+            self._loads.stop()
+        finished = self._writer.stop(grace_seconds) & self._loader.stop(grace_seconds)
+        if not finished:
+            _log.warning("not all blocks could be written below the pool in %s s", grace_seconds)
+        self._stack.close()
+
+    def _clear(self, namespace: str | None) -> None:
+        if not self._closed:
+            self._stack.clear(None if namespace is None else self._keys.group(namespace))
+
+
+def pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
+    """Memory that a GPU copies to and from by itself."""
+    array: NDArray[np.uint8] = torch.empty(num_blocks, block_nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return array
+
+
+def _ordinary_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
+    return np.empty((num_blocks, block_nbytes), dtype=np.uint8)

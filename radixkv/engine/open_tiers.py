@@ -1,0 +1,76 @@
+"""The tiers that a configuration asks for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from radixkv.config import EngineConfig, parse_size
+from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
+from radixkv.memory import KVPool
+from radixkv.model.loader import LoadedModel
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.encryption import read_key
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.host_tier import HostTier
+from radixkv.tiers.namespace_secret import find_secret, is_server
+from radixkv.tiers.redis_blobs import RedisBlobs
+from radixkv.tiers.shared_tier import BlobStore, SharedTier
+from radixkv.tiers.tier import Tier
+
+# Of tiers whose size is not known here.
+_MANY_BLOCKS = 1 << 20
+
+
+def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTiers:
+    """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
+
+    Raises:
+        ImportError: a key needs cryptography, or a server redis, and that is not installed.
+        OSError: a file of a key or a secret cannot be read or made.
+        StoreInUseError: another process writes to the folder.
+        ValueError: a size does not suffice for one block, or a file holds no key.
+    """
+    fingerprint = block_fingerprint(loaded, pool)
+    capacities = [_MANY_BLOCKS]
+    dtype = str(pool.dtype).removeprefix("torch.")
+    block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
+    key = None
+    if config.disk_cache is not None or config.shared_cache is not None:
+        key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
+    secret = find_secret(
+        None if config.cache_secret_file is None else Path(config.cache_secret_file),
+        None if config.disk_cache is None else Path(config.disk_cache),
+        config.shared_cache,
+    )
+    with ExitStack() as opened:  # of several, the first are closed if a later one cannot be opened
+        tiers: list[Tier] = []
+        if config.host_cache_size is not None:
+            allocate = pinned_memory if loaded.device.type == "cuda" else None
+            host = HostTier(parse_size("host_cache_size", config.host_cache_size), pool.block_nbytes, allocate)
+            tiers.append(host)
+            capacities.append(host.capacity)
+        if config.disk_cache is not None:
+            folder = Path(config.disk_cache)
+            size = parse_size("disk_cache_size", config.disk_cache_size)
+            disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
+            opened.callback(disk.close)
+            tiers.append(disk)
+            capacities.append(size // pool.block_nbytes)
+        if config.shared_cache is not None:
+            shared = SharedTier(_shared_store(config), block_format, key=key)
+            opened.callback(shared.close)
+            tiers.append(shared)
+        tiers += config.tiers
+        made = KVTiers(pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy)
+        opened.pop_all()
+        return made
+
+
+def _shared_store(config: EngineConfig) -> BlobStore:
+    assert config.shared_cache is not None
+    if is_server(config.shared_cache):
+        return RedisBlobs(config.shared_cache)
+    size = parse_size("shared_cache_size", config.shared_cache_size)
+    return FolderBlobs(Path(config.shared_cache), capacity_bytes=size)

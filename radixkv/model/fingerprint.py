@@ -1,0 +1,54 @@
+"""A name for everything of a model that its keys and values depend on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import transformers
+import xxhash
+
+from radixkv.model.native import weights_of
+from radixkv.model.packed_linear import PackedLinear
+
+_ATTRIBUTE = "radixkv_fingerprint"
+# Of a configuration, what says where it came from, and not what is computed.
+_WITHOUT = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
+
+
+def model_fingerprint(model: transformers.PreTrainedModel, quantization: str | None) -> str:
+    """Names a model by its weights' bytes, their types and shapes, its configuration (rope settings among it), and how its
+    weights are quantised when it is prepared.
+
+    By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, and does not withstand who makes a
+    model on purpose that is taken for another. Whoever can do that has the weights of both.
+
+    Args:
+        model: not yet prepared for a CPU, which repacks the weights; or named before that.
+        quantization: as in `ModelConfig`.
+
+    Raises:
+        ValueError: the model was prepared before it was named.
+    """
+    named: str | None = getattr(model, _ATTRIBUTE, None)
+    if named is None:
+        if weights_of(model) or any(isinstance(module, PackedLinear) for module in model.modules()):
+            raise ValueError(
+                "model: its weights cannot be named, because an LLM without tiers has repacked them: load it again"
+            )
+        named = _digest(model)
+        setattr(model, _ATTRIBUTE, named)
+    return f"{named}:{quantization}"
+
+
+@torch.inference_mode()
+def _digest(model: transformers.PreTrainedModel) -> str:
+    configuration: dict[str, Any] = {
+        name: value for name, value in model.config.to_dict().items() if name not in _WITHOUT
+    }
+    digest = xxhash.xxh3_128(json.dumps(configuration, sort_keys=True, default=str).encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

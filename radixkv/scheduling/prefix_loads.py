@@ -1,0 +1,308 @@
+"""Groups that wait for a prefix that is being loaded from a tier below the pool, while others compute.
+
+::
+
+    waiting group ── look-up ──> spans below ── faster than computing? ──> load into reserved blocks ──> published, admitted
+                     (thread)                                              (thread)
+
+A load has a block table of its own, so no request is tied to it: whatever becomes of those that wait, what was loaded is
+published, and the rest of its blocks are free again. Several groups that want the same prefix wait for the same load. One
+that takes longer than it is worth is given up, and its groups compute. A preempted group that resumes is a waiting group like
+any other: if its blocks were evicted, they come back from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.scheduling.request import SequenceGroup
+from radixkv.tiers.loader import BlockLoader, Load, LookUp
+from radixkv.tiers.rates import Rates
+from radixkv.tiers.stack import Span
+
+# A look-up that is not answered by then lets the step go on; its group is looked at again in the next.
+_LOOK_UP_SECONDS = 0.002
+# What a load or a look-up may take where nothing is known of what computing takes; and beyond twice of that, where it is.
+_MAX_SECONDS = 5.0
+_SLACK_SECONDS = 0.05
+
+
+@dataclass(eq=False, slots=True)
+class _ActiveLoad:
+    """A load, the table that holds its blocks, and the groups that wait for it."""
+
+    load: Load
+    table: BlockTable
+    tokens: bytes  # of the prefix up to the end of the load
+    seconds: float  # that it is expected to take
+    begun_at: float
+    gives_up_at: float
+    waiting: dict[SequenceGroup, None] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """What is known of a waiting group's prefix."""
+
+    look_up: LookUp | None = None  # None: all of it was cached when the tree had this version
+    version: int = -1
+    gives_up_at: float = 0.0
+    active: _ActiveLoad | None = None
+    own_load: bool = False  # it has had one
+    over: bool = False  # it computes what it lacks
+
+
+class PrefixLoads:
+    """The loads of one engine; for its thread.
+
+    Args:
+        cache: into which prefixes are loaded.
+        loader: looks up and loads in the background.
+        rates: are kept up to date.
+        media: the name of each tier.
+        clock: seconds.
+        on_published: called with the table when what was loaded is in the tree; the table is still open.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        loader: BlockLoader,
+        rates: Rates,
+        media: list[str],
+        clock: Callable[[], float],
+        on_published: Callable[[BlockTable], None],
+    ) -> None:
+        self._cache = cache
+        self._loader = loader
+        self._rates = rates
+        self._media = media
+        self._clock = clock
+        self._on_published = on_published
+        self._waits: dict[SequenceGroup, _Wait] = {}
+        self._active: list[_ActiveLoad] = []
+        self._not_begun: list[_ActiveLoad] = []
+        self._stopped = False
+        self._patient = True  # look-ups are answered quickly
+        self.num_loads = 0
+        self.num_given_up = 0
+        self.num_not_worth_it = 0
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether loads have got their blocks and wait for `begin`."""
+        return bool(self._not_begun)
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether a group waits for a look-up or a load."""
+        return bool(self._active) or any(map(self.is_waiting, self._waits))
+
+    def is_waiting(self, group: SequenceGroup) -> bool:
+        """Whether the group waits now; begins nothing."""
+        wait = self._waits.get(group)
+        if wait is None or wait.over:
+            return False
+        return wait.active is not None or (wait.look_up is not None and wait.look_up.spans is None)
+
+    def expect(self, group: SequenceGroup) -> None:
+        """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
+        request = group.request
+        if (
+            self._stopped
+            or not request.read_cache
+            or (request.wants_prompt_logprobs and request.metrics.first_token_time is None)
+        ):
+            return
+        wait = self._waits[group] = _Wait()
+        self._look_up(group, wait)
+
+    def should_wait(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
+        """Whether the group should not be admitted yet, because more of its prompt is being found or loaded.
+
+        Args:
+            num_spare_blocks: how many blocks a load may take without taking them from running groups.
+        """
+        wait = self._waits.get(group)
+        if wait is None or wait.over:
+            return False
+        if wait.active is not None:
+            if self._clock() > wait.active.gives_up_at:
+                self._give_up(wait.active)
+                wait.over = True
+            return not wait.over
+        if wait.look_up is None and wait.version != self._cache.version:
+            self._look_up(group, wait)
+        if wait.look_up is None:
+            return False
+        spans = self._answer(wait.look_up)
+        if spans is None:
+            wait.over = self._clock() > wait.gives_up_at
+            return not wait.over
+        num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
+        if num_cached < wait.look_up.start:
+            self._look_up(group, wait)  # evicted since
+            return True
+        spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
+        if not spans or wait.own_load:
+            wait.over = True
+            return False
+        shared = self._shared_load(wait.look_up, num_cached)
+        if shared is not None:
+            wait.active = shared
+            shared.waiting[group] = None
+            return True
+        if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
+            self.num_not_worth_it += 1
+            wait.over = True
+            return False
+        return self._reserve(group, wait, wait.look_up, spans, num_spare_blocks)
+
+    def forget(self, group: SequenceGroup) -> None:
+        """The group is admitted, or gone. A load that nobody waits for any more ends as soon as it can."""
+        wait = self._waits.pop(group, None)
+        if wait is not None and wait.active is not None:
+            wait.active.waiting.pop(group, None)
+            if not wait.active.waiting:
+                self._end(wait.active)
+
+    def begin(self, fence: object) -> None:
+        """Begin the loads whose blocks were reserved; nothing that was launched after ``fence`` uses these blocks."""
+        for active in self._not_begun:
+            active.load.fence = fence
+            self._loader.load(active.load)
+        self._not_begun.clear()
+
+    def publish_done(self) -> None:
+        """Publish what has been loaded; those that waited for it can be admitted."""
+        for active in [active for active in self._active if active.load.done.is_set()]:
+            self._end(active)
+
+    def wait_for_progress(self, timeout: float) -> None:
+        """Return when a look-up or a load is done, or after ``timeout`` seconds."""
+        if self._loader.progress.wait(timeout):
+            self._loader.progress.clear()
+
+    def stop(self) -> None:
+        """End all loads, and begin no more."""
+        self._stopped = True
+        self._waits.clear()
+        for active in list(self._active):
+            self._end(active)
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _look_up(self, group: SequenceGroup, wait: _Wait) -> None:
+        """Begin to look for what is not cached of a group's prompt."""
+        size = self._cache.block_size
+        start = self._cache.match(group.prompt, group.request.namespace) // size
+        # The last token of a prompt is always computed, for its logits.
+        stop = (len(group.prompt) - 1) // size
+        wait.version = self._cache.version
+        wait.look_up = None
+        if start < stop:
+            wait.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
+            wait.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
+            self._loader.look_up(wait.look_up)
+
+    def _answer(self, look_up: LookUp) -> list[Span] | None:
+        """Where the prefix is; None: it is not known yet."""
+        if look_up.done.is_set() or (self._patient and look_up.done.wait(_LOOK_UP_SECONDS)):
+            self._patient = True
+            return look_up.spans
+        self._patient = False
+        return None
+
+    def _allowed_seconds(self, num_blocks: int) -> float:
+        computing = self._rates.compute_seconds(num_blocks)
+        return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
+
+    def _shared_load(self, look_up: LookUp, num_cached: int) -> _ActiveLoad | None:
+        """A load that brings at least a block more of the prefix than is cached."""
+        size = self._cache.block_size
+        for active in self._active:
+            if active.table.namespace == look_up.namespace:
+                num_common = common_tokens(look_up.tokens, 0, active.tokens) // size
+                if num_common > max(num_cached, active.load.first):
+                    return active
+        return None
+
+    def _reserve(
+        self,
+        group: SequenceGroup,
+        wait: _Wait,
+        look_up: LookUp,
+        spans: list[Span],
+        num_spare_blocks: Callable[[], int],
+    ) -> bool:
+        """Take blocks for a load that is to begin; False: there are none, and the group has to fit without."""
+        cache, request = self._cache, group.request
+        first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
+        if stop - first > num_spare_blocks():
+            return False
+        tokens = look_up.tokens[: stop * size * TOKEN_BYTES]
+        table = cache.open_fill(
+            np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
+        )
+        try:
+            cache.reserve(table, stop * size)
+        except OutOfBlocks:
+            cache.abort(table)
+            return False
+        load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
+        now, allowed = self._clock(), self._allowed_seconds(stop - first)
+        seconds = self._rates.load_seconds(spans) or 0.0
+        active = _ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
+        self._active.append(active)
+        self._not_begun.append(active)
+        wait.active, wait.own_load = active, True
+        self.num_loads += 1
+        return True
+
+    def _give_up(self, active: _ActiveLoad) -> None:
+        """It takes longer than it is worth. Its reader may hang: for a while, loading counts as slow."""
+        self.num_given_up += 1
+        self._rates.observe_load(active.load.spans[0].tier, 0, self._clock() - active.begun_at)
+        self._end(active)
+
+    def _end(self, active: _ActiveLoad) -> None:
+        """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""
+        load, cache = active.load, self._cache
+        self._active.remove(active)
+        if active in self._not_begun:
+            self._not_begun.remove(active)
+        load.cancel()
+        for tier, num_blocks, seconds in load.read:
+            self._rates.observe_load(tier, num_blocks, seconds)
+        size = cache.block_size
+        if load.num_loaded:
+            start, stop = load.first * size, (load.first + load.num_loaded) * size
+            cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
+            self._on_published(active.table)
+        cache.abort(active.table)
+        for group in active.waiting:
+            if group in self._waits:
+                self._waits[group].active = None
+            if group.request.num_cached_tokens is None:
+                self._note_loaded(group, active)
+
+    def _note_loaded(self, group: SequenceGroup, active: _ActiveLoad) -> None:
+        """Say in a new request's metrics what was loaded for it."""
+        size, load, metrics = self._cache.block_size, active.load, group.request.metrics
+        metrics.load_seconds += self._clock() - active.begun_at
+        num_left = max(0, (len(group.prompt) - 1) // size - load.first)
+        for tier, num_blocks, _ in load.read:
+            used = min(num_blocks, num_left)
+            num_left -= used
+            if used:
+                medium = self._media[tier]
+                metrics.loaded_tokens[medium] = metrics.loaded_tokens.get(medium, 0) + used * size
+
+
+def _encoded(group: SequenceGroup, num_tokens: int) -> bytes:
+    return group.prompt[:num_tokens].astype(np.int32, copy=False).tobytes()

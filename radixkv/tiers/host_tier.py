@@ -1,0 +1,143 @@
+"""Host memory as a tier: for the pool of a GPU, which is smaller, and for a CPU's pool where it is limited on purpose."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stats import StoreCounters, StoreStats
+from radixkv.tiers.tier import BlockBytes
+
+Allocate = Callable[[int, int], BlockBytes]
+
+
+class HostTier:
+    """Keeps the most recently used blocks in one array, allocated at once.
+
+    Args:
+        capacity_bytes: of all blocks.
+        block_nbytes: of a block.
+        allocate: makes the array of ``(blocks, bytes of a block)``, for a GPU in pinned memory. By default ordinary memory,
+            which the operating system hands out as it is written.
+        clock: seconds, for statistics.
+
+    Raises:
+        ValueError: not one block fits.
+    """
+
+    medium = "host"
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        block_nbytes: int,
+        allocate: Allocate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        capacity = capacity_bytes // block_nbytes
+        if capacity < 1:
+            raise ValueError(
+                f"host_cache_size: expected at least {block_nbytes} bytes, the size of a block, got {capacity_bytes}"
+            )
+        self._rows = (allocate or _ordinary_memory)(capacity, block_nbytes)
+        self._free = list(range(capacity - 1, -1, -1))
+        # By digest, least recently used first: the row, and what it was put under.
+        self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._counters = StoreCounters()
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def stats(self) -> StoreStats:
+        """See `Tier.stats`."""
+        return self._counters.read()
+
+    @property
+    def capacity(self) -> int:
+        """Blocks at most."""
+        return len(self._rows)
+
+    def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
+        """See `Tier.contains_prefix`."""
+        with self._lock:
+            return len(self._leading_rows(keys))
+
+    def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        """See `Tier.get_many`; what is read counts as used."""
+        began = self._clock()
+        with self._lock:
+            rows = self._leading_rows(keys)
+            # The last first: of a prefix that is evicted, the beginning should stay longest.
+            for key in reversed(keys[: len(rows)]):
+                self._entries.move_to_end(key.digest)
+            np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
+        self._counters.add(
+            hit_blocks=len(rows),
+            missed_blocks=len(keys) - len(rows),
+            read_bytes=out[: len(rows)].nbytes,
+            read_seconds=self._clock() - began,
+        )
+        return len(rows)
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        """See `Tier.put_many`."""
+        began, written, evicted = self._clock(), 0, 0
+        with self._lock:
+            # Of more than fit, the first: without them the others could not be found.
+            fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
+            for key, block in reversed(fitting):
+                if key.digest in self._entries:
+                    self._entries.move_to_end(key.digest)
+                    continue
+                if self._free:
+                    row = self._free.pop()
+                else:
+                    row = self._entries.popitem(last=False)[1][0]
+                    evicted += 1
+                self._rows[row] = block
+                written += 1
+                self._entries[key.digest] = (row, key)
+        self._counters.add(
+            written_blocks=written,
+            written_bytes=written * self._rows.shape[1],
+            write_seconds=self._clock() - began,
+            dropped_blocks=len(keys) - len(fitting),
+            evicted_blocks=evicted,
+        )
+
+    def clear(self, namespace: bytes | None = None) -> None:
+        """See `Tier.clear`."""
+        with self._lock:
+            for digest, (row, key) in list(self._entries.items()):
+                if namespace in (None, key.namespace):
+                    del self._entries[digest]
+                    self._free.append(row)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Nothing waits here."""
+        return True
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.clear()
+
+    def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
+        rows = []
+        for key in keys:
+            entry = self._entries.get(key.digest)
+            if entry is None or entry[1] != key:
+                break
+            rows.append(entry[0])
+        return rows
+
+
+def _ordinary_memory(num_blocks: int, block_nbytes: int) -> BlockBytes:
+    return np.empty((num_blocks, block_nbytes), dtype=np.uint8)

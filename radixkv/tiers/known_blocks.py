@@ -1,0 +1,38 @@
+"""Which blocks were put into tiers of late, so that what is there already is not copied out of the pool again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class KnownBlocks:
+    """Remembers blocks by their hashes in the tree (`radixkv.cache.block_hash`): a collision costs a write, and nothing else.
+
+    Args:
+        capacity: blocks of the smallest tier. It has forgotten what was put into it before that many others.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._hashes: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._hashes
+
+    def add(self, hashes: Iterable[int]) -> None:
+        """They were put now."""
+        for block_hash in hashes:
+            self._hashes[block_hash] = None
+            self._hashes.move_to_end(block_hash)
+        while len(self._hashes) > self._capacity:
+            self._hashes.popitem(last=False)
+
+    def discard(self, hashes: Iterable[int]) -> None:
+        """They were computed again: tiers may have lost them."""
+        for block_hash in hashes:
+            self._hashes.pop(block_hash, None)
+
+    def clear(self) -> None:
+        """Remember none."""
+        self._hashes.clear()

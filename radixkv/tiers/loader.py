@@ -1,0 +1,162 @@
+"""Finds and reads prefixes in tiers in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.pool_rows import PoolRows
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.stack import Span, TierStack
+from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.worker import Worker
+
+# Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
+_CHUNK_BLOCKS = 32
+
+
+@dataclass(eq=False, slots=True)
+class LookUp:
+    """Where a prefix lies below.
+
+    Attributes:
+        start: the first block that was asked for.
+        keys: of the prefix's blocks; set with ``spans``.
+        spans: of the blocks from ``start`` on; None while they are looked for.
+        done: is set when they are known.
+    """
+
+    namespace: str
+    tokens: bytes
+    start: int
+    keys: list[BlockKey] = field(default_factory=list)
+    spans: list[Span] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """Blocks of one prefix on their way into the pool.
+
+    Attributes:
+        keys: of the prefix's blocks.
+        spans: where they are read.
+        first: the index of the first one.
+        block_ids: where they are written, int32.
+        fence: see `PoolRows.write`.
+        num_loaded: blocks that are in the pool.
+        read: for each tier that was read: blocks and seconds.
+        done: is set when nothing more of it will be written.
+    """
+
+    keys: Sequence[BlockKey]
+    spans: Sequence[Span]
+    first: int
+    block_ids: NDArray[np.int32]
+    fence: object = None
+    num_loaded: int = 0
+    read: list[tuple[int, int, float]] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    _cancelled: bool = False
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Write nothing more from now on; waits for a chunk that is being written, which takes no medium."""
+        with self._writing:
+            self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def write(self, rows: PoolRows, blocks: BlockBytes) -> bool:
+        """Write the next blocks; False: it was cancelled."""
+        with self._writing:
+            if self._cancelled:
+                return False
+            stop = self.num_loaded + len(blocks)
+            rows.write(self.block_ids[self.num_loaded : stop], blocks, self.fence)
+            self.num_loaded = stop
+            return True
+
+
+class BlockLoader:
+    """Two threads, so that no look-up waits for a medium that reads.
+
+    Args:
+        stack: where blocks are read.
+        keys: makes their keys.
+        rows: of the pool into which they are written.
+        make_buffer: an array of ``(blocks, bytes of a block)``; for a GPU in pinned memory.
+        clock: seconds.
+
+    Attributes:
+        progress: is set when a look-up or a load is done; whoever waits for it clears it.
+    """
+
+    def __init__(
+        self,
+        stack: TierStack,
+        keys: PrefixKeys,
+        rows: PoolRows,
+        make_buffer: Callable[[int, int], BlockBytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.progress = threading.Event()
+        self._stack = stack
+        self._keys = keys
+        self._rows = rows
+        self._buffer = make_buffer(_CHUNK_BLOCKS, rows.nbytes)
+        self._clock = clock
+        self._finder = Worker("radixkv-tier-finder")
+        self._reader = Worker("radixkv-tier-reader")
+
+    def look_up(self, look_up: LookUp) -> None:
+        """Begin to look for a prefix."""
+        self._finder.submit(partial(self._find, look_up))
+
+    def load(self, load: Load) -> None:
+        """Begin to load; nothing else may use the blocks until it is done."""
+        self._reader.submit(partial(self._read, load))
+
+    def stop(self, timeout: float | None) -> bool:
+        """End the threads; returns whether that took no longer than ``timeout`` seconds each."""
+        return self._finder.stop(timeout) & self._reader.stop(timeout)
+
+    def _find(self, look_up: LookUp) -> None:
+        spans: list[Span] = []
+        try:
+            look_up.keys = self._keys.of(look_up.namespace, look_up.tokens)
+            spans = self._stack.find(look_up.keys, look_up.start)
+        finally:
+            look_up.spans = spans
+            look_up.done.set()
+            self.progress.set()
+
+    def _read(self, load: Load) -> None:
+        try:
+            for span in load.spans:
+                for start in range(span.start, span.stop, _CHUNK_BLOCKS):
+                    if load.cancelled or not self._read_chunk(
+                        load, Span(span.tier, start, min(start + _CHUNK_BLOCKS, span.stop))
+                    ):
+                        return
+        finally:
+            load.done.set()
+            self.progress.set()
+
+    def _read_chunk(self, load: Load, span: Span) -> bool:
+        """Whether all of it came."""
+        began = self._clock()
+        buffer = self._buffer[: span.stop - span.start]
+        found = self._stack.read(span, load.keys, buffer)
+        written = found == 0 or load.write(self._rows, buffer[:found])
+        load.read.append((span.tier, found, self._clock() - began))
+        return written and found == len(buffer)

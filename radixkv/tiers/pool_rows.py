@@ -1,0 +1,32 @@
+"""What moves blocks needs of a pool: its blocks as rows of bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.tiers.tier import BlockBytes
+
+
+class PoolRows(Protocol):
+    """A pool's blocks as bytes; `radixkv.memory.block_rows.BlockRows` is one.
+
+    Attributes:
+        nbytes: of a block.
+    """
+
+    nbytes: int
+
+    def read(self, block_ids: NDArray[np.int32]) -> Any:
+        """The bytes of blocks as they are now, to be given to `to_host`."""
+
+    def fence(self) -> object:
+        """Marks what was launched so far; None where nothing runs after a call."""
+
+    def to_host(self, data: Any, fence: Any) -> BlockBytes:
+        """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that. Any thread may call."""
+
+    def write(self, block_ids: NDArray[np.int32], data: BlockBytes, fence: object) -> None:
+        """Overwrite blocks that nothing uses but what was launched before ``fence``. Any thread may call."""

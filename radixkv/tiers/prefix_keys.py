@@ -1,0 +1,70 @@
+"""The keys of an engine's prefixes in tiers, from namespaces and tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+
+from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
+
+# Of which the keys are kept: a long prefix is looked up, loaded, and evicted in parts, each time from the same start.
+_KEPT_PREFIXES = 32
+
+
+def namespace_group(namespace: str) -> str:
+    """What tiers clear together: all that a tenant's prefixes are under, whatever their salts.
+
+    A tier cannot be asked for the namespaces that it holds, so to clear a tenant after a restart, its salts would have to be
+    known. `Tenant.namespace` puts them behind a slash.
+    """
+    return namespace.partition("/")[0]
+
+
+class PrefixKeys:
+    """Makes keys; any thread may ask.
+
+    Args:
+        fingerprint: of everything that the bytes of blocks depend on besides tokens.
+        secret: of the hash of namespaces, at most 64 bytes.
+        block_bytes: of one block's encoded tokens.
+    """
+
+    def __init__(self, fingerprint: bytes, secret: bytes, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self._fingerprint = fingerprint
+        self._secret = secret
+        # By namespace and first block, most recently used last: the longest prefix of late, and its keys.
+        self._kept: OrderedDict[tuple[str, bytes], tuple[bytes, list[BlockKey]]] = OrderedDict()
+        self._lock = Lock()
+
+    def group(self, namespace: str) -> bytes:
+        """What `BlockKey.namespace` is for prefixes of a namespace."""
+        return self._digest(namespace_group(namespace))
+
+    def of(self, namespace: str, tokens: bytes) -> list[BlockKey]:
+        """The keys of the whole blocks of a prefix.
+
+        Args:
+            namespace: as in `PrefixCache.open`.
+            tokens: encoded.
+        """
+        size = self.block_bytes
+        tokens = tokens[: len(tokens) // size * size]
+        name = (namespace, tokens[:size])
+        with self._lock:
+            kept_tokens, keys = self._kept.get(name, (b"", []))
+        if not kept_tokens.startswith(tokens):
+            num_common = len(kept_tokens) // size if tokens.startswith(kept_tokens) else 0
+            start = keys[num_common - 1].digest if num_common else self._digest(namespace)
+            group = self.group(namespace)
+            more = block_keys(start, tokens[num_common * size :], size)
+            keys = keys[:num_common] + [BlockKey(group, key.digest, key.tokens) for key in more]
+            with self._lock:
+                self._kept[name] = (tokens, keys)
+                self._kept.move_to_end(name)
+                if len(self._kept) > _KEPT_PREFIXES:
+                    self._kept.popitem(last=False)
+        return keys[: len(tokens) // size]
+
+    def _digest(self, namespace: str) -> bytes:
+        return namespace_digest(self._fingerprint, namespace, self._secret)

@@ -1,0 +1,85 @@
+"""What loading and computing cost, learned as they happen, so that a prefix is loaded only where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.tiers.stack import Span
+
+# Of an observation's weight, what is left at the next.
+_DECAY = 0.8
+# What is left of what loading is believed to cost, each time that computing is chosen: a slow medium is tried again.
+_FORGETTING = 0.95
+# Fewer tokens say nothing of what a token costs: a step has costs of its own.
+_MIN_TOKENS = 32
+
+
+class _Rate:
+    """Seconds for each unit, of late."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._count = 0.0
+
+    def observe(self, count: int, seconds: float) -> None:
+        self._seconds = _DECAY * self._seconds + seconds
+        self._count = _DECAY * self._count + count
+
+    def forget_some(self) -> None:
+        self._seconds *= _FORGETTING
+
+    def seconds(self, count: int) -> float | None:
+        """For so many; None: nothing is known. Without a success, what was spent in vain counts for one unit."""
+        return None if not self._seconds else self._seconds / max(self._count, 1.0) * count
+
+
+class Rates:
+    """Seconds for a block from each tier, and for a computed prompt token.
+
+    Args:
+        num_tiers: of the stack.
+        block_size: tokens per block.
+    """
+
+    def __init__(self, num_tiers: int, block_size: int) -> None:
+        self._tiers = [_Rate() for _ in range(num_tiers)]
+        self._compute = _Rate()
+        self._block_size = block_size
+
+    def observe_load(self, tier: int, num_blocks: int, seconds: float) -> None:
+        """So many blocks of a tier took so long; 0: they were not there after all."""
+        self._tiers[tier].observe(num_blocks, seconds)
+
+    def observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts, of all its tokens."""
+        if num_prompt_tokens >= max(_MIN_TOKENS, num_tokens / 2):
+            self._compute.observe(num_prompt_tokens, seconds)
+
+    def load_seconds(self, spans: Sequence[Span]) -> float | None:
+        """What loading is expected to take; None: nothing is known of a tier."""
+        total = 0.0
+        for span in spans:
+            seconds = self._tiers[span.tier].seconds(span.stop - span.start)
+            if seconds is None:
+                return None
+            total += seconds
+        return total
+
+    def compute_seconds(self, num_blocks: int) -> float | None:
+        """What computing the blocks is expected to take; None: nothing is known."""
+        return self._compute.seconds(num_blocks * self._block_size)
+
+    def prefers_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
+        """Whether the spans should be loaded rather than computed; where nothing is known, they should.
+
+        Args:
+            spans: in tiers.
+            seconds_before: until a load that is asked for now begins.
+        """
+        loading = self.load_seconds(spans)
+        computing = self.compute_seconds(sum(span.stop - span.start for span in spans))
+        if loading is None or computing is None or seconds_before + loading <= computing:
+            return True
+        for span in spans:
+            self._tiers[span.tier].forget_some()
+        return False

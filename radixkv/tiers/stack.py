@@ -1,0 +1,144 @@
+"""Several tiers, the nearest first, as one: what one lacks is looked for in the next, and what is written goes to all.
+
+Whatever a tier does, nothing is raised here: one that fails has nothing, which is said once until it works again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.stats import StoreStats
+from radixkv.tiers.tier import BlockBytes, Tier
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive blocks of a prefix that one tier has.
+
+    Attributes:
+        tier: its index.
+        start, stop: of the blocks.
+    """
+
+    tier: int
+    start: int
+    stop: int
+
+
+class TierStack:
+    """Tiers in the order in which they are asked. Any thread may call.
+
+    Args:
+        tiers: the nearest first, at least one.
+    """
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = list(tiers)
+        self._failing = [False] * len(tiers)
+        # How often a namespace was cleared, and under None everything: what was read or queued before is not put after it.
+        self._num_clears: Counter[bytes | None] = Counter()
+        self._put_lock = Lock()
+
+    @property
+    def media(self) -> list[str]:
+        """Of the tiers, in order."""
+        return [tier.medium for tier in self._tiers]
+
+    @property
+    def stats(self) -> tuple[StoreStats, ...]:
+        """What each tier counts."""
+        return tuple(tier.stats for tier in self._tiers)
+
+    def generation(self, namespace: bytes) -> int:
+        """Changes whenever the namespace is cleared."""
+        return self._num_clears[namespace] + self._num_clears[None]
+
+    def find(self, keys: Sequence[BlockKey], start: int = 0) -> list[Span]:
+        """Where the blocks from index ``start`` on are said to be, as far as they are known without a gap."""
+        spans = []
+        for index, tier in enumerate(self._tiers):
+            if start == len(keys):
+                break
+            found = 0
+            with self._guarded(index):
+                found = tier.contains_prefix(keys[start:])
+            if found:
+                spans.append(Span(index, start, start + found))
+                start += found
+        return spans
+
+    def read(self, span: Span, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        """Read a span's blocks into rows, until one is missing; they are put into the nearer tiers, too.
+
+        Args:
+            span: from `find`, or a part of one.
+            keys: of the whole prefix.
+            out: one row for each block of the span.
+
+        Returns:
+            How many were read.
+        """
+        wanted = keys[span.start : span.stop]
+        generation = self.generation(wanted[0].namespace)
+        found = 0
+        with self._guarded(span.tier):
+            found = self._tiers[span.tier].get_many(wanted, out)
+        if found:
+            self._put(range(span.tier), wanted[:found], out[:found], generation)
+        return found
+
+    def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
+        """Put blocks into all tiers, unless their namespace was cleared since it had this generation."""
+        self._put(range(len(self._tiers)), keys, blocks, generation)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them."""
+        finished = True
+        for index, tier in enumerate(self._tiers):
+            with self._guarded(index):
+                finished &= tier.flush(timeout)
+        return finished
+
+    def clear(self, namespace: bytes | None) -> None:
+        """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for what is being put."""
+        with self._put_lock:
+            self._num_clears[namespace] += 1
+            for index, tier in enumerate(self._tiers):
+                with self._guarded(index):
+                    tier.clear(namespace)
+
+    def close(self) -> None:
+        """Close all tiers."""
+        for index, tier in enumerate(self._tiers):
+            with self._guarded(index):
+                tier.close()
+
+    def _put(self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
+        if not indices:
+            return
+        with self._put_lock:
+            if self.generation(keys[0].namespace) != generation:
+                return
+            for index in indices:
+                with self._guarded(index):
+                    self._tiers[index].put_many(keys, blocks)
+
+    @contextmanager
+    def _guarded(self, index: int) -> Iterator[None]:
+        """A tier must not raise; one that does has not done what it was asked for."""
+        try:
+            yield
+        except Exception as error:
+            if not self._failing[index]:
+                self._failing[index] = True
+                _log.warning("the %s tier failed, and is treated as empty: %r", self._tiers[index].medium, error)
+        else:
+            self._failing[index] = False

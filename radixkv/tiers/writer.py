@@ -1,0 +1,109 @@
+"""Writes blocks into tiers in the background, out of a bounded queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.worker import Worker
+
+# A tier that takes longer for one batch is left behind.
+_FLUSH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixBlocks:
+    """Consecutive whole blocks of one prefix.
+
+    Attributes:
+        tokens: of the prefix up to the end of the last of them, encoded.
+        start, stop: their indices in the prefix.
+    """
+
+    namespace: str
+    tokens: bytes
+    start: int
+    stop: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.stop - self.start
+
+
+class BlockWriter:
+    """Takes blocks until its queue is full, and loses no more than that queue when the process is killed.
+
+    Args:
+        stack: where blocks are put.
+        keys: makes their keys.
+        block_nbytes: of a block.
+        max_queued_bytes: of blocks that wait to be written.
+
+    Attributes:
+        num_dropped: blocks for which there was no room in the queue.
+    """
+
+    def __init__(self, stack: TierStack, keys: PrefixKeys, block_nbytes: int, max_queued_bytes: int) -> None:
+        self.num_dropped = 0
+        self._stack = stack
+        self._keys = keys
+        self._max_blocks = max(1, max_queued_bytes // block_nbytes)
+        self._num_queued = 0
+        self._changed = threading.Condition()
+        self._worker = Worker("radixkv-tier-writer")
+
+    def reserve(self, num_blocks: int, timeout: float = 0.0) -> bool:
+        """Take room in the queue for `put`; without, the blocks are counted as dropped.
+
+        Args:
+            num_blocks: to be put.
+            timeout: seconds to wait for room.
+        """
+        with self._changed:
+            # More than the queue ever holds goes into an empty one.
+            if not self._changed.wait_for(
+                lambda: self._num_queued == 0 or self._num_queued + num_blocks <= self._max_blocks, timeout
+            ):
+                self.num_dropped += num_blocks
+                return False
+            self._num_queued += num_blocks
+            return True
+
+    def put(self, parts: list[PrefixBlocks], fetch: Callable[[], BlockBytes]) -> None:
+        """Write blocks for which room was reserved.
+
+        Args:
+            parts: what the rows are, part by part.
+            fetch: called by the thread that writes, for the rows.
+        """
+        generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
+        self._worker.submit(partial(self._write, parts, generations, fetch))
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until nothing is queued; False if ``timeout`` seconds were not enough."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._num_queued == 0, timeout)
+
+    def stop(self, timeout: float | None) -> bool:
+        """Write what is queued; returns whether that took no longer than ``timeout`` seconds."""
+        return self._worker.stop(timeout)
+
+    def _write(self, parts: list[PrefixBlocks], generations: list[int], fetch: Callable[[], BlockBytes]) -> None:
+        try:
+            rows = fetch()
+            start = 0
+            for part, generation in zip(parts, generations, strict=True):
+                keys = self._keys.of(part.namespace, part.tokens)[part.start : part.stop]
+                self._stack.write(keys, rows[start : start + len(keys)], generation)
+                start += len(keys)
+            # Tiers have queues of their own, and drop what is too much: only here can it wait, and be counted.
+            self._stack.flush(_FLUSH_SECONDS)
+        finally:
+            with self._changed:
+                self._num_queued -= sum(part.num_blocks for part in parts)
+                self._changed.notify_all()

@@ -1,0 +1,29 @@
+"""`radixkv bench tiers` on a tiny model: its figures are of what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.model_zoo import build_shallow
+
+from radixkv.bench import tiers
+from radixkv.bench.tiers import run_tiers
+
+
+def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "RESTART_LENGTHS", (100, 300))
+    monkeypatch.setattr(tiers, "UNRELATED_TOKENS", 40)
+    monkeypatch.setattr(tiers, "UNRELATED_ANSWER", 4)
+    build_shallow("llama").save_pretrained(tmp_path / "model")
+    path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
+    run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, path, plot)
+    figures = json.loads(path.read_text())
+    assert [row["cached_tokens"] for row in figures["restart"]] == [96, 288]
+    shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
+    assert shares["none"] < shares["host"]
+    assert shares["none"] < shares["disk"]
+    assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
+    assert plot.read_text().startswith("<?xml")

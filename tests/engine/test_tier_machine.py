@@ -1,0 +1,189 @@
+"""The cache's state machine with a tier below it that fails in every way: all rules hold, and every read is one's own.
+
+Instead of keys and values, blocks hold the tags of a shadow memory, so the tier stores tags. What threads do is done here
+when the machine says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+from numpy.typing import NDArray
+from support.dict_tier import FAULTS, DictTier, Fault
+
+from radixkv import SamplingParams
+from radixkv.cache import PrefixCache
+from radixkv.engine.block_moves import BlockMoves
+from radixkv.scheduling.prefix_loads import PrefixLoads
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.testing import CheckedCache, PrefixCacheAdapter
+from radixkv.testing.machine import cache_machine
+from radixkv.testing.shadow_memory import ShadowMemory
+from radixkv.testing.strategies import PoolShape, pool_shapes
+from radixkv.tiers import loader, writer
+from radixkv.tiers.known_blocks import KnownBlocks
+from radixkv.tiers.loader import BlockLoader
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.rates import Rates
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.writer import BlockWriter
+
+MEANWHILE = ("nothing", "clear", "abort", "give up")
+
+
+class ManualWorker:
+    """Jobs wait until `run`."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: list[Callable[[], None]] = []
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+
+    def run(self) -> None:
+        while self._jobs:
+            self._jobs.pop(0)()
+
+
+class ShadowRows:
+    """The shadow memory's blocks as bytes: each slot's tag, and the one before it."""
+
+    def __init__(self, memory: Callable[[], ShadowMemory], block_size: int) -> None:
+        self._memory = memory
+        self.nbytes = 16 * block_size
+
+    def read(self, block_ids: NDArray[np.int32]) -> BlockBytes:
+        memory = self._memory()
+        tags = np.concatenate([memory._tags[block_ids], memory._before[block_ids]], axis=1)
+        return tags.view(np.uint8)
+
+    def fence(self) -> None:
+        return None
+
+    def to_host(self, data: BlockBytes, fence: object) -> BlockBytes:
+        return data
+
+    def write(self, block_ids: NDArray[np.int32], data: BlockBytes, fence: object) -> None:
+        memory = self._memory()
+        tags, before = np.ascontiguousarray(data).view(np.uint64).reshape(len(block_ids), 2, -1).swapaxes(0, 1)
+        memory._tags[block_ids], memory._before[block_ids] = tags, before
+
+
+class TieredAdapter(PrefixCacheAdapter):
+    """RadixKV's cache with a tier below it."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.tier = DictTier()
+        self.checked: CheckedCache | None = None
+        self.now = 0.0
+        self.group: SequenceGroup | None = None
+        stack, keys = TierStack([self.tier]), PrefixKeys(b"model", b"", 4 * block_size)
+        rows = ShadowRows(self._memory, block_size)
+        self.writer = BlockWriter(stack, keys, rows.nbytes, 1 << 20)
+        self.loader = BlockLoader(stack, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: self.now)
+        self.moves = BlockMoves(
+            rows,
+            self.writer,
+            KnownBlocks(1000),
+            "write-through-selective",
+            4 * block_size,
+            lambda namespace: stack.clear(None if namespace is None else keys.group(namespace)),
+        )
+        self.cache = PrefixCache(num_blocks, block_size, remembered_blocks=4 * num_blocks, observers=[self.moves])
+        self.loads = PrefixLoads(
+            self.cache, self.loader, Rates(1, block_size), ["dict"], lambda: self.now, self.moves.loaded
+        )
+
+    def _memory(self) -> ShadowMemory:
+        assert self.checked is not None
+        return self.checked._memory
+
+    def take_copies(self) -> Any:
+        self.moves.settle(self.cache)
+        self.writer._worker.run()
+        return super().take_copies()
+
+    def load(self, prompt: list[int], namespace: str, meanwhile: str) -> None:
+        """What the engine does for a waiting request, until it could be admitted."""
+        request = Request("r", None, np.array(prompt, np.int32), SamplingParams(), 0, 1, frozenset(), namespace)
+        sequence = TokenSequence(request, 0, prompt)
+        group = SequenceGroup(request, [sequence], request.prompt_token_ids)
+        loads = self.loads
+        loads.expect(group)
+        self.loader._finder.run()
+        while loads.should_wait(group, lambda: self.cache.num_available_blocks):
+            # As in a step: evicted bytes are read before anything is overwritten.
+            self.moves.settle(self.cache)
+            if meanwhile == "clear":
+                self.cache.clear(namespace)
+            if meanwhile == "abort":
+                loads.forget(group)
+            elif meanwhile == "give up":
+                self.now += 1e6
+                assert not loads.should_wait(group, lambda: self.cache.num_available_blocks)
+            loads.begin(None)
+            self.writer._worker.run()
+            self.loader._reader.run()
+            self.loader._finder.run()
+            loads.publish_done()
+            if meanwhile != "nothing":
+                break
+        loads.forget(group)
+        assert not loads.in_progress
+        self.cache.check()
+
+
+class TieredMachine(cache_machine(TieredAdapter, max_examples=12, steps=20)):  # type: ignore[misc]
+    """The cache's state machine, and prefixes that are loaded from a tier that works or fails."""
+
+    num_read = 0
+
+    @initialize(shape=pool_shapes())
+    def start(self, shape: PoolShape) -> None:
+        super().start(shape)
+        self.cache.adapter.checked = self.cache
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=12, max_size=60),
+        namespace=st.sampled_from(["", "tenant"]),
+        meanwhile=st.sampled_from(MEANWHILE),
+    )
+    def come_back(self, prompt: list[int], namespace: str, meanwhile: str) -> None:
+        """A prompt is computed, evicted as far as others let it, loaded, and used again."""
+        self._run(prompt, namespace)
+        self.squeeze(self.cache.adapter.num_blocks * self.cache.adapter.block_size // 2)
+        self.cache.adapter.load([*prompt, 1], namespace, meanwhile)
+        if meanwhile == "clear":
+            self.cache.clear(namespace)
+        self.cache.verify()
+        self._run(prompt, namespace)
+
+    def _run(self, prompt: list[int], namespace: str) -> None:
+        self.seen.append(prompt)
+        sequence = self.cache.open(prompt, namespace)
+        if sequence is not None:
+            self.cache.compute(sequence, len(prompt))
+            self.cache.close(sequence)
+
+    @rule(fault=st.sampled_from([None, *FAULTS]))
+    def fail(self, fault: Fault | None) -> None:
+        self.cache.adapter.tier.fault = fault
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            type(self).num_read += self.cache.adapter.tier.num_read
+        super().teardown()
+
+
+def test_every_rule_holds_whatever_a_tier_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "Worker", ManualWorker)
+    monkeypatch.setattr(writer, "Worker", ManualWorker)
+    run_state_machine_as_test(TieredMachine, settings=TieredMachine.TestCase.settings)
+    assert TieredMachine.num_read > 0

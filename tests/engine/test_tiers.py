@@ -1,0 +1,292 @@
+"""The engine with tiers below its pool: what comes up from them answers as what is computed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.dict_tier import FAULTS, DictTier, Fault
+from support.model_zoo import VOCAB_SIZE, build_shallow
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import StoreInUseError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+STEM = [(7 * i) % (VOCAB_SIZE - 3) + 3 for i in range(42)]
+PROMPTS: list[Any] = [{"prompt_token_ids": [*STEM[:40], 5 + tail, 9, 11]} for tail in range(3)]
+
+
+def make(name: str = "llama", **options: Any) -> LLM:
+    sizes = {"block_size": 4, "num_blocks": 80, "max_num_batched_tokens": 16}
+    return LLM(build_shallow(name), **{**sizes, **options})
+
+
+def answers(llm: LLM, prompts: Any = PROMPTS) -> list[list[int]]:
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    llm.engine.cache.check()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def evict_all(llm: LLM) -> None:
+    """Let the cache give up every block, and the tiers have what they get."""
+    cache = llm.engine.cache
+    table = cache.open([1], "evicts")
+    cache.reserve(table, cache.num_blocks * cache.block_size)
+    cache.abort(table)
+    assert llm.engine.tiers is not None
+    assert llm.engine.tiers.flush(60.0)
+
+
+def free_blocks(llm: LLM) -> int:
+    cache = llm.engine.cache
+    cache.check()
+    return cache.num_free_blocks + cache.num_evictable_blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3_text", {}),  # sliding windows
+        ("deepseek_v3", {}),  # latent attention
+        ("gpt_oss", {}),  # sinks
+        ("gemma4_text", {}),  # differing head sizes
+        ("llama", {"kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_what_is_loaded_answers_as_what_is_computed(name: str, options: dict[str, Any]) -> None:
+    llm = make(name, host_cache_size="4MiB", **options)
+    expected = answers(llm)
+    evict_all(llm)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [40, 40, 40]
+    assert [output.metrics.loaded_tokens for output in outputs] == [{"host": 40}] * 3
+    assert all(output.metrics.load_seconds > 0 for output in outputs)
+    assert free_blocks(llm) == 80
+
+
+def test_several_that_want_one_prefix_load_it_once() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    expected = answers(llm)
+    evict_all(llm)
+    assert answers(llm) == expected
+    assert tier.num_read == 10  # the blocks of the common prefix
+
+
+def test_what_was_used_twice_is_below_before_it_is_evicted() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    answers(llm, PROMPTS[:1])
+    llm.engine.tiers.flush(60.0)
+    assert not tier.blocks
+    answers(llm, PROMPTS[1:2])
+    llm.engine.tiers.flush(60.0)
+    assert len(tier.blocks) == 10
+
+
+@pytest.mark.parametrize(("policy", "num_blocks"), [("write-through", 12), ("write-back", 0)])
+def test_write_policies(policy: str, num_blocks: int) -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier], cache_write_policy=policy)
+    for _ in range(2):
+        answers(llm, PROMPTS[:1])
+    llm.engine.tiers.flush(60.0)
+    assert len(tier.blocks) == num_blocks  # of 43 tokens and the first 5 generated ones
+    evict_all(llm)
+    assert len(tier.blocks) == 12
+
+
+def test_a_tier_below_another_fills_it_again() -> None:
+    below = DictTier()
+    llm = make(host_cache_size="4MiB", tiers=[below])
+    expected = answers(llm)
+    evict_all(llm)
+    stack = llm.engine.tiers._stack
+    stack._tiers[0].clear()
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert outputs[0].metrics.loaded_tokens == {"dict": 40}
+    evict_all(llm)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert outputs[0].metrics.loaded_tokens == {"host": 40}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_tier_that_fails_changes_no_token_and_loses_no_block(fault: Fault) -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    expected = answers(llm)
+    for fails in (True, False, True, False):
+        tier.fault = fault if fails else None
+        evict_all(llm)
+        assert answers(llm) == expected
+        assert free_blocks(llm) == 80
+    evict_all(llm)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)  # it is back
+    assert outputs[0].num_cached_tokens == 40
+
+
+def test_nothing_waits_for_a_slow_tier_and_abort_clear_and_shutdown_leak_nothing() -> None:
+    may_read, reads = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reads.set()
+        assert may_read.wait(60)
+
+    tier = DictTier(wait)
+    llm = make(tiers=[tier])
+    expected = answers(llm)
+    evict_all(llm)
+    engine = llm.engine
+    engine.tiers.loads._clock = lambda: 0.0  # loads are not given up
+    for end in ("abort", "clear", "shutdown"):
+        may_read.clear()
+        reads.clear()
+        waiting = engine.make_request("waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+        engine.add(waiting)
+        while not reads.is_set():
+            engine.step()
+        assert free_blocks(llm) < 80  # those in flight are counted
+        other = engine.make_request("other", [8, 9, 10], GREEDY)
+        engine.add(other)
+        while not other.finished:
+            engine.step()
+        assert not waiting.sequences[0].output_token_ids
+        if end == "abort":
+            engine.abort("waiting")
+            assert free_blocks(llm) == 80
+        elif end == "clear":
+            engine.reset_prefix_cache()
+            may_read.set()
+            while engine.has_unfinished_requests:
+                engine.step()
+            assert waiting.num_cached_tokens == 0
+            assert waiting.sequences[0].output_token_ids == expected[0]
+            assert not tier.blocks
+        else:
+            may_read.set()
+            llm.shutdown()
+            assert tier.closed
+            while engine.has_unfinished_requests:
+                engine.step()
+            assert waiting.sequences[0].output_token_ids == expected[0]
+        may_read.set()
+        assert free_blocks(llm) == 80
+        answers(llm)
+        evict_all(llm)
+
+
+def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
+    may_read, reads = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        reads.set()
+        assert may_read.wait(60)
+
+    llm = make(tiers=[DictTier(wait)])
+    expected = answers(llm)
+    evict_all(llm)
+    engine = llm.engine
+    now = 0.0
+    engine.tiers.loads._clock = lambda: now
+    request = engine.make_request("waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+    engine.add(request)
+    while not reads.is_set():
+        engine.step()
+    for _ in range(3):
+        engine.step()
+    assert not engine.scheduler.running
+    now = 1e3
+    while not request.finished:
+        engine.step()
+    assert request.sequences[0].output_token_ids == expected[0]
+    assert request.num_cached_tokens == 0
+    assert engine.tiers.totals.loads_given_up == 1
+    may_read.set()
+    assert free_blocks(llm) == 80
+
+
+def test_what_takes_longer_to_load_than_to_compute_is_computed() -> None:
+    llm = make(host_cache_size="4MiB")
+    expected = answers(llm)
+    evict_all(llm)
+    tiers = llm.engine.tiers
+    tiers._rates.observe_step(64, 64, 1e-3)
+    tiers._rates.observe_load(0, 1, 1e6)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert all(not output.metrics.loaded_tokens for output in outputs)
+    assert tiers.totals.loads == 0
+    assert tiers.totals.loads_not_worth_it > 0
+
+
+def test_other_namespaces_find_nothing_and_a_tenant_is_cleared_below_too() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    salted = [{**prompt, "cache_salt": "a"} for prompt in PROMPTS]
+    answers(llm, salted)
+    evict_all(llm)
+    assert llm.generate({**PROMPTS[0], "cache_salt": "b"}, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate(salted[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 40
+    evict_all(llm)
+    before = len(tier.blocks)
+    llm.engine.cache.clear("a")
+    assert 0 < len(tier.blocks) < before
+    assert llm.generate(salted[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("was_shut_down", [True, False])
+def test_a_restart_finds_what_was_stored(tmp_path: Path, was_shut_down: bool) -> None:
+    options = {"disk_cache": tmp_path, "disk_cache_size": "4MiB", "cache_write_policy": "write-through"}
+    first = make(**options)
+    expected = answers(first)
+    with pytest.raises(StoreInUseError, match="written by process"):
+        make(**options)
+    reader = make(**options, disk_cache_read_only=True)
+    assert answers(reader) == expected
+    reader.shutdown()
+    if was_shut_down:
+        first.shutdown()
+    else:  # only what is queued is written
+        del first
+        gc.collect()
+    with make(**options) as second:
+        assert second.engine.tiers.totals.tiers[0][1].read_bytes == 0
+        outputs = second.generate(PROMPTS, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert outputs[0].metrics.loaded_tokens == {"disk": 40}
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_shutdown_writes_what_was_used_last_first() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier])
+    answers(llm, PROMPTS[:1])
+    answers(llm, [{"prompt_token_ids": STEM[::-1]}])
+    tiers = llm.engine.tiers
+    left = iter([1.0, 0.0])
+    tiers.write_hot(lambda: next(left))
+    tiers.close()
+    first = make(tiers=[tier]).generate([PROMPTS[0], {"prompt_token_ids": STEM[::-1]}], GREEDY, use_tqdm=False)
+    assert [output.num_cached_tokens for output in first] == [0, 40]
+
+
+def test_a_second_engine_finds_what_the_first_left_and_another_model_does_not() -> None:
+    tier = DictTier()
+    with make(tiers=[tier]) as first:
+        expected = answers(first)
+    outputs = make(tiers=[tier]).generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert outputs[0].num_cached_tokens == 40
+    others: list[dict[str, Any]] = [{"block_size": 2}, {"kv_cache_dtype": "fp8"}, {"dtype": None}]
+    for options in others:
+        model = build_shallow("llama")
+        if options.pop("dtype", 1) is None:
+            model.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3
+        llm = LLM(model, **{"block_size": 4, "num_blocks": 80, "tiers": [tier], **options})
+        assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0

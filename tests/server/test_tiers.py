@@ -1,0 +1,110 @@
+"""Over HTTP: what a tenant computed is there after a restart, for it alone, counted, and cleared by an administrator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from support.in_process_server import make_client
+from support.model_zoo import build
+
+from radixkv import LLM, AsyncLLM
+from radixkv.cli.warm import prompt_of, warm_prompts
+from radixkv.config import LLMOptions
+from radixkv.model.loader import load_tokenizer
+from radixkv.server.run import namespaces_secret
+from radixkv.server.tenants import Tenants
+
+PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: "
+Ask = Callable[..., Awaitable[tuple[int, dict[str, int] | None]]]
+
+
+def make(folder: Path) -> LLM:
+    tokenizer = load_tokenizer()
+    model = build("llama", {"vocab_size": len(tokenizer)})
+    sizes: LLMOptions = {"block_size": 4, "num_blocks": 100, "disk_cache_size": "16MiB"}
+    return LLM(model, tokenizer=tokenizer, disk_cache=folder, **sizes)
+
+
+def serve(folder: Path, scenario: Callable[[httpx.AsyncClient, Ask], Awaitable[None]]) -> None:
+    """A server over the folder, from its start to its shutdown."""
+    tenants = Tenants(["a", "b"], "admin", secret=namespaces_secret({"disk_cache": folder}))
+
+    async def main() -> None:
+        engine = AsyncLLM(make(folder))
+        async with make_client(engine, tenants=tenants, app_options={"metrics_key": "m"}) as client:
+
+            async def ask(key: str, **fields: str) -> tuple[int, dict[str, int] | None]:
+                body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, **fields}
+                answer = await client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+                assert answer.status_code == 200, answer.text
+                details = answer.json()["usage"]["prompt_tokens_details"]
+                return details["cached_tokens"], details.get("loaded_tokens")
+
+            await scenario(client, ask)
+        await engine.shutdown(30.0)
+
+    asyncio.run(main())
+
+
+def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path: Path) -> None:
+    async def first(client: httpx.AsyncClient, ask: Ask) -> None:
+        assert await ask("a") == (0, None)
+        assert await ask("a", cache_salt="x") == (0, None)
+        assert await ask("b") == (0, None)
+
+    async def second(client: httpx.AsyncClient, ask: Ask) -> None:
+        cached, loaded = await ask("a")
+        assert loaded == {"disk": cached}
+        assert cached > 16
+        text = (await client.get("/metrics", headers={"Authorization": "Bearer m"})).text
+        assert f'radixkv:tier_hit_blocks_total{{medium="disk"}} {cached / 4}' in text
+        assert "radixkv:tier_loads_total 1.0" in text
+        cleared = await client.post(
+            "/admin/clear_cache", json={"api_key": "a"}, headers={"Authorization": "Bearer admin"}
+        )
+        assert cleared.status_code == 200
+        assert await ask("a") == (0, None)
+        assert await ask("a", cache_salt="x") == (0, None)  # it was below, and nowhere else
+        assert await ask("b") == (cached, {"disk": cached})
+
+    serve(tmp_path, first)
+    serve(tmp_path, second)
+
+
+def test_what_was_warmed_is_there_for_its_tenant_and_explained(tmp_path: Path) -> None:
+    tenant = Tenants(["a"], secret=namespaces_secret({"disk_cache": tmp_path})).by_api_key("a")
+    with make(tmp_path) as llm:
+        for line in ("17", "{}", "{", '["a"]'):
+            with pytest.raises(ValueError, match=r"^line: expected"):
+                prompt_of(llm, line, tenant)
+        prompt = prompt_of(llm, json.dumps({"prompt": PROMPT}), tenant)
+        assert warm_prompts(llm, [prompt]) == len(prompt.token_ids)
+    with make(tmp_path) as llm:
+        explanation = llm.explain({"prompt": PROMPT, "cache_salt": tenant.namespace()})
+        (below,) = explanation.below
+        assert (below.medium, below.start, below.num_tokens) == ("disk", 0, (len(prompt.token_ids) - 1) // 4 * 4)
+        assert f"{below.num_tokens} tokens from 0 on: in the tier 'disk'" in str(explanation)
+        assert not llm.explain(PROMPT).below
+
+    async def scenario(client: httpx.AsyncClient, ask: Ask) -> None:
+        assert await ask("b") == (0, None)
+        assert await ask("a") == (below.num_tokens, {"disk": below.num_tokens})
+
+    serve(tmp_path, scenario)
+
+
+def test_a_shared_server_needs_a_secret(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
+        namespaces_secret({"shared_cache": "redis://localhost/0"})
+    file = tmp_path / "secret"
+    file.write_text("ab" * 31)
+    with pytest.raises(ValueError, match="cache_secret_file: expected 64 hexadecimal digits"):
+        namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file})
+    file.write_text("ab" * 32 + "\n")
+    assert namespaces_secret({"shared_cache": "redis://localhost/0", "cache_secret_file": file}) == b"\xab" * 32
+    assert namespaces_secret({"disk_cache": tmp_path}) == namespaces_secret({"disk_cache": tmp_path})
