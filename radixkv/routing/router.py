@@ -131,7 +131,7 @@ class Router:
         block_size: int,
         *,
         max_blocks: int = 2_000_000,
-        move_weight: float = 3.0,
+        move_weight: float = 4.0,
         decode_weight: float = 128.0,
         seconds_per_token: float = 5e-4,
         settle_seconds: float = 5.0,
