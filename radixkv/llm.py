@@ -327,6 +327,7 @@ class LLM:
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
             priority=priority,
+            resume=prompt.resume,
         )
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:

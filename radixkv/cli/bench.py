@@ -109,6 +109,16 @@ def plan(
 
 
 @app.command()
+def routing(
+    decisions: Annotated[int, typer.Option(min=1, help="how many to measure")] = 5000, json_path: JsonPath = None
+) -> None:
+    """What it costs to choose one of 16 replicas for a prompt, with a million blocks known."""
+    from radixkv.bench.routing import run_routing
+
+    run_routing(Console(), decisions, json_path)
+
+
+@app.command()
 def decode(
     json_path: JsonPath = None,
     only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
