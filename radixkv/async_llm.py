@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from radixkv.config import LLM_OPTIONS, LLMOptions, refuse_unknown
+from radixkv.engine.answer_reader import AnswerReader
 from radixkv.engine.engine import Engine
 from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.request_intake import RequestIntake
@@ -150,8 +151,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation, or continue its last message, as `LLM.chat` does; otherwise like `generate`.
 
-        ``text`` is what the model writes, markers of reasoning and calls included; when an answer has ended, its ``answer``
-        has the whole of it in its parts.
+        ``text`` is what the model writes, markers of reasoning and calls included. ``pieces`` has what is new as text,
+        reasoning and tool calls; when an answer has ended, its ``answer`` has the whole of it in these parts.
         """
 
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
@@ -384,14 +385,12 @@ class AsyncLLM:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         prompt, stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
-        texts: dict[int, list[str]] = {}
+        reader = AnswerReader(prompt) if with_answers else None
         try:
             async for piece in stream:
                 assert isinstance(piece, RequestOutput)
-                for part in piece.outputs if with_answers else ():
-                    texts.setdefault(part.index, []).append(part.text)
-                    if part.finish_reason is not None:
-                        part.answer = prompt.parse_answer("".join(texts[part.index]))
+                if reader is not None:
+                    reader.read(piece)
                 yield piece
         finally:
             stream.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from radixkv.llm import LLM
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import encode_rendered, render_chat
+from radixkv.prompts import Prompt, as_template_message, cache_options, encode_rendered, render_chat
 from radixkv.sampling_params import SamplingParams
+from radixkv.tools.definitions import ParsedAnswer, as_tool_options
+from radixkv.tools.events import TextPiece
 
 
 class Chat:
@@ -22,6 +25,12 @@ class Chat:
         system: the system prompt; None: the chat template's own, if it has one.
         sampling_params: for turns that are sent without; by default up to 512 tokens, greedily.
         cache_salt: share cached prefixes only with conversations of the same salt.
+        tools: functions that the model may call, in OpenAI's form; `send_results` answers its calls.
+        parallel_tool_calls: whether an answer may hold several calls.
+        chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
+
+    Raises:
+        ValueError: a tool is impossible.
     """
 
     def __init__(
@@ -30,68 +39,152 @@ class Chat:
         system: str | None = None,
         sampling_params: SamplingParams | None = None,
         cache_salt: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        as_tool_options(tools, None, parallel_tool_calls)
         self._llm = llm
         self._sampling_params = sampling_params or SamplingParams(temperature=0.0, max_tokens=512)
         self._cache_salt = cache_salt
-        self._messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+        self._tools = tools
+        self._parallel_tool_calls = parallel_tool_calls
+        self._chat_template_kwargs = chat_template_kwargs
+        self._messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self._token_ids: list[int] = []
         self._rendered = ""
+        # The last turn's answer in its parts; None before the first.
+        self.answer: ParsedAnswer | None = None
         # The request of the last answer as it finished, and how many tokens it generated.
         self.last_output: RequestOutput | None = None
         self.last_num_tokens = 0
 
     @property
-    def history(self) -> list[dict[str, str]]:
-        """A copy of all messages so far: system, user and assistant in turn."""
+    def history(self) -> list[dict[str, Any]]:
+        """A copy of all messages so far: system, user and assistant in turn, and the results of tools."""
         return [dict(message) for message in self._messages]
 
-    def send(self, text: str, sampling_params: SamplingParams | None = None) -> str:
-        """Send a message and return the whole answer."""
-        return "".join(self.stream(text, sampling_params))
+    def send(
+        self,
+        text: str,
+        sampling_params: SamplingParams | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> str:
+        """Send a message and return the text of the answer; its reasoning and its calls are in `answer`."""
+        return "".join(self.stream(text, sampling_params, tool_choice))
 
-    def stream(self, text: str, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """Send a message and yield the answer as it is generated.
+    def stream(
+        self,
+        text: str,
+        sampling_params: SamplingParams | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> Iterator[str]:
+        """Send a message and yield the text of the answer as it is generated.
 
         The turn joins the conversation when the answer is complete: leaving the iteration early, or an error, leaves the
-        conversation as it was. `last_output` then holds how many tokens were reused, and the times.
+        conversation as it was. `answer` then holds all of it, and `last_output` how many tokens were reused, and the times.
+
+        Args:
+            text: of the message.
+            sampling_params: of this turn.
+            tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
             TypeError: ``text`` is no string.
-            ValueError: parameters ask for several answers, or the conversation is longer than the model takes.
+            ValueError: parameters ask for several answers, the conversation is longer than the model takes, or the last
+                answer's calls have no results.
         """
         if not isinstance(text, str):
             raise TypeError(f"text: expected a string, got {text!r:.80}")
-        params = sampling_params or self._sampling_params
-        if params.n != 1:
-            raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
-        return self._stream(text, params)
+        if self.answer is not None and self.answer.tool_calls:
+            raise ValueError("the last answer has tool calls: send_results() comes first")
+        return self._begin([{"role": "user", "content": text}], sampling_params, tool_choice)
+
+    def send_results(
+        self,
+        results: Mapping[str, str],
+        sampling_params: SamplingParams | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> str:
+        """Send what the last answer's calls returned, and return the text of the next answer; otherwise like `stream`.
+
+        Args:
+            results: text by the id of the call.
+            sampling_params: of this turn.
+            tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
+
+        Raises:
+            TypeError: a result is no string.
+            ValueError: they are not those of the last answer's calls, one for each; or what `stream` raises.
+        """
+        calls = [] if self.answer is None else [call.id for call in self.answer.tool_calls]
+        if not calls or set(results) != set(calls):
+            raise ValueError(f"results: expected one for each of the calls {calls}, got {list(results)!r:.200}")
+        for result in results.values():
+            if not isinstance(result, str):
+                raise TypeError(f"results: expected strings, got {result!r:.80}")
+        messages = [{"role": "tool", "tool_call_id": call, "content": results[call]} for call in calls]
+        return "".join(self._begin(messages, sampling_params, tool_choice))
 
     def fork(self) -> Chat:
         """A second conversation that goes on from here; both share what has been computed."""
-        other = Chat(self._llm, None, self._sampling_params, self._cache_salt)
+        other = Chat(
+            self._llm,
+            None,
+            self._sampling_params,
+            self._cache_salt,
+            tools=self._tools,
+            parallel_tool_calls=self._parallel_tool_calls,
+            chat_template_kwargs=self._chat_template_kwargs,
+        )
         other._messages = self.history
         other._token_ids = list(self._token_ids)
         other._rendered = self._rendered
+        other.answer = self.answer
         return other
 
-    def _stream(self, text: str, params: SamplingParams) -> Iterator[str]:
+    def _begin(
+        self,
+        new: list[dict[str, Any]],
+        sampling_params: SamplingParams | None,
+        tool_choice: str | Mapping[str, Any] | None,
+    ) -> Iterator[str]:
+        params = sampling_params or self._sampling_params
+        if params.n != 1:
+            raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
+        as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
+        return self._stream(new, params, tool_choice)
+
+    def _stream(
+        self, new: list[dict[str, Any]], params: SamplingParams, tool_choice: str | Mapping[str, Any] | None
+    ) -> Iterator[str]:
         loaded = self._llm.engine.loaded
-        messages = [*self._messages, {"role": "user", "content": text}]
-        rendered = render_chat(messages, loaded)
+        tools = as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
+        messages = [*self._messages, *new]
+        rendered = render_chat(
+            [as_template_message(message) for message in messages],
+            loaded,
+            tools=tools,
+            chat_template_kwargs=self._chat_template_kwargs,
+        )
         if rendered.startswith(self._rendered):
             prompt_ids = self._token_ids + encode_rendered(rendered[len(self._rendered) :], loaded)
         else:  # a template that writes earlier turns anew, such as one that drops old reasoning
             prompt_ids = encode_rendered(rendered, loaded)
-        prompt = {"prompt_token_ids": prompt_ids, "cache_salt": self._cache_salt}
-        answer, answer_ids = "", []
-        for output in self._llm.stream(prompt, params):
+        assert loaded.chat_format is not None
+        form = loaded.chat_format.answer_form(rendered, tools)
+        prompt = Prompt(prompt_ids, None, **cache_options(self._cache_salt, None), answer_form=form)
+        answer_ids: list[int] = []
+        answer = None
+        for output in self._llm.stream_prompt(prompt, params):
             (part,) = output.outputs
-            answer += part.text
             answer_ids += part.token_ids
+            answer = part.answer
             self.last_output, self.last_num_tokens = output, len(answer_ids)
-            if part.text:
-                yield part.text
-        self._messages = [*messages, {"role": "assistant", "content": answer}]
+            yield from (piece.text for piece in part.pieces or () if isinstance(piece, TextPiece))
+        assert answer is not None
+        self.answer = answer
+        self._messages = [*messages, answer.as_message()]
         self._token_ids = prompt_ids + answer_ids
         self._rendered = rendered + loaded.require_tokenizer().decode(answer_ids, skip_special_tokens=False)

@@ -83,6 +83,8 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers."""
+    merge_linears: bool = True
+    """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
     tool_call_parser: ToolCallParserName = "auto"
     """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
     reasoning_parser: ReasoningParserName = "auto"
@@ -113,8 +115,9 @@ class EngineConfig(Config):
     """What carries out attention; auto: Triton on a GPU; on a CPU compiled code, or torch where there is none."""
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
-    enable_torch_compile: bool = False
-    """Compile the model's decoder layers with torch.compile, once, at the start."""
+    enable_torch_compile: bool | None = None
+    """Compile the model's decoder layers with torch.compile, once, at the start. Where that fails and it was not asked for,
+    they run as they are."""
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
@@ -183,14 +186,29 @@ class ResolvedEngineConfig(EngineConfig):
 
     max_num_batched_tokens: int
     max_num_seqs: int
+    enable_torch_compile: bool
     async_scheduling: bool
 
 
 DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
     {
         # 512: the activations of a longer step leave the processor's cache; 1,024 took 10 to 20 % longer per token.
-        "cpu": types.MappingProxyType({"max_num_batched_tokens": 512, "max_num_seqs": 64, "async_scheduling": False}),
-        "cuda": types.MappingProxyType({"max_num_batched_tokens": 8192, "max_num_seqs": 256, "async_scheduling": True}),
+        "cpu": types.MappingProxyType(
+            {
+                "max_num_batched_tokens": 512,
+                "max_num_seqs": 64,
+                "enable_torch_compile": False,
+                "async_scheduling": False,
+            }
+        ),
+        "cuda": types.MappingProxyType(
+            {
+                "max_num_batched_tokens": 8192,
+                "max_num_seqs": 256,
+                "enable_torch_compile": True,
+                "async_scheduling": True,
+            }
+        ),
     }
 )
 
@@ -203,6 +221,7 @@ class ModelOptions(TypedDict, total=False):
     device: Device
     max_model_len: int | None
     quantization: Quantization | None
+    merge_linears: bool
     tool_call_parser: ToolCallParserName
     reasoning_parser: ReasoningParserName
 
@@ -220,7 +239,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     attention_backend: AttentionBackendName
     enforce_eager: bool
-    enable_torch_compile: bool
+    enable_torch_compile: bool | None
     async_scheduling: bool | None
     seed: int
     eviction_policy: EvictionPolicyName

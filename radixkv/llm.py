@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from radixkv.cache import Pin
 from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs, refuse_unknown
+from radixkv.engine.answer_reader import AnswerReader
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
 from radixkv.engine.request_output import beam_output, delta_output, request_output
@@ -134,17 +135,47 @@ class LLM:
         self,
         prompt: PromptInput | Sequence[Message],
         sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
+        Args:
+            prompt: a prompt, or a conversation, as for `generate` and `chat`.
+            sampling_params: how to choose tokens.
+            tools: for a conversation, as for `chat`.
+            tool_choice: likewise.
+            parallel_tool_calls: likewise.
+            chat_template_kwargs: likewise.
+
         Yields:
             The request with what is new in each of its outputs: ``text`` and ``token_ids`` hold only that. The last one
-            has ``finished`` set. Leaving the iteration early aborts the request.
+            has ``finished`` set. Of a conversation, ``pieces`` has what is new as text, reasoning and tool calls, and an
+            output that has ended has its ``answer``. Leaving the iteration early aborts the request.
+
+        Raises:
+            TypeError, ValueError: what `chat` raises, or there are options of a conversation for a prompt.
         """
-        single = self._single("stream", prompt, None, None)
-        return self._stream(
-            self._make_request(single, SamplingParams() if sampling_params is None else sampling_params)
-        )
+        options = as_tool_options(tools, tool_choice, parallel_tool_calls)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if isinstance(prompt, str | Mapping):
+            if options is not None or chat_template_kwargs is not None:
+                raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
+            return self._stream(self._make_request(self._single("stream", prompt, None, None), params))
+        prompts = as_chat_prompts(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
+        return self.stream_prompt(_only("stream", prompts), params)
+
+    def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
+        """Answer a conversation that is a prompt already; otherwise like `stream`.
+
+        Args:
+            prompt: tokenized.
+            sampling_params: how to choose tokens.
+        """
+        return self._stream(self._make_request(prompt, sampling_params), AnswerReader(prompt))
 
     def beam_search(
         self,
@@ -260,10 +291,7 @@ class LLM:
             given |= {name: value for name, value in options.items() if value is not None}
             (single,) = as_prompts(given, self.engine.loaded)
             return single
-        prompts = as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache)
-        if len(prompts) != 1:
-            raise ValueError(f"{caller} takes one conversation, got {len(prompts)}")
-        return prompts[0]
+        return _only(caller, as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache))
 
     def _generate(
         self,
@@ -299,6 +327,7 @@ class LLM:
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
             priority=priority,
+            resume=prompt.resume,
         )
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> None:
@@ -320,7 +349,7 @@ class LLM:
             if request.failure is not None:
                 raise request.failure
 
-    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+    def _stream(self, request: Request, reader: AnswerReader | None = None) -> Iterator[RequestOutput]:
         try:
             with self._engine_lock:
                 self.engine.add(request)
@@ -337,6 +366,8 @@ class LLM:
                     output = delta_output(request)
                 finished = output.finished
                 if finished or any(part.token_ids for part in output.outputs):
+                    if reader is not None:
+                        reader.read(output)
                     yield output
         finally:
             with self._engine_lock:
@@ -346,3 +377,9 @@ class LLM:
         for request in requests:
             if not request.finished:
                 self.engine.abort(request.request_id)
+
+
+def _only(caller: str, prompts: list[Prompt]) -> Prompt:
+    if len(prompts) != 1:
+        raise ValueError(f"{caller} takes one conversation, got {len(prompts)}")
+    return prompts[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.events import AnswerPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class CompletionOutput:
         finish_reason: "stop", "length" or "abort"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
         answer: of a finished chat: text, reasoning and tool calls apart; None elsewhere.
+        pieces: of a streamed chat: what is new, as text, reasoning and tool calls (see `radixkv.tools.events`); None
+            elsewhere.
     """
 
     index: int
@@ -70,6 +73,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     answer: ParsedAnswer | None = None
+    pieces: list[AnswerPiece] | None = None
 
     def finished(self) -> bool:
         """Whether the answer has ended."""

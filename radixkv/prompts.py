@@ -3,7 +3,9 @@
 A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, and optionally
 
 - ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
-- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed.
+- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed;
+- ``resume``: `CompletionOutput`, one for each of ``n``: answers that were begun, perhaps by another engine with
+  the same model, and go on where they stopped, exactly as they would have gone on there. Outputs hold only what follows.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
 are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
@@ -24,6 +26,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from radixkv.model.loader import LoadedModel
+from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import AnswerForm
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions
@@ -33,7 +36,7 @@ _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache", "resume"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Prompt:
         read_cache: reuse what is cached.
         write_cache: publish what is computed.
         answer_form: what the answer looks like, where it is more than text.
+        resume: what was generated of the answers already.
     """
 
     token_ids: Sequence[int]
@@ -53,6 +57,7 @@ class Prompt:
     read_cache: bool = True
     write_cache: bool = True
     answer_form: AnswerForm | None = None
+    resume: Sequence[CompletionOutput] = ()
 
     def parse_answer(self, text: str) -> ParsedAnswer:
         """The parts of a whole answer to it."""
@@ -348,12 +353,15 @@ def _as_prompt(prompt: PromptInput, loaded: LoadedModel, add_special_tokens: boo
             f"got {sorted(prompt)}"
         )
     options = cache_options(prompt.get("cache_salt"), prompt.get("cache"))
+    resume = prompt.get("resume", ())
+    if not isinstance(resume, Sequence) or not all(isinstance(output, CompletionOutput) for output in resume):
+        raise TypeError(f"prompts: 'resume' must be a list of CompletionOutput, got {resume!r:.80}")
     if "prompt_token_ids" in prompt:
-        return Prompt(prompt["prompt_token_ids"], **options)
+        return Prompt(prompt["prompt_token_ids"], **options, resume=resume)
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
     ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)
     if not ids:
         raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
-    return Prompt(ids, text, **options)
+    return Prompt(ids, text, **options, resume=resume)

@@ -124,6 +124,7 @@ def test_defaults_of_a_device_fill_only_what_was_left_open() -> None:
         assert resolved.max_num_seqs == 3
         assert resolved.max_num_batched_tokens == defaults["max_num_batched_tokens"]
         assert resolved.async_scheduling is (device == "cuda")
+        assert resolved.enable_torch_compile is (device == "cuda")
         assert resolved.num_blocks is None
         assert not EngineConfig(async_scheduling=False).for_device(device).async_scheduling
     narrowed = {name for name in ResolvedEngineConfig.__annotations__ if name in EngineConfig.model_fields}

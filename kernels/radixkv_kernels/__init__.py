@@ -3,6 +3,7 @@
 Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea per file::
 
     cache_write            new keys and values go into their blocks
+    rotary_cache_write     the same, with keys rotated on their way, and queries in place
     block_copy             copy-on-write: many blocks of all layers in one launch
     work_items             the int32 buffers that say which query rows read which keys
     item_attention         one partial result per work item: shared prefixes, private tails, causal prompts
@@ -32,6 +33,7 @@ from radixkv_kernels.exponential_sampling import draw_tokens
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
 from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.online_softmax import TileConfig, tile_config
+from radixkv_kernels.rotary_cache_write import rotate_and_write
 from radixkv_kernels.split_decode import attend_split, merge_splits
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL, OPEN_END
 
@@ -49,6 +51,7 @@ __all__ = [
     "draw_tokens",
     "merge_partials",
     "merge_splits",
+    "rotate_and_write",
     "tile_config",
     "write_cache",
 ]

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.checks import check_device, check_tables, check_tensor
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _ROWS = 128
 
@@ -57,5 +58,6 @@ def advance_rows(
         raise ValueError(f"block_size: expected at least 1, got {block_size}")
     if num_rows:
         _advance_rows[(triton.cdiv(num_rows, _ROWS),)](
-            positions, slots, tables, row_tables, num_rows, tables.stride(0), BLOCK_SIZE=block_size, ROWS=_ROWS
-        )
+            positions, slots, tables, row_tables, num_rows, tables.stride(0),
+            BLOCK_SIZE=block_size, ROWS=_ROWS, **COMPILE_OPTIONS,
+        )  # fmt: skip

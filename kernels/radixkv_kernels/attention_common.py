@@ -8,8 +8,16 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.online_softmax import TileConfig, add_sink, attend_range, divide, log_sum_exp, tile_config
-from radixkv_kernels.target import compute_type
+from radixkv_kernels.online_softmax import (
+    TileConfig,
+    add_sink,
+    attend_range,
+    config_beside_narrow,
+    divide,
+    log_sum_exp,
+    tile_config,
+)
+from radixkv_kernels.target import COMPILE_OPTIONS, compute_type
 
 
 @triton.jit
@@ -88,16 +96,20 @@ def attention_constants(
     window: int | None,
     sinks: torch.Tensor | None,
     config: TileConfig | None,
+    beside_narrow: bool = False,
 ) -> dict[str, Any]:
     """What the kernels are compiled for; arguments as in `attend_items`."""
     block_size, num_kv_heads, key_dim = key_cache.shape[1:]
     value_dim = value_cache.shape[3]
     key_tile, value_tile = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
-    config = config or tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
+    if config is None:
+        config = tile_config(tile_rows, key_tile, value_tile, query.dtype, key_cache.dtype)
+        if beside_narrow and tile_rows == 64:
+            config = config_beside_narrow(config)
     return {
         "GROUP": query.shape[1] // num_kv_heads, "ROWS": tile_rows, "BLOCK_SIZE": block_size,
         "KEY_DIM": key_dim, "VALUE_DIM": value_dim, "KEY_TILE": max(16, key_tile), "VALUE_TILE": max(16, value_tile),
         "WINDOW": window is not None, "SOFTCAP": softcap is not None, "SINKS": sinks is not None,
-        "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype),
-        "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages,
+        "QUANTISED": key_cache.dtype == torch.float8_e4m3fn, "COMPUTE": compute_type(query.dtype, key_cache.dtype),
+        "KEYS": config.keys, "num_warps": config.warps, "num_stages": config.stages, **COMPILE_OPTIONS,
     }  # fmt: skip

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.checks import CACHE_DTYPES, check_at_most, check_device, check_tensor
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _WORDS = 1024
 _MAX_BLOCK_BYTES = 2**32  # words are counted in 32 bits
@@ -117,8 +118,8 @@ class BlockCopier:
         check_tensor("copies", copies, (None, 3), (torch.int32,), self._device)
         if len(copies):
             _copy_blocks[(len(copies), len(self._caches))](
-                copies.contiguous(), self._addresses, self._token_words, self._block_words, WORDS=_WORDS
-            )
+                copies.contiguous(), self._addresses, self._token_words, self._block_words, WORDS=_WORDS, **COMPILE_OPTIONS,
+            )  # fmt: skip
 
 
 def _independent_runs(copies: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

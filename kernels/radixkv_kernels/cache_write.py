@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.checked_once import checked_once
 from radixkv_kernels.checks import (
     FLOATS,
     check_at_most,
@@ -21,6 +22,7 @@ from radixkv_kernels.checks import (
     check_tensor,
     check_written,
 )
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _TOKENS = 16
 
@@ -38,9 +40,6 @@ def _write_cache(
     """One program: ``TOKENS`` tokens of one head, their keys and then their values; grid (tokens / ``TOKENS``, kv heads).
 
     Shapes and types as in `write_cache`. Strides in elements; the last of each tensor, ``slots`` and scales is 1.
-
-    Of numbers in bfloat16, one in 16 lies right between two of float8's: division is exact, or they could be rounded to the
-    other one.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
@@ -55,9 +54,7 @@ def _write_cache(
     target = key_cache + head * key_cache_head_stride
     target += (block * key_block_stride + offset * key_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
-    if QUANTISED:
-        data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(key_scales + head)))
-    tl.store(target, data.to(key_cache.dtype.element_ty), mask=mask)
+    store_scaled(target, data, mask, key_scales, head, QUANTISED)
 
     dim = tl.arange(0, VALUE_TILE)
     mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
@@ -65,15 +62,19 @@ def _write_cache(
     target = value_cache + head * value_cache_head_stride
     target += (block * value_block_stride + offset * value_slot_stride)[:, None] + dim[None, :]
     data = tl.load(source, mask=mask, other=0.0)
-    if QUANTISED:
-        data = _clamp(tl.div_rn(data.to(tl.float32), tl.load(value_scales + head)))
-    tl.store(target, data.to(value_cache.dtype.element_ty), mask=mask)
+    store_scaled(target, data, mask, value_scales, head, QUANTISED)
 
 
 @triton.jit
-def _clamp(data):
-    """float8_e4m3fn has no infinity: what is larger than its largest number would become NaN."""
-    return tl.minimum(tl.maximum(data, -448.0), 448.0)
+def store_scaled(target, data, mask, scales, head, QUANTISED: tl.constexpr):
+    """Store as the cache's type, divided by the head's scale if it is ``QUANTISED``.
+
+    Of numbers in bfloat16, one in 16 lies right between two of float8's: division is exact, or they could be rounded to the
+    other one. float8_e4m3fn has no infinity: what is larger than its largest number would become NaN.
+    """
+    if QUANTISED:
+        data = tl.minimum(tl.maximum(tl.div_rn(data.to(tl.float32), tl.load(scales + head)), -448.0), 448.0)
+    tl.store(target, data.to(target.dtype.element_ty), mask=mask)
 
 
 def write_cache(
@@ -102,11 +103,43 @@ def write_cache(
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
+    check_write(key, value, key_cache, value_cache, slots, key_scales, value_scales)
+    num_tokens = key.shape[0]
+    if num_tokens == 0:
+        return
+    _, block_size, num_kv_heads, key_dim = key_cache.shape
+    value_dim = value_cache.shape[3]
+    _write_cache[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads)](
+        key, value, key_cache, value_cache, slots, key_scales, value_scales,
+        num_tokens,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        *key_cache.stride()[:3], *value_cache.stride()[:3],
+        TOKENS=_TOKENS, BLOCK_SIZE=block_size, KEY_DIM=key_dim, VALUE_DIM=value_dim,
+        KEY_TILE=triton.next_power_of_2(key_dim), VALUE_TILE=triton.next_power_of_2(value_dim),
+        QUANTISED=key_scales is not None, **COMPILE_OPTIONS,
+    )  # fmt: skip
+
+
+@checked_once
+def check_write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+) -> None:
+    """Refuse what no kernel that writes into the cache could take; the arguments are `write_cache`'s.
+
+    Raises:
+        ValueError: with what was given.
+    """
     check_device("key", key.device)
     check_cache(key_cache, value_cache, key.device)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         check_written(name, cache)
-    _, block_size, num_kv_heads, key_dim = key_cache.shape
+    num_kv_heads, key_dim = key_cache.shape[2:]
     value_dim = value_cache.shape[3]
     check_tensor("key", key, (None, num_kv_heads, key_dim), FLOATS, key.device)
     num_tokens = key.shape[0]
@@ -117,14 +150,3 @@ def write_cache(
     if key_cache.dtype not in (key.dtype, torch.float8_e4m3fn):
         raise ValueError(f"key_cache: expected the key's {key.dtype} or float8_e4m3fn, got {key_cache.dtype}")
     check_at_most("key_cache", "heads", num_kv_heads)
-    if num_tokens == 0:
-        return
-    _write_cache[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads)](
-        key, value, key_cache, value_cache, slots, key_scales, value_scales,
-        num_tokens,
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        *key_cache.stride()[:3], *value_cache.stride()[:3],
-        TOKENS=_TOKENS, BLOCK_SIZE=block_size, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        KEY_TILE=triton.next_power_of_2(key_dim), VALUE_TILE=triton.next_power_of_2(value_dim),
-        QUANTISED=key_scales is not None,
-    )  # fmt: skip

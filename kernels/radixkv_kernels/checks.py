@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from radixkv_kernels.checked_once import checked_once
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 CACHE_DTYPES = (*FLOATS, torch.float8_e4m3fn)
 BLOCK_SIZES = (16, 32, 64)
@@ -166,6 +168,7 @@ def check_scales(
         check_tensor(name, scales, (num_kv_heads,), (torch.float32,), device)
 
 
+@checked_once
 def check_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,

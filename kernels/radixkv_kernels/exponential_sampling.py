@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.checks import MAX_PROGRAMS_ACROSS, check_at_most, check_device, check_tensor
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 BLOCK_IDS = 256
 _BLOCKS = 16
@@ -144,6 +145,7 @@ def draw_tokens(logits: torch.Tensor, temperatures: torch.Tensor, rng_states: to
     drawn_blocks = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
     given = logits, temperatures, rng_states, largest, ratios, drawn_blocks
     shape = vocab_size, logits.stride(0), num_parts
-    _draw_block[(num_rows, num_parts)](*given, *shape, BLOCKS=_BLOCKS, IDS=BLOCK_IDS, num_warps=8)
-    _draw_id[(num_rows,)](*given, token_ids, *shape, PARTS=triton.next_power_of_2(num_parts), IDS=BLOCK_IDS)
+    _draw_block[(num_rows, num_parts)](*given, *shape, BLOCKS=_BLOCKS, IDS=BLOCK_IDS, num_warps=8, **COMPILE_OPTIONS)
+    parts = triton.next_power_of_2(num_parts)
+    _draw_id[(num_rows,)](*given, token_ids, *shape, PARTS=parts, IDS=BLOCK_IDS, **COMPILE_OPTIONS)
     return token_ids

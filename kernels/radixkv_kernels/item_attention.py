@@ -106,6 +106,7 @@ def attend_items(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
+    beside_narrow: bool = False,
 ) -> None:
     """Attend the items of one tile class.
 
@@ -131,6 +132,7 @@ def attend_items(
         key_scales: float32 ``[kv heads]``; a key is ``stored * scale``. Exactly for a float8 cache.
         value_scales: float32 ``[kv heads]``, likewise.
         config: None: what `tile_config` says.
+        beside_narrow: with tiles of 64 rows, and no ``config``: leave room for programs of 16 rows that run at the same time.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
@@ -156,6 +158,7 @@ def attend_items(
         *attention_strides(query, output, partial_output, partial_lse, key_cache, value_cache),
         HEADS=num_kv_heads, FIELDS=ITEM_FIELDS, NO_PARTIAL=NO_PARTIAL,
         **attention_constants(
-            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config
+            query, key_cache, value_cache, tile_rows, softcap=softcap, window=window, sinks=sinks, config=config,
+            beside_narrow=beside_narrow,
         ),
     )  # fmt: skip

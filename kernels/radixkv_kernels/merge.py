@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from radixkv_kernels.checked_once import checked_once
 from radixkv_kernels.checks import (
     FLOATS,
     MAX_HEAD_DIM,
@@ -23,6 +24,7 @@ from radixkv_kernels.checks import (
     check_written,
 )
 from radixkv_kernels.online_softmax import add_sink
+from radixkv_kernels.target import COMPILE_OPTIONS
 
 _PARTIALS = 4
 
@@ -111,10 +113,7 @@ def merge_partials(
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
     _check(partial_output, partial_lse, output, sinks)
-    num_rows = output.shape[0]
-    check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), output.device)
-    check_tensor("partials", partials, (None,), (torch.int32,), output.device)
-    check_tensor("positions", positions, (num_rows,), (torch.int32,), output.device)
+    _check_lists(starts, partials, positions, output.shape[0], output.device)
     _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0)
 
 
@@ -140,6 +139,16 @@ def merge_splits(
     _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits)
 
 
+@checked_once
+def _check_lists(
+    starts: torch.Tensor, partials: torch.Tensor, positions: torch.Tensor, num_rows: int, device: torch.device
+) -> None:
+    check_tensor("starts", starts, (num_rows + 1,), (torch.int32,), device)
+    check_tensor("partials", partials, (None,), (torch.int32,), device)
+    check_tensor("positions", positions, (num_rows,), (torch.int32,), device)
+
+
+@checked_once
 def _check(
     partial_output: torch.Tensor, partial_lse: torch.Tensor, output: torch.Tensor, sinks: torch.Tensor | None
 ) -> None:
@@ -176,4 +185,5 @@ def _launch(
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
         LISTED=starts is not None, PARTIALS=_PARTIALS,
         VALUE_DIM=value_dim, VALUE_TILE=triton.next_power_of_2(value_dim), SINKS=sinks is not None, num_warps=2,
+        **COMPILE_OPTIONS,
     )  # fmt: skip

@@ -6,6 +6,7 @@ log2(e) once, so that every exponential is one `exp2`. Scores, sums and outputs 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.target import architecture
+from radixkv_kernels.target import Target, current_target
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 
@@ -25,7 +26,11 @@ def load_query(query, row, head, wanted, row_stride, head_stride,
     dim = tl.arange(0, TILE)
     offset = row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     mask = wanted[:, None] & (dim < DIM)[None, :]
-    return tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0).to(COMPUTE)
+    tile = tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0)
+    if COMPUTE == tl.float16:  # noqa: SIM300
+        # Numbers of bfloat16 may lie beyond its range, and infinities would become NaN.
+        tile = tl.minimum(tl.maximum(tile.to(tl.float32), -65504.0), 65504.0)
+    return tile.to(COMPUTE)
 
 
 @triton.jit
@@ -201,8 +206,27 @@ class TileConfig(NamedTuple):
     stages: int
 
 
+def config_beside_narrow(config: TileConfig) -> TileConfig:
+    """Of 64 rows, for a program that leaves room for two of 16 rows on its multiprocessor.
+
+    On sm_90 with bfloat16 and heads of 128 it takes 181 registers x 128 threads in place of 246, and 64 KiB in place of 112;
+    two of 16 rows take 157 x 128 and 70 KiB each. Together: 63,360 of 65,536 registers, and 204 of 227 KiB.
+    """
+    return config._replace(keys=min(32, config.keys), stages=min(3, config.stages))
+
+
+# What the tiles of a program take at most: so two programs of 64 rows fit a multiprocessor of sm_90, 112 KiB each of 227
+# with their queries, and three of 16 rows, 70 KiB each.
+_TILES_NBYTES = 96 * 1024
+
+
 def tile_config(
-    tile_rows: int, key_tile: int, value_tile: int, query_dtype: torch.dtype, cache_dtype: torch.dtype
+    tile_rows: int,
+    key_tile: int,
+    value_tile: int,
+    query_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    target: Target | None = None,
 ) -> TileConfig:
     """Keys per tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
@@ -210,24 +234,56 @@ def tile_config(
     case                          keys  warps  why
     ============================  ====  =====  ===================================================================
     the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
-    64 rows and more before sm_90 32           no wgmma, so operands live in registers, and 64 keys spill
-    64 rows, heads of 256               8      so that the output does not spill; 128 rows do, a little, before sm_90
-    a float8 cache                32           its keys pass through registers to be converted
+    64 rows, no warp groups       32           operands live in registers, and 64 keys spill: 52 times on sm_120
+    64 rows, heads of 256               8      so that the output does not spill; 128 rows do, without warp groups
     queries in float32            16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
     ============================  ====  =====  ===================================================================
 
     With n stages, n - 1 tiles of keys and values are on their way while one is computed. What is on its way, over all
     programs of a multiprocessor, hides the memory's latency: with bfloat16 and heads of 128, 2 tiles of 32 KiB for each of 3
-    programs of 16 rows. Tiles stay within 96 KiB, so that they fit beside the queries before sm_90, too (163 KiB).
+    programs of 16 rows. Where tiles do not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their
+    99 KiB, stages beyond the third are given up first, then keys, then the other stages.
+
+    Args:
+        target: None: the current device.
+
+    Raises:
+        ValueError: not even the smallest tiles fit.
     """
-    keys = 64
+    return _tile_config(tile_rows, key_tile, value_tile, query_dtype, cache_dtype, target or current_target())
+
+
+@functools.cache  # each launch asks
+def _tile_config(
+    tile_rows: int,
+    key_tile: int,
+    value_tile: int,
+    query_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    target: Target,
+) -> TileConfig:
+    warp_groups = target.has_warp_groups and tile_rows >= 64 and query_dtype != torch.float32
+    most_keys = 64
     if query_dtype == torch.float32:
-        keys = 16
-    elif cache_dtype.itemsize == 1 or (tile_rows >= 64 and architecture() < 90):
-        keys = 32
-    token = (key_tile + value_tile) * cache_dtype.itemsize
-    budget = 96 * 1024
-    while keys > 16 and 2 * keys * token > budget:
-        keys //= 2
+        most_keys = 16
+    elif tile_rows >= 64 and not warp_groups:
+        most_keys = 32
     wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
-    return TileConfig(keys, 8 if wide else 4, max(1, min(4, budget // (keys * token))))
+    token = (key_tile + value_tile) * cache_dtype.itemsize
+    # Fewer stages leave nothing to be on its way: a tile that has been read makes room for the next one.
+    for fewest_stages in (2, 1) if warp_groups else (3, 2, 1):
+        keys = most_keys
+        while keys >= 16:
+            for stages in range(min(4, max(1, _TILES_NBYTES // (keys * token))), fewest_stages - 1, -1):
+                # Warp groups read a tile where it lies, so that it cannot be replaced yet; the others have it in registers,
+                # but pass their weights through shared memory.
+                tiles = (stages if warp_groups else stages - 1) * keys * token
+                rows = tile_rows * (key_tile + keys) * query_dtype.itemsize
+                if tiles + rows <= target.shared_memory:
+                    return TileConfig(keys, 8 if wide else 4, stages)
+            keys //= 2
+    name = str(query_dtype).removeprefix("torch.")
+    raise ValueError(
+        f"tile_rows: {tile_rows} rows of {key_tile} elements in {name} do not fit beside a tile of keys and values into the "
+        f"{target.shared_memory} bytes of shared memory of sm_{target.architecture}"
+    )

@@ -33,6 +33,32 @@ def write_cache(
             cache[slot // block_size, slot % block_size] = row.to(cache.dtype)
 
 
+def rotate_and_write(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+) -> None:
+    """See `rotary_cache_write.rotate_and_write`."""
+    rotated = []
+    for heads in (query, key):
+        turning = heads[..., : cosines.shape[1]].double()
+        first, second = turning.chunk(2, dim=-1)
+        turned = turning * cosines.double()[:, None] + torch.cat((-second, first), -1) * sines.double()[:, None]
+        rotated.append(torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[1] :]), -1))
+    query.copy_(rotated[0])
+    write_cache(
+        rotated[1], value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
+    )  # fmt: skip
+
+
 def copy_blocks(caches: Sequence[torch.Tensor], copies: Sequence[tuple[int, int, int]]) -> None:
     """See `block_copy.BlockCopier.copy`."""
     for source, target, num_tokens in copies:

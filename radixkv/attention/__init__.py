@@ -26,8 +26,9 @@ by its `SharingRule` when sharing pays, and gets everything else from the plan.
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner, SharingRule
+from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
 from radixkv.attention.query_batch import BlockTable, QueryBatch
+from radixkv.attention.sharing_rule import SharingRule
 
 __all__ = [
     "AttentionBackend",

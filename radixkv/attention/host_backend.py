@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from radixkv.attention.backend import AttentionBatch
-from radixkv.attention.plan import AttentionPlan, Planner, SharingRule
+from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
+from radixkv.attention.sharing_rule import SharingRule
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
 
@@ -33,7 +34,7 @@ class HostBackend:
         self._pool = pool
         self._attention = attention
         max_blocks = -(-max_model_len // pool.block_size)
-        sharing = SharingRule.saving(min_saved_tokens, max_sequences)
+        sharing = SharingRule(min_saved_tokens)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:

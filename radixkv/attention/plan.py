@@ -15,26 +15,9 @@ from numpy.typing import NDArray
 from radixkv.attention.batch_tables import BatchTables, NewBlocks
 from radixkv.attention.prefix_groups import PrefixGroups, prefix_groups
 from radixkv.attention.query_batch import QueryBatch
+from radixkv.attention.sharing_rule import SharingRule
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class SharingRule:
-    """When a backend gains by reading a shared prefix once.
-
-    Attributes:
-        min_tokens: how long the prefix must be, by the number of sequences that share it; entries 0 and 1 mean nothing.
-        min_saved_tokens: a decoding batch that would save fewer keys than this, per layer, is planned flat.
-    """
-
-    min_tokens: tuple[int, ...]
-    min_saved_tokens: int = 0
-
-    @classmethod
-    def saving(cls, num_tokens: int, max_sequences: int) -> SharingRule:
-        """A prefix is read once where that saves reading ``num_tokens``: (sequences - 1) x its length."""
-        return cls((0, 0, *(-(-num_tokens // (count - 1)) for count in range(2, max_sequences + 1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +93,10 @@ class Planner:
         self._tables = BatchTables(max_sequences, max_blocks)
         self._block_size = block_size
         self._sharing = sharing
-        # Groups stay as they are while neighbours have as much in common as before.
+        # Groups stay as they are while neighbours have as much in common as before, and as many new tokens.
         self._common: list[int] = []
-        self._groups: PrefixGroups = prefix_groups(self._common, block_size, sharing.min_tokens)
+        self._num_new: list[int] = [1]
+        self._groups: PrefixGroups = prefix_groups(self._common, self._num_new, block_size, sharing)
         # After a decoding batch: the contexts of one that continues it.
         self._next_context: Ints | None = None
 
@@ -162,7 +146,7 @@ class Planner:
         blocks, offsets = divmod(positions, size)
         slots = block_ids[row_tables, blocks].astype(np.int64) * size + offsets
 
-        groups = self._prefix_groups()
+        groups = self._prefix_groups(num_new.tolist())
         shared, private_from, saved_tokens = groups.ranges, groups.private_from, groups.saved_tokens
         decodes = len(positions) == len(order)
         is_flat = decodes and saved_tokens < self._sharing.min_saved_tokens
@@ -184,8 +168,8 @@ class Planner:
             saved_tokens=saved_tokens,
         )
 
-    def _prefix_groups(self) -> PrefixGroups:
-        if self._tables.common != self._common:
-            self._common = self._tables.common.copy()
-            self._groups = prefix_groups(self._common, self._block_size, self._sharing.min_tokens)
+    def _prefix_groups(self, num_new: list[int]) -> PrefixGroups:
+        if self._tables.common != self._common or num_new != self._num_new:
+            self._common, self._num_new = self._tables.common.copy(), num_new
+            self._groups = prefix_groups(self._common, num_new, self._block_size, self._sharing)
         return self._groups

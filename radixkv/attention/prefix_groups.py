@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.attention.sharing_rule import SharingRule
+
 Ints = NDArray[np.int64]
 
 
@@ -39,25 +41,32 @@ class PrefixGroups:
     saved_tokens: int
 
 
-def prefix_groups(common: Sequence[int], block_size: int, min_tokens: Sequence[int]) -> PrefixGroups:
-    """The groups whose prefix is long enough; the keys of the others are left to the groups below them.
+def prefix_groups(common: Sequence[int], num_new: Sequence[int], block_size: int, rule: SharingRule) -> PrefixGroups:
+    """The groups that pay; the keys of the others are left to the groups below them.
 
     Args:
         common: how many leading blocks neighbours have in common.
+        num_new: of each sequence, how many rows it has.
         block_size: tokens per block.
-        min_tokens: how long a prefix must be, below that of the group above, by the number of sequences.
+        rule: which pay.
     """
     groups: list[int] = []
-    private_from = [0] * (len(common) + 1)
+    private_from, levels = [0] * (len(common) + 1), [0] * (len(common) + 1)
     saved_tokens = 0
+    rows_before = [0, *itertools.accumulate(num_new)]
+    decodes = rows_before[-1] == len(num_new)
+    readings_before = rows_before if decodes else [0, *itertools.accumulate(map(rule.readings, num_new))]
     for start, stop, common_blocks in reversed(_common_intervals(common)):
         # Every ancestor of this group was handled before it.
         depth, end = private_from[start], common_blocks * block_size
-        num_sequences = stop - start
-        if end - depth >= min_tokens[num_sequences]:
+        num_rows = rows_before[stop] - rows_before[start]
+        alone = readings_before[stop] - readings_before[start]
+        saved = (alone - rule.readings(num_rows)) * (end - depth)
+        if levels[start] != rule.max_levels and rule.pays(saved, num_rows):
             groups += (start, stop, depth, end)
-            private_from[start:stop] = [end] * num_sequences
-            saved_tokens += (num_sequences - 1) * (end - depth)
+            private_from[start:stop] = [end] * (stop - start)
+            levels[start:stop] = [levels[start] + 1] * (stop - start)
+            saved_tokens += saved
     ranges = np.array(groups, dtype=np.int64).reshape(-1, 4).T
     return PrefixGroups(ranges, np.array(private_from, dtype=np.int64), saved_tokens)
 

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.nn import functional
 
 from radixkv.attention import QueryBatch
 from radixkv.bench.gpu_report import GpuReport
+from radixkv.bench.gpu_targets import AS_GRAPHS, FLAT, LEVELS, PREFILL, PREFILL_PEERS, SHARED
 from radixkv.bench.gpu_timing import Limits, median_seconds
 from radixkv.bench.layer import (
     BLOCK_SIZE,
@@ -62,18 +64,26 @@ def make_row(moved: int, floor_s: float, seconds: float) -> Row:
 
 
 def attention_row(
-    batch: int, levels: list[Level], limits: Limits, dtype: torch.dtype = torch.bfloat16, in_graphs: bool = False
+    batch: int,
+    levels: list[Level],
+    limits: Limits,
+    dtype: torch.dtype = torch.bfloat16,
+    in_graphs: bool = False,
+    layers: int = 1,
+    shuffled: bool = True,
 ) -> Row:
     """Decoding: one new token per sequence.
 
     Args:
         dtype: of stored keys and values.
         in_graphs: as graphs decode.
+        layers: in one graph, one after the other, each with keys and values of its own; the row is about one of them.
+        shuffled: blocks lie anywhere in the pool; otherwise each sequence's one after the other.
     """
-    tree, num_blocks, tokens = tree_batch(batch, levels, 1)
-    pool = make_pool(num_blocks, dtype, "cuda")
-    seconds = median_seconds(_attend(tree, pool, batch, in_graphs))
-    moved = tokens * pool.block_nbytes // BLOCK_SIZE
+    tree, num_blocks, tokens = tree_batch(batch, levels, 1, shuffled=shuffled)
+    pool = make_pool(num_blocks, dtype, "cuda", layers)
+    seconds = median_seconds(_attend(tree, pool, batch, in_graphs)) / layers
+    moved = tokens * pool.block_nbytes // layers // BLOCK_SIZE
     return make_row(moved, moved / limits.bytes_per_s, seconds)
 
 
@@ -86,10 +96,10 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     backend = TritonBackend(pool, torch.bfloat16, HEADS, len(batch.tables), max_tokens(batch))
     prepared = backend.prepare(batch)
     if not in_graphs:
-        return layer_work(prepared, rows)
-    padded = PaddedDecode(rows, pool, prepared.buffers, prepared.plan.is_flat, PartialResults(pool.keys[0].device))
+        return layer_work(prepared, rows, len(pool.layers))
+    padded = PaddedDecode(rows, backend, prepared.plan.is_flat, PartialResults(pool.keys[0].device))
     assert padded.load(prepared)
-    return layer_work(padded, rows)
+    return layer_work(padded, rows, len(pool.layers))
 
 
 def prefill_row(limits: Limits) -> Row:
@@ -98,19 +108,42 @@ def prefill_row(limits: Limits) -> Row:
     return _prefill(limits, _attend(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), PREFILLS * NEW))
 
 
-def torch_prefill_row(limits: Limits) -> Row:
+def flash_prefill_row(limits: Limits) -> Row:
     """The same problem, its keys and values contiguous, for torch's flash attention."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
-    query = torch.randn(PREFILLS, HEADS, NEW, DIM, dtype=torch.bfloat16, device="cuda")
-    key, value = (
-        torch.randn(PREFILLS, KV_HEADS, CACHED + NEW, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2)
-    )
+    query, key, value = _contiguous_prefill()
     mask = causal_lower_right(NEW, CACHED + NEW)
-    attend = partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
+    attend = partial(functional.scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return _prefill(limits, attend)
+
+
+def cudnn_prefill_row(limits: Limits) -> Row:
+    """The same for cuDNN's attention: over the cached keys, then causally over the new ones; nothing is merged.
+
+    torch gives it no causal mask for more keys than queries.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    query, key, value = _contiguous_prefill()
+    cached_key, cached_value = (tensor[:, :, :CACHED].contiguous() for tensor in (key, value))
+    new_key, new_value = (tensor[:, :, CACHED:].contiguous() for tensor in (key, value))
+
+    def attend() -> None:
+        functional.scaled_dot_product_attention(query, cached_key, cached_value, enable_gqa=True)
+        functional.scaled_dot_product_attention(query, new_key, new_value, is_causal=True, enable_gqa=True)
+
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return _prefill(limits, attend)
+
+
+def _contiguous_prefill() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query = torch.randn(PREFILLS, HEADS, NEW, DIM, dtype=torch.bfloat16, device="cuda")
+    shape = (PREFILLS, KV_HEADS, CACHED + NEW, DIM)
+    key, value = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return query, key, value
 
 
 def _prefill(limits: Limits, work: Callable[[], object]) -> Row:
@@ -165,17 +198,20 @@ DECODING = {
         f"flat {batch} x {length:,}": (batch, [Level(batch, length)])
         for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
     },
-    "256 x 4,096, 3,500 shared": (256, [Level(1, 3488), Level(256, 608)]),
-    "256: 2,048 by all, 1,792 by 32 each, 256 private": (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
+    SHARED: (256, [Level(1, 3488), Level(256, 608)]),
+    LEVELS: (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
 }
-IN_GRAPHS = ("flat 256 x 4,096", "flat 8 x 16,384", "256 x 4,096, 3,500 shared")
+IN_GRAPHS = (FLAT, "flat 8 x 16,384", SHARED, LEVELS)
+# Each layer's keys and values push those of the one before out of the L2 cache, as in a model.
+EIGHT_LAYERS = (FLAT, SHARED)
 
 
-def run_attention(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+def run_attention(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
 
     Returns:
         Whether no row failed.
@@ -183,14 +219,18 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
     Raises:
         ValueError: there is no GPU.
     """
-    report = GpuReport.begin(console, json_path, only)
+    report = GpuReport.begin(console, json_path, only, resume)
     work: dict[str, Callable[[Limits], Row]] = {
         **{name: partial(attention_row, batch, levels) for name, (batch, levels) in DECODING.items()},
-        **{f"{name}, as graphs decode": partial(attention_row, *DECODING[name], in_graphs=True) for name in IN_GRAPHS},
+        **{f"{name}{AS_GRAPHS}": partial(attention_row, *DECODING[name], in_graphs=True) for name in IN_GRAPHS},
+        **{f"{name}, 8 layers": partial(attention_row, *DECODING[name], layers=8) for name in EIGHT_LAYERS},
+        **{
+            f"{name}, blocks in order": partial(attention_row, *DECODING[name], shuffled=False) for name in EIGHT_LAYERS
+        },
         # Not before compute capability 8.9, which the row then says.
-        "flat 256 x 4,096, float8": partial(attention_row, *DECODING["flat 256 x 4,096"], dtype=FP8),
-        "prefill 4 x 2,048 over 6,144": prefill_row,
-        "the same by torch's flash attention": torch_prefill_row,
+        f"{FLAT}, float8": partial(attention_row, *DECODING[FLAT], dtype=FP8),
+        PREFILL: prefill_row,
+        **dict(zip(PREFILL_PEERS, (flash_prefill_row, cudnn_prefill_row), strict=True)),
         "copy 4,096 blocks": copy_row,
         "write 65,536 tokens": write_row,
         "draw 256 tokens of 128,256": draw_row,
@@ -203,5 +243,4 @@ def run_attention(console: Console, json_path: Path | None, only: str | None = N
                 name, f"{row.bytes / 1e6:,.0f}", f"{row.floor_us:.1f}", f"{row.median_us:.1f}", f"{row.ratio:.2f}"
             )
     limits = report.limits
-    speeds = f"copy {limits.bytes_per_s / 1e12:.2f} TB/s, bfloat16 {limits.bf16_flops / 1e12:.0f} TFLOP/s"
-    return report.end(table, speeds)
+    return report.end(table, limits.in_words())

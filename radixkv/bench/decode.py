@@ -1,8 +1,9 @@
 """Whole decoding steps on a GPU, with random weights in the shape of Llama 3 8B, against what must be read for them.
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
-that this GPU has just shown. In the same run, on the same weights: steps with decoder layers as they are and compiled by
-torch, and at the end transformers' continuous batching with the same prompts, which takes longer than all the rest.
+that this GPU has just shown. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
+linear layers of the same input merged and not, and at the end transformers' continuous batching with the same prompts, which
+takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
+from radixkv.model.merged_linear import split_linears
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
@@ -35,6 +37,9 @@ LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Given up when they are measured: none may end while others are still computing their prompts.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
+# Whether decoder layers are compiled, and linear layers merged.
+KINDS = {"default": (True, True), "not compiled": (False, True), "not merged": (True, False), "neither": (False, False)}
+LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +120,12 @@ def warm_up(llm: LLM, shared: int) -> None:
     llm.generate(prompts, lengths, use_tqdm=False)
 
 
-def start_decoding(llm: LLM, shared: int) -> None:
+def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
     """Bring all prompts to where every step decodes one token of each."""
     engine = llm.engine
     llm.reset_prefix_cache()
     for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
-        engine.add(engine.make_request(str(index), prompt, LONG_GREEDY))
+        engine.add(engine.make_request(str(index), prompt, params))
     while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
         engine.step()
     for _ in range(WARM_UP_STEPS):
@@ -214,10 +219,10 @@ def _answers(seconds: float) -> Answers:
     return Answers(seconds, BATCH * NEW_TOKENS / seconds)
 
 
-def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool) -> None:
+def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, merged: bool) -> None:
     """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
     start = time.perf_counter()
-    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled)
+    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled, merge_linears=merged)
     ready = time.perf_counter()
     for shared in (0, SHARED):
         try:
@@ -229,6 +234,8 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compi
         name = f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared"
         if report.wants(f"{name}, step"):
             measure_decoding(report, table, llm, name, shared)
+        if report.wants(f"{name}, top-p step"):
+            measure_sampling(report, table, llm, name, shared)
         answers = report.measure(f"{name}, answers", partial(answer_all, llm, shared))
         if answers is not None:
             table.add_row(f"{name}, answers", "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
@@ -237,7 +244,7 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compi
 def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
     """The rows about steps; an error before them is noted as theirs."""
     try:
-        start_decoding(llm, shared)
+        start_decoding(llm, shared, LONG_GREEDY)
         step = report.measure(f"{name}, step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
         idle = report.measure(f"{name}, step, GPU idle", partial(measure_idle, llm))
     except Exception as error:  # whatever it is, it concerns these rows alone
@@ -246,11 +253,28 @@ def measure_decoding(report: GpuReport, table: Table, llm: LLM, name: str, share
     finally:
         stop_decoding(llm)
     if step is not None:
-        table.add_row(
-            name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
-            f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}",
-            "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}",
-        )  # fmt: skip
+        _add_step(table, name, step, "" if idle is None else f"{idle.between_steps:.1%} of {idle.all:.1%}")
+
+
+def measure_sampling(report: GpuReport, table: Table, llm: LLM, name: str, shared: int) -> None:
+    """The same with every token drawn from the likeliest that make up 0.9."""
+    try:
+        start_decoding(llm, shared, LONG_TOP_P)
+        step = report.measure(f"{name}, top-p step", partial(measure_steps, llm, shared, report.limits.bytes_per_s))
+    except Exception as error:  # it concerns this row alone
+        report.note_failure(f"{name}, top-p step", error)
+        return
+    finally:
+        stop_decoding(llm)
+    if step is not None:
+        _add_step(table, f"{name}, top-p", step, "")
+
+
+def _add_step(table: Table, name: str, step: Step, idle: str) -> None:
+    table.add_row(
+        name, f"{step.bytes / 1e9:.1f}", f"{step.floor_us:,.0f}", f"{step.median_us:,.0f}",
+        f"{step.floor_us / step.median_us:.2f}", f"{step.tokens_per_s:,.0f}", idle,
+    )  # fmt: skip
 
 
 def release(model: Any, attention: str) -> None:
@@ -258,16 +282,18 @@ def release(model: Any, attention: str) -> None:
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
     uncompile_layers(model)
+    split_linears(model)
     model.set_attn_implementation(attention)
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def run_decode(console: Console, json_path: Path | None, only: str | None = None) -> bool:
+def run_decode(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
     """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
 
     Returns:
         Whether no row failed.
@@ -275,14 +301,14 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     Raises:
         ValueError: there is no GPU.
     """
-    report = GpuReport.begin(console, json_path, only)
+    report = GpuReport.begin(console, json_path, only, resume)
     model = make_model()
     attention = model.config._attn_implementation
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
-    for kind, compiled in (("as it is", False), ("compiled", True)):
+    for kind, (compiled, merged) in KINDS.items():
         if any(report.wants(name) for name in _names(kind)):
             try:
-                measure_engine(report, table, model, kind, compiled)
+                measure_engine(report, table, model, kind, compiled, merged)
             except Exception as error:  # no row of this engine can be measured; the next one may work
                 report.note_failure(kind, error)
             release(model, attention)
@@ -296,4 +322,4 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
 
 def _names(kind: str) -> list[str]:
     names = [f"{kind}: {BATCH} x {LENGTH:,}, {shared:,} shared" for shared in (0, SHARED)]
-    return [f"{name}, {part}" for name in names for part in ("step", "answers")]
+    return [f"{name}, {part}" for name in names for part in ("step", "top-p step", "answers")]

@@ -1,9 +1,12 @@
 """`radixkv bench fairness`: one greedy and three modest tenants on one engine.
 
-The greedy tenant sends everything at once. The modest ones have a few clients each, who ask, read the answer, think and ask
-again: never more at a time than their part. Three runs of the same requests take turns: the modest tenants alone; with the
-greedy one; and with it but first come, first served, as if all were one tenant. Clients think for a number of steps, not of
-seconds, so that each run is the same every time and on every machine: waiting times are counted in steps, and timed besides.
+The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop these ask, read the
+answer, think and ask again: never more at a time than their part. In open loop they ask at random moments (Poisson), answered
+or not: so what is slow is not asked more seldom, and a tenant wants more than an equal part now and then.
+
+Three runs of the same requests take turns: the modest tenants alone; with the greedy one; and with it but first come, first
+served, as if all were one tenant. Clients think for a number of steps, not of seconds, so that each run is the same every
+time and on every machine: waiting times are counted in steps, and timed besides.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,7 @@ class FairnessLoad:
         stem_tokens: what a tenant's prompts begin with, all of them the same.
         own_tokens: what follows in each, at most; at least half of it.
         answer_tokens: of each answer, at most; at least half of it.
+        open_loop: the modest clients do not wait for their answers: they think between two requests.
         seed: of all that is random.
     """
 
@@ -56,6 +60,7 @@ class FairnessLoad:
     stem_tokens: int = 160
     own_tokens: int = 64
     answer_tokens: int = 32
+    open_loop: bool = False
     seed: int = 0
 
 
@@ -130,6 +135,8 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
             requests.append(request)
             asked[request] = client, step
             unanswered.add(request)
+            if load.open_loop and clients[client]:
+                due[client] = step + clients[client][0].think_steps
         engine.step()
         step += 1
         for request, (client, asked_at) in list(asked.items()):
@@ -141,7 +148,7 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
                     seconds.append(first_token_time - request.metrics.arrival_time)
             if request.finished:
                 del asked[request]
-                if clients[client]:
+                if clients[client] and not load.open_loop:
                     due[client] = step + clients[client][0].think_steps
     num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
     return FairnessRun(
@@ -180,18 +187,21 @@ def run_fairness(
     plot_path: Path | None,
     load: FairnessLoad = _LOAD,
 ) -> None:
-    """Measure, print, and write what is wanted."""
+    """Measure, print, and write what is wanted: of the load as it is, and of the same in open loop."""
     engine = LLM(model, max_num_seqs=_MAX_NUM_SEQS).engine
-    runs: dict[str, list[FairnessRun]] = {ALONE: [], FAIR: [], FIRST_COME: []}
     run_load(engine, FairnessLoad(modest_requests=1, greedy_requests=16), FAIR)  # not counted: the first run is slower
-    for number in range(rounds):
-        for kind, results in runs.items():
-            results.append(run_load(engine, load, kind))
-            console.print(f"round {number + 1}, {kind}: {results[-1].seconds:.1f} s, {results[-1].num_steps:,} steps")
-    console.print(_table(runs))
+    runs = _rounds(engine, console, load, rounds)
     ratios = compare(runs)
-    for line in _verdict(ratios):
-        console.print(line)
+    open_load = replace(load, open_loop=True, think_steps=load.think_steps + 2 * load.answer_tokens)
+    open_runs = _rounds(engine, console, open_load, rounds)
+    open_ratios = compare(open_runs)
+    for title, table, lines in (
+        ("closed loop", _table(runs), _verdict(ratios)),
+        ("open loop", _table(open_runs), _verdict(open_ratios)),
+    ):
+        console.print(f"\n{title}", table)
+        for line in lines:
+            console.print(line)
     if json_path is not None:
         document = {
             "machine": describe_machine("torch", "transformers"),
@@ -199,11 +209,25 @@ def run_fairness(
             "max_num_seqs": _MAX_NUM_SEQS,
             "load": asdict(load),
             "ratios": ratios,
-            "runs": {kind: [asdict(run) for run in results] for kind, results in runs.items()},
+            "runs": _as_dicts(runs),
+            "open_loop": {"load": asdict(open_load), "ratios": open_ratios, "runs": _as_dicts(open_runs)},
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     if plot_path is not None:
         plot_fairness({kind: results[0] for kind, results in runs.items()}, plot_path)
+
+
+def _rounds(engine: Engine, console: Console, load: FairnessLoad, rounds: int) -> dict[str, list[FairnessRun]]:
+    runs: dict[str, list[FairnessRun]] = {ALONE: [], FAIR: [], FIRST_COME: []}
+    for number in range(rounds):
+        for kind, results in runs.items():
+            results.append(run_load(engine, load, kind))
+            console.print(f"round {number + 1}, {kind}: {results[-1].seconds:.1f} s, {results[-1].num_steps:,} steps")
+    return runs
+
+
+def _as_dicts(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, list[dict[str, Any]]]:
+    return {kind: [asdict(run) for run in results] for kind, results in runs.items()}
 
 
 def plot_fairness(runs: Mapping[str, FairnessRun], path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,10 @@ class GpuReport:
         machine: what the figures were measured on.
         limits: of the GPU, measured in the same run.
         only: leave out the rows whose name does not contain this; None: measure all.
+        rows: that were measured before, as the file has them: they are kept, and not measured again.
 
     Attributes:
+        machine: as given.
         limits: as given.
         failed: by a row's name, the error that it ended with.
     """
@@ -40,24 +42,37 @@ class GpuReport:
         machine: dict[str, Any],
         limits: Limits,
         only: str | None = None,
+        rows: Sequence[dict[str, Any]] = (),
     ) -> None:
+        self.machine = machine
         self.limits = limits
         self.failed: dict[str, str] = {}
         self._console = console
         self._json_path = json_path
         self._only = only or ""
-        self._rows: list[dict[str, Any]] = []
+        self._rows = list(rows)
         self._content = {"machine": machine, "limits": asdict(limits), "rows": self._rows, "failed": self.failed}
 
     @classmethod
-    def begin(cls, console: Console, json_path: Path | None, only: str | None) -> GpuReport:
+    def begin(cls, console: Console, json_path: Path | None, only: str | None, resume: bool = False) -> GpuReport:
         """A report about this machine's GPU, whose limits are measured now.
 
+        Args:
+            resume: keep the rows that ``json_path`` has already, if it is there.
+
         Raises:
-            ValueError: there is no GPU.
+            ValueError: there is no GPU, or the rows that are there were measured on another kind.
         """
         require_gpu()
-        return cls(console, json_path, describe_gpu(), measure_limits(), only)
+        machine, rows = describe_gpu(), []
+        if resume and json_path is not None and json_path.exists():
+            before = json.loads(json_path.read_text())
+            if before["machine"]["gpu"] != machine["gpu"]:
+                raise ValueError(
+                    f"--resume: {json_path} was measured on {before['machine']['gpu']}, not {machine['gpu']}"
+                )
+            rows = before["rows"]
+        return cls(console, json_path, machine, measure_limits(), only, rows)
 
     @property
     def num_rows(self) -> int:
@@ -65,8 +80,8 @@ class GpuReport:
         return len(self._rows)
 
     def wants(self, name: str) -> bool:
-        """Whether a row of this name is to be measured."""
-        return self._only in name
+        """Whether a row of this name is to be measured, and was not measured before."""
+        return self._only in name and all(row["name"] != name for row in self._rows)
 
     def measure(self, name: str, work: Callable[[], Row]) -> Row | None:
         """Measure one row, a dataclass; None where it is not wanted or failed: then the error is kept, and nothing raised."""
@@ -90,14 +105,14 @@ class GpuReport:
         self._console.print(
             f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()), markup=False
         )
-        self._write()
+        self.write()
 
     def note_failure(self, name: str, error: Exception) -> None:
         """Keep what a row, or the preparation of some, failed with."""
         self.failed[name] = f"{type(error).__name__}: {error}"
         self._console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
         self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
-        self._write()
+        self.write()
 
     def end(self, *summary: RenderableType) -> bool:
         """Print a summary and what failed; returns whether nothing did."""
@@ -107,6 +122,7 @@ class GpuReport:
             self._console.print(f"failed: {name}: {error}", markup=False)
         return not self.failed
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the file, if there is to be one, as it is now."""
         if self._json_path is not None:
             self._json_path.write_text(json.dumps(self._content, indent=2) + "\n")

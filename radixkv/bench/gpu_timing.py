@@ -13,6 +13,8 @@ from radixkv.bench.machine import describe_machine
 
 # What is read between two runs, so that nothing of the first is left in the cache: several times the largest one there is.
 _FILLER_BYTES = 512 << 20
+_COPIED_BYTES = 4 << 30
+_MATRIX_SIZE = 8192
 _MIN_RUNS, _MAX_RUNS, _SECONDS = 10, 200, 0.2
 
 
@@ -22,11 +24,18 @@ class Limits:
 
     Attributes:
         bytes_per_s: of a copy within its memory, bytes read and bytes written both counted.
+        read_bytes_per_s: of reading alone, by the largest of many numbers.
         bf16_flops: operations a second of a large bfloat16 matrix product on random numbers.
     """
 
     bytes_per_s: float
+    read_bytes_per_s: float
     bf16_flops: float
+
+    def in_words(self) -> str:
+        """All of them on a line."""
+        copied, read = (f"{speed / 1e12:.2f} TB/s" for speed in (self.bytes_per_s, self.read_bytes_per_s))
+        return f"copy {copied}, read {read}, bfloat16 {self.bf16_flops / 1e12:.0f} TFLOP/s"
 
 
 def require_gpu() -> None:
@@ -71,13 +80,14 @@ def _replay(graph: torch.cuda.CUDAGraph, filler: torch.Tensor, runs: int) -> flo
 
 
 def measure_limits() -> Limits:
-    """Copy 4 GiB, and multiply two matrices of 8,192 x 8,192; the medians."""
-    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+    """Copy 4 GiB, read them, and multiply two matrices of 8,192 x 8,192; the medians."""
+    source = torch.ones(_COPIED_BYTES // 4, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     copy = median_seconds(lambda: target.copy_(source))
-    left, right = (torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    read = median_seconds(lambda: source.amax())
+    left, right = (torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     product = median_seconds(lambda: left @ right)
-    return Limits(2 * source.numel() / copy, 2 * 8192**3 / product)
+    return Limits(2 * _COPIED_BYTES / copy, _COPIED_BYTES / read, 2 * _MATRIX_SIZE**3 / product)
 
 
 def describe_gpu() -> dict[str, Any]:
@@ -85,5 +95,7 @@ def describe_gpu() -> dict[str, Any]:
     return {
         **describe_machine("torch", "triton", "transformers"),
         "gpu": torch.cuda.get_device_name(),
+        "capability": ".".join(map(str, torch.cuda.get_device_capability())),
+        "gpu_gib": round(torch.cuda.get_device_properties().total_memory / 2**30, 1),
         "cuda": torch.version.cuda,
     }

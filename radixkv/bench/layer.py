@@ -43,8 +43,13 @@ class Level:
     tokens: int
 
 
-def tree_batch(batch: int, levels: list[Level], num_new: int, seed: int = 0) -> tuple[QueryBatch, int, int]:
-    """A batch over shuffled blocks: each sequence passes through one node of every level, then has its new tokens.
+def tree_batch(
+    batch: int, levels: list[Level], num_new: int, seed: int = 0, shuffled: bool = True
+) -> tuple[QueryBatch, int, int]:
+    """A batch over blocks: each sequence passes through one node of every level, then has its new tokens.
+
+    Args:
+        shuffled: blocks lie anywhere; otherwise those of a node, or a sequence, one after the other.
 
     Returns:
         The batch, how many blocks all of it takes, and how many different tokens lie in them.
@@ -52,7 +57,9 @@ def tree_batch(batch: int, levels: list[Level], num_new: int, seed: int = 0) -> 
     counts = [-(-level.tokens // BLOCK_SIZE) * level.groups for level in levels]
     fresh = -(-num_new // BLOCK_SIZE) + 1
     total = sum(counts) + batch * fresh
-    ids = np.random.default_rng(seed).permutation(total).astype(np.int32)
+    ids = np.arange(total, dtype=np.int32)
+    if shuffled:
+        np.random.default_rng(seed).shuffle(ids)
     starts = np.concatenate(([0], np.cumsum(counts)))
     tables = []
     for row in range(batch):
@@ -74,24 +81,24 @@ def max_tokens(batch: QueryBatch) -> int:
     return max(len(table.block_ids) for table in batch.tables) * BLOCK_SIZE
 
 
-def make_pool(num_blocks: int, dtype: torch.dtype, device: str) -> KVPool:
-    """One layer of random keys and values; float8 has a scale per head."""
-    layers = [LayerShape(KV_HEADS, DIM, DIM)]
+def make_pool(num_blocks: int, dtype: torch.dtype, device: str, num_layers: int = 1) -> KVPool:
+    """Layers of random keys and values; float8 has a scale per head."""
+    layers = [LayerShape(KV_HEADS, DIM, DIM)] * num_layers
     if dtype != FP8:
         pool = KVPool(layers, num_blocks, BLOCK_SIZE, dtype, device)
         for tensor in (*pool.keys, *pool.values):
             tensor.normal_()
         return pool
-    scales = KVScales([torch.full((KV_HEADS,), 0.5)], [torch.full((KV_HEADS,), 2.0)])
+    scales = KVScales(*([torch.full((KV_HEADS,), scale)] * num_layers for scale in (0.5, 2.0)))
     pool = Fp8KVPool(layers, num_blocks, BLOCK_SIZE, scales, torch.bfloat16, device)
     for tensor in (*pool.keys, *pool.values):
         tensor.copy_(torch.randn(tensor.shape, dtype=torch.bfloat16, device=device))
     return pool
 
 
-def layer_work(batch: Attends, rows: int) -> Callable[[], object]:
-    """Attention of one layer to random queries, keys and values for so many rows."""
+def layer_work(batch: Attends, rows: int, num_layers: int = 1) -> Callable[[], object]:
+    """Attention of layers, one after the other, to random queries, keys and values for so many rows."""
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (torch.randn(1, KV_HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     options = AttentionOptions(DIM**-0.5)
-    return lambda: batch.attend(0, query, key, value, options)
+    return lambda: [batch.attend(layer, query, key, value, options) for layer in range(num_layers)]

@@ -138,7 +138,7 @@ def _plan_all(steps: Sequence[list[Decoding]], count: int) -> list[float]:
     backend = TritonBackend(pool, torch.bfloat16, num_query_heads, BATCH, LENGTH + count + 1, multiprocessors=132)
     first, *others = steps
     prepared = backend.prepare(_query_batch(*_columns(first)))
-    padded = PaddedDecode(BATCH, pool, prepared.buffers, prepared.plan.is_flat, PartialResults(CPU))
+    padded = PaddedDecode(BATCH, backend, prepared.plan.is_flat, PartialResults(CPU))
     padded.load(prepared)
     padded.items(SHAPE)
     times = []

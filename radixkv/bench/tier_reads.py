@@ -1,7 +1,8 @@
 """`radixkv bench tier-reads`: how fast the disk tier reads and writes, against a plain loop over the same file.
 
 The loop reads as many bytes per block from where the tier has its slots, one call a block, and compares nothing. Reads are
-measured from the page cache and, after the system was told to forget the files, from the disk; all in turns.
+measured from the page cache and, after the system was told to forget the files, from the disk; all in turns. Opening a store
+is measured with an index of 100,000 blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from rich.table import Table
 
 from radixkv.bench.machine import describe_machine
 from radixkv.tiers.block_format import BlockFormat
-from radixkv.tiers.block_key import block_keys, namespace_digest
+from radixkv.tiers.block_key import DIGEST_BYTES, block_keys, namespace_digest
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_files import SlotFiles
+from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.store_folder import store_folders
 from radixkv.tiers.tier import BlockBytes
 
 BLOCK_SIZE = 16
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 2 * BLOCK_SIZE  # of the default model in bfloat16
 NUM_BLOCKS = 256
+NUM_INDEXED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,14 @@ class TierReads:
         cached: of reads from the page cache, by who read.
         disk: of reads from the disk.
         written: of writes into the page cache, until the last is done.
+        open_seconds: of a store of `NUM_INDEXED` blocks.
     """
 
     memcpy: float
     cached: Mapping[str, float]
     disk: Mapping[str, float]
     written: Mapping[str, float]
+    open_seconds: float
 
 
 def run_tier_reads(console: Console, folder: Path | None, rounds: int, json_path: Path | None) -> None:
@@ -67,12 +73,15 @@ def run_tier_reads(console: Console, folder: Path | None, rounds: int, json_path
     console.print(
         f"memcpy {reads.memcpy:.2f} GB/s: from the page cache {reads.cached['tier'] / reads.memcpy:.2f} of it"
     )
+    console.print(f"opening {NUM_INDEXED:,} blocks: {reads.open_seconds:.2f} s")
     if json_path is not None:
+        figures = asdict(reads)
         document = {
             "machine": describe_machine("numpy", "xxhash"),
             "block_bytes": BLOCK_BYTES,
             "num_blocks": NUM_BLOCKS,
-            "gigabytes_per_second": asdict(reads),
+            "open_seconds": figures.pop("open_seconds"),
+            "gigabytes_per_second": figures,
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -88,11 +97,40 @@ def measure_tier_reads(folder: Path | None, rounds: int) -> TierReads:
         OSError: the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=folder) as root:
-        return _Reads(Path(root), NUM_BLOCKS, BLOCK_BYTES).measure(rounds)
+        rates = _Reads(Path(root) / "reads", NUM_BLOCKS, BLOCK_BYTES).measure(rounds)
+        return TierReads(*rates, _measure_opening(Path(root) / "index", rounds))
+
+
+def _measure_opening(root: Path, rounds: int) -> float:
+    block_format = BlockFormat(b"bench", BLOCK_SIZE, 1)
+
+    def open_tier() -> DiskTier:
+        return DiskTier(root, block_format, capacity_bytes=NUM_INDEXED * 4096)
+
+    open_tier().close()
+    (folder,) = store_folders(root)
+    index = SlotIndex(folder, writable=True)
+    name = bytes(DIGEST_BYTES)
+    digests = (slot.to_bytes(DIGEST_BYTES, "big") for slot in range(NUM_INDEXED))
+    index.commit((IndexedBlock(slot, digest, name, slot) for slot, digest in enumerate(digests)), [], [])
+    index.close()
+    files = SlotFiles(folder, 4096, writable=True)
+    while files.num_slots < NUM_INDEXED:
+        files.grow(NUM_INDEXED)
+    files.close()
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        tier = open_tier()
+        seconds.append(time.perf_counter() - begin)
+        assert len(tier) == NUM_INDEXED
+        tier.close()
+    return statistics.median(seconds)
 
 
 class _Reads:
     def __init__(self, root: Path, num_blocks: int, block_bytes: int) -> None:
+        root.mkdir()
         self._block_format = BlockFormat(b"bench", BLOCK_SIZE, block_bytes)
         tokens = np.arange(num_blocks * BLOCK_SIZE, dtype="<i4").tobytes()
         self._keys = list(block_keys(namespace_digest(b"bench", ""), tokens, 4 * BLOCK_SIZE))
@@ -102,7 +140,8 @@ class _Reads:
         self._plain = root / "plain"
         self._slot_bytes = 4096 * -(-(block_bytes + 256) // 4096)
 
-    def measure(self, rounds: int) -> TierReads:
+    def measure(self, rounds: int) -> tuple[float, dict[str, float], dict[str, float], dict[str, float]]:
+        """The rates of `TierReads`, in its order."""
         sealed_key: dict[str, bytes] = {}
         if _can_encrypt():
             sealed_key["sealed"] = bytes(32)
@@ -136,10 +175,8 @@ class _Reads:
             tier.close()
         size = self._blocks.nbytes / 1e9
         rates = {kind: size / statistics.median(times[1:]) for kind, times in seconds.items()}  # the first warms up
-        return TierReads(
-            rates["memcpy", ""],
-            *({name: rates[kind, name] for name in reads} for kind in ("cached", "disk", "written")),
-        )
+        cached, disk, written = ({name: rates[kind, name] for name in reads} for kind in ("cached", "disk", "written"))
+        return rates["memcpy", ""], cached, disk, written
 
     def _open(self, name: str, key: bytes | None) -> DiskTier:
         size = self._blocks.nbytes

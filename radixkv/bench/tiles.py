@@ -1,8 +1,8 @@
 """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
 
 The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
-that share a prefix, read alone and together, around the point where that begins to pay; small batches cut into more and more
-pieces; and configurations of every tile class on work of its kind.
+that share a prefix, alone and together, around the point where that begins to pay; tile classes in turn and side by side;
+small batches cut into more and more pieces; and configurations of every tile class on work of its kind.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ SCALE = DIM**-0.5
 KEYS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
 SHARED_BY, SHARED_TOKENS = (4, 16, 64, 256), (64, 256, 1024, 4096)
 SPLIT_BATCHES, SPLITS, SPLIT_LENGTH = (1, 8, 32), (1, 2, 4, 8, 16, 32), 4096
+# By 256 sequences.
+SHARED_TREES = {
+    "tile classes: 3,488 by all, 608 private": [Level(1, 3488), Level(256, 608)],
+    "tile classes: 2,048 by all, 1,792 by 32 each, 256 private": [Level(1, 2048), Level(8, 1792), Level(256, 256)],
+}
 
 
 Work = Callable[[], object]
@@ -229,14 +234,36 @@ def _sharing(count: int, tokens: int, shared: bool) -> Timed:
     return _timed(layer_work(planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared), count))
 
 
-def planned(batch: QueryBatch, pool: KVPool, shared: bool) -> TritonAttention:
-    """A decoding batch as it is planned where any sharing pays (``shared``), or none."""
+def planned(batch: QueryBatch, pool: KVPool, shared: bool, side_by_side: bool | None = None) -> TritonAttention:
+    """A decoding batch as it is planned where any sharing pays (``shared``), or none.
+
+    Args:
+        side_by_side: whether tile classes run at the same time; None: as backends do.
+    """
     from radixkv.attention.triton import TritonBackend
     from radixkv.attention.triton.cost_model import sharing_rule
 
-    rule = sharing_rule(len(batch.tables), GROUP, pool.dtype.itemsize, TOKEN_BYTES)
+    rule = sharing_rule(GROUP, pool.dtype, pool.dtype, TOKEN_BYTES)
     rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
-    return TritonBackend(pool, pool.dtype, HEADS, len(batch.tables), max_tokens(batch), sharing=rule).prepare(batch)
+    size = len(batch.tables), max_tokens(batch)
+    return TritonBackend(pool, pool.dtype, HEADS, *size, sharing=rule, side_by_side=side_by_side).prepare(batch)
+
+
+def _side_by_side_table(report: GpuReport) -> Table:
+    table = Table("tile classes", "in turn us", "side by side us")
+    for name, levels in SHARED_TREES.items():
+        rows = [
+            report.measure(f"{name}, {how}", partial(_placed, levels, side_by_side))
+            for how, side_by_side in (("in turn", False), ("side by side", True))
+        ]
+        table.add_row(name, *("" if row is None else f"{row.median_us:.1f}" for row in rows))
+    return table
+
+
+def _placed(levels: list[Level], side_by_side: bool) -> Timed:
+    batch, num_blocks, _ = tree_batch(256, levels, 1)
+    pool = make_pool(num_blocks, torch.bfloat16, "cuda")
+    return _timed(layer_work(planned(batch, pool, shared=True, side_by_side=side_by_side), 256))
 
 
 def _splitting_table(report: GpuReport) -> Table:
@@ -256,13 +283,14 @@ def _splitting(batch: int, splits: int) -> Timed:
     return _timed(flat_work(problem, splits))
 
 
-def run_tiles(console: Console, json_path: Path | None, only: str | None = None) -> bool:
-    """Measure, print three tables, and write the rows.
+def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
+    """Measure, print the tables, and write the rows.
 
     A configuration that does not fit the GPU fails, and is noted; the others are measured all the same.
 
     Args:
         only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
 
     Returns:
         Whether anything was measured.
@@ -270,8 +298,9 @@ def run_tiles(console: Console, json_path: Path | None, only: str | None = None)
     Raises:
         ValueError: there is no GPU.
     """
-    report = GpuReport.begin(console, json_path, only)
+    report = GpuReport.begin(console, json_path, only, resume)
     # Printed last, all at once: configurations that do not fit have said so at length.
-    for table in [_sharing_table(report), _splitting_table(report), *_tile_tables(report)]:
+    tables = _sharing_table(report), _side_by_side_table(report), _splitting_table(report)
+    for table in [*tables, *_tile_tables(report)]:
         console.print(table)
     return report.num_rows > 0

@@ -147,7 +147,7 @@ class EvictedPrefixes(TreeObserver):
             if past and past[-1][1] == record.uses:
                 past.pop()
             past.append((stop, record.uses))
-            self._learner.on_reuse(record.group, -(-num_tokens // self._block_size), record.last_use, now)
+            self._learner.on_reuse(record.group, -(-num_tokens // self._block_size), record.last_use, now, True)
         return past
 
     def _find(self, before: int, prompt: bytes, offset: int, partial: bool) -> EvictedBlocks | None:

@@ -5,6 +5,7 @@
     RadixTree ── on_insert, on_remove, on_clear ──> EventRecorder      the events of `PrefixCache(events=...)`
               ── on_remove, on_clear ─────────────> EvictedPrefixes    the memory of evicted prefixes
               ── on_idle, on_reuse ───────────────> LearningPolicy     a policy that learns reuse times
+              ── on_remove, on_clear ─────────────> Adaptive           which compares itself with LRU
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class TreeObserver:
     def on_idle(self, node: Node) -> None:
         """The last sequence that used ``node`` has ended."""
 
-    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         """Idle blocks are in use again, or evicted ones are about to be recomputed: see `LearningPolicy.on_reuse`."""
 
 

@@ -196,7 +196,7 @@ class RadixTree:
             if node.children is None:
                 self.policy.remove(node)
             for notify in self._on_reuse:
-                notify(node.group, len(node.blocks), node.last_use, now)
+                notify(node.group, len(node.blocks), node.last_use, now, False)
 
     def _to_idle(self, node: Node) -> None:
         """``node``, whose last lock is gone, can be evicted once it is a leaf; an unused root is removed."""

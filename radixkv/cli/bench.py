@@ -16,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline
 PeerPython = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="python of an environment in which it is installed")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="keep the rows that the file has, and measure the others")]
 
 
 @app.command()
@@ -74,11 +75,12 @@ def cache(
 def attention(
     json_path: JsonPath = None,
     only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    resume: Resume = False,
 ) -> None:
     """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
     from radixkv.bench.attention import run_attention
 
-    if not run_attention(Console(), json_path, only):
+    if not run_attention(Console(), json_path, only, resume):
         raise typer.Exit(1)
 
 
@@ -86,11 +88,12 @@ def attention(
 def tiles(
     json_path: JsonPath = None,
     only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    resume: Resume = False,
 ) -> None:
     """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
     from radixkv.bench.tiles import run_tiles
 
-    if not run_tiles(Console(), json_path, only):
+    if not run_tiles(Console(), json_path, only, resume):
         raise typer.Exit(1)
 
 
@@ -106,14 +109,51 @@ def plan(
 
 
 @app.command()
+def routing(
+    decisions: Annotated[int, typer.Option(min=1, help="how many to measure")] = 5000, json_path: JsonPath = None
+) -> None:
+    """What it costs to choose one of 16 replicas for a prompt, with a million blocks known."""
+    from radixkv.bench.routing import run_routing
+
+    run_routing(Console(), decisions, json_path)
+
+
+@app.command()
 def decode(
     json_path: JsonPath = None,
     only: Annotated[str | None, typer.Option(help="rows whose name contains this")] = None,
+    resume: Resume = False,
 ) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
     from radixkv.bench.decode import run_decode
 
-    if not run_decode(Console(), json_path, only):
+    if not run_decode(Console(), json_path, only, resume):
+        raise typer.Exit(1)
+
+
+@app.command()
+def limits(json_path: JsonPath = None) -> None:
+    """What a GPU can do at most: copying, reading, multiplying."""
+    from radixkv.bench.limits import run_limits
+
+    run_limits(Console(), json_path)
+
+
+@app.command()
+def first_light(
+    json_path: JsonPath = None,
+    minutes: Annotated[float, typer.Option(min=0.5, help="for all; what is left goes on with --resume")] = 45,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where the file of --json ends")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="this part, also if it was run before; may be repeated")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="not this part; may be repeated")] = None,
+) -> None:
+    """Everything that must be known of a GPU on which RadixKV has not run yet: correctness, speed, what to set."""
+    from radixkv.bench.first_light import run_first_light
+    from radixkv.bench.first_light_parts import first_light_parts
+
+    if not run_first_light(Console(), json_path, first_light_parts(), minutes, resume, only or (), skip or ()):
         raise typer.Exit(1)
 
 

@@ -35,21 +35,45 @@ def inspect(
 
 
 def simulate(
-    trace: Annotated[str, typer.Argument(help="a trace file, or one of chats, agents, documents, scans")],
-    blocks: Annotated[str, typer.Option(help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%")] = (
-        "2%,5%,10%,20%"
-    ),
+    trace: Annotated[
+        str, typer.Argument(help="a trace file, or one of chats, agents, documents, long-documents, scans")
+    ],
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%; with --replicas, one, of all together",
+            show_default="2%,5%,10%,20%; with --replicas 30%",
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
     bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
     json_path: JsonPath = None,
     plot: Annotated[
         Path | None, typer.Option(callback=writable_plot, help="draw hit rates against sizes into this file")
     ] = None,
+    replicas: Annotated[
+        str | None, typer.Option(help="numbers of replicas, such as 4,16: compare routers, not policies")
+    ] = None,
+    router: Annotated[str, typer.Option(help="with --replicas: names of routers, or all")] = "all",
+    load: Annotated[
+        float,
+        typer.Option(help="with --replicas: part of their time that is used; the trace's time is stretched for it"),
+    ] = 0.85,
+    prefill_ms: Annotated[float, typer.Option(help="with --replicas: for each token of a prompt", min=1e-6)] = 0.75,
+    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = 2.0,
+    step_ms: Annotated[float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)] = 25.0,
 ) -> None:
-    """Replay a trace through the cache, without a model: which policy, how much memory?"""
-    from radixkv.observe.simulate.report import run_simulation
+    """Replay a trace through the cache, without a model: which policy, how much memory, how many replicas?"""
+    if replicas is None:
+        from radixkv.observe.simulate.report import run_simulation
 
-    run_simulation(Console(), trace, blocks, policy, bytes_per_token, json_path, plot)
+        run_simulation(Console(), trace, blocks or "2%,5%,10%,20%", policy, bytes_per_token, json_path, plot)
+        return
+    from radixkv.observe.simulate.replicas.cost_model import CostModel
+    from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
+
+    cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
+    run_replica_simulation(Console(), trace, replicas, router, blocks or DEFAULT_BLOCKS, load, cost, json_path, plot)
 
 
 @with_options_of(EngineConfig, only=("block_size",))

@@ -19,23 +19,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
-from radixkv.config import EngineConfig
+from radixkv.config import EngineConfig, ResolvedEngineConfig
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
+from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
-from radixkv.memory import Fp8KVPool, KVPool
+from radixkv.memory import Fp8KVPool, KVPool, KVScales
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_dtype
 from radixkv.model.loader import LoadedModel
-from radixkv.model.pool_sizing import choose_num_blocks
+from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
+from radixkv.outputs import CompletionOutput
 from radixkv.prompts import encode_bad_words
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
@@ -72,6 +75,7 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
         block_size, num_blocks = config.block_size, config.num_blocks
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
@@ -79,7 +83,7 @@ class Engine:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_seqs = config.max_num_seqs
         self.enable_prefix_caching = config.enable_prefix_caching
-        self._runner = ModelRunner(loaded, config.enable_torch_compile)
+        self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
         shapes = self._runner.layer_shapes
         scales = None
         if config.kv_cache_dtype == "fp8":
@@ -94,14 +98,10 @@ class Engine:
                 measure_activations=lambda: self._runner.measure_activations(
                     config.max_num_batched_tokens, config.max_num_seqs, draw_in_every_way
                 ),
+                measure_graphs=lambda: self._measure_graphs(config, element_type, scales),
             )
-        if scales is None:
-            self.pool = KVPool(shapes, num_blocks, block_size, element_type, loaded.device)
-        else:
-            self.pool = Fp8KVPool(shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
-        self._runner.use_pool(
-            self.pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager
-        )
+        self.pool = self._use_new_pool(config, num_blocks, element_type, scales)
+        self._runner.capture_graphs()
         events, self._publisher = None, None
         if config.kv_events_endpoint is not None:
             # Only here: it needs packages that others do without.
@@ -138,12 +138,32 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None
+        self._ended_elsewhere: list[Request] = []  # resumed where nothing is left to generate; the next step ends them
         self._in_step = False
         self._aborted_in_step: list[str] = []
         # The most blocks held at once, cached ones included; reset it to 0 before measuring.
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
+
+    def _use_new_pool(
+        self, config: ResolvedEngineConfig, num_blocks: int, element_type: torch.dtype, scales: KVScales | None
+    ) -> KVPool:
+        """Have the runner keep keys and values in a pool of so many blocks."""
+        shapes, loaded = self._runner.layer_shapes, self.loaded
+        if scales is None:
+            pool = KVPool(shapes, num_blocks, config.block_size, element_type, loaded.device)
+        else:
+            pool = Fp8KVPool(shapes, num_blocks, config.block_size, scales, loaded.dtype, loaded.device)
+        self._runner.use_pool(
+            pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager
+        )
+        return pool
+
+    def _measure_graphs(self, config: ResolvedEngineConfig, element_type: torch.dtype, scales: KVScales | None) -> int:
+        """The bytes that CUDA graphs will take; a single block serves to capture some."""
+        self._use_new_pool(config, 1, element_type, scales)
+        return self._runner.measure_graphs(lambda: free_memory(self.loaded.device))
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -162,6 +182,7 @@ class Engine:
         priority: int = 0,
         bad_words: Sequence[Sequence[int]] | None = None,
         tenant: str = "",
+        resume: Sequence[CompletionOutput] = (),
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
@@ -170,10 +191,11 @@ class Engine:
             bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
             tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
                 its tenant's own requests.
+            resume: what was generated of the answers already (see `radixkv.engine.resumption`); outputs hold what follows.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
-                no answer can be what ``structured_outputs`` asks for.
+                no answer can be what ``structured_outputs`` asks for; or ``resume`` is of other answers.
             PromptTooLongError: the prompt is longer than the model.
             RequestTooLargeError: more sequences or blocks than there are.
         """
@@ -215,6 +237,8 @@ class Engine:
             self.max_num_seqs,
             self.max_num_batched_tokens,
         )
+        if resume:
+            resume_sequences(request, resume, self.loaded.tokenizer, self.loaded.vocab_size)
         return request
 
     def add(self, request: Request) -> None:
@@ -226,6 +250,9 @@ class Engine:
         if request.request_id in self._requests:
             raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
         self._requests[request.request_id] = request
+        if request.resumed:
+            self._add_resumed(request)
+            return
         sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
         if isinstance(request.params, BeamSearchParams):
             request.beam_search = BeamSearch(
@@ -239,6 +266,15 @@ class Engine:
             prepare_sampling(sequence, self.loaded.tokenizer)
         request.sequences = [sequence]
         self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
+
+    def _add_resumed(self, request: Request) -> None:
+        unfinished = [sequence for sequence in request.sequences if sequence.finish_reason is None]
+        if unfinished:
+            self.scheduler.add(
+                *(SequenceGroup(request, [each], np.array(each.token_ids, dtype=np.int32)) for each in unfinished)
+            )
+        else:
+            self._ended_elsewhere.append(request)
 
     def unfinished_request(self, request_id: str) -> Request | None:
         """The request with this id, if it is waiting or running."""
@@ -293,6 +329,7 @@ class Engine:
                     touched += self._process(batch)
             if not batch.chunks and in_flight is None and not (self.tiers is not None and self.tiers.wait()):
                 touched = self._fail_deferred_request()
+            touched += self._finish_ended_elsewhere()
         self._publish_events()
         return list(dict.fromkeys(touched))
 
@@ -319,6 +356,13 @@ class Engine:
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._finish(request)
         return touched
+
+    def _finish_ended_elsewhere(self) -> list[Request]:
+        requests = [request for request in self._ended_elsewhere if not request.finished]
+        self._ended_elsewhere.clear()
+        for request in requests:
+            self._finish(request)
+        return requests
 
     def _finish(self, request: Request) -> None:
         request.metrics.finished_time = time.monotonic()

@@ -50,6 +50,7 @@ class PreparedRequest:
             priority=self.priority,
             tenant=self.tenant,
             bad_words=self.bad_words,
+            resume=self.prompt.resume,
         )
 
 

@@ -11,8 +11,11 @@ from radixkv.scheduling.request import Request, TokenSequence
 
 
 def request_output(request: Request) -> RequestOutput:
-    """All that was generated so far."""
-    return _output(request, [_completion(s, _text(s), s.output_token_ids, 0) for s in request.sequences])
+    """All that was generated so far; of answers that were begun elsewhere, what was generated here."""
+    return _output(
+        request,
+        [_completion(s, _text(s), s.output_token_ids[s.num_resumed :], s.num_resumed) for s in request.sequences],
+    )
 
 
 def delta_output(request: Request) -> RequestOutput:
@@ -60,18 +63,20 @@ def beam_output(request: Request, tokenizer: Any, decode: TokenDecoder) -> BeamS
 
 
 def _text(sequence: TokenSequence) -> str:
-    return "" if sequence.detokenizer is None else sequence.detokenizer.text
+    if sequence.detokenizer is None:
+        return ""
+    return sequence.detokenizer.text[sequence.num_resumed_characters :]
 
 
 def _completion(sequence: TokenSequence, text: str, token_ids: list[int], first: int) -> CompletionOutput:
-    params = sequence.request.params
+    params, first_logprob = sequence.request.params, first - sequence.num_resumed
     with_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
     return CompletionOutput(
         index=sequence.index,
         text=text,
         token_ids=token_ids,
         cumulative_logprob=sequence.cumulative_logprob if with_logprobs else None,
-        logprobs=sequence.logprobs[first : first + len(token_ids)] if with_logprobs else None,
+        logprobs=sequence.logprobs[first_logprob : first_logprob + len(token_ids)] if with_logprobs else None,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
     )

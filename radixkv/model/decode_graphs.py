@@ -1,111 +1,169 @@
-"""Decoding steps as CUDA graphs: one launch instead of a thousand.
+"""Decoding steps as CUDA graphs, captured when the engine starts.
 
-A graph is captured for each padded batch size when it is first met, one for batches that share and one for those that do
-not, and replayed from then on. What changes between steps lies in the buffers of a `PaddedDecode`. Without a GPU, as in
-tests, the model runs eagerly over the same buffers.
+There is a graph for each padded batch size and kind: for batches that share, and for those that do not. What changes between
+steps lies in the buffers of a `PaddedDecode`. All graphs write their logits into one buffer, and use one another's memory.
+Without a GPU, as in tests, the model runs eagerly over the same buffers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from tqdm.auto import tqdm
 
 from radixkv.attention import AttentionBatch
-from radixkv.attention.triton import TritonAttention
-from radixkv.attention.triton.buffers import padded_size
+from radixkv.attention.triton import TritonAttention, TritonBackend
+from radixkv.attention.triton.buffers import padded_sizes
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
-from radixkv.memory import KVPool
+from radixkv.model.cuda_graph import GraphCapture, Replay
 
 _log = logging.getLogger(__name__)
 
-# The model's logits ``[rows, vocabulary]`` for every row of a padded batch.
+# After so long no more graphs are begun; batches of their sizes run in larger ones.
+MAX_CAPTURE_SECONDS = 120.0
+
+# The model's logits ``[rows, vocabulary]`` for every row of a padded batch, sequences in the query batch's order.
 Forward = Callable[[PaddedDecode], torch.Tensor]
+# Runs work once, and returns what runs it again.
+Capture = Callable[[Callable[[], object]], Replay]
+
+
+class GraphKind(NamedTuple):
+    """What a graph is captured for.
+
+    Attributes:
+        size: rows, padding included.
+        flat: whether only for batches that share nothing.
+    """
+
+    size: int
+    flat: bool
 
 
 class DecodeGraphs:
-    """Runs decoding batches of one model over one pool.
+    """Runs decoding batches of one model.
 
     Args:
-        pool: where keys and values lie.
-        forward: runs the model on a `PaddedDecode`'s token ids and positions.
+        backend: plans the batches.
+        forward: runs the model on a `PaddedDecode`.
+        max_num_seqs: sequences in a batch at most.
+        capture: how work is captured; None: as CUDA graphs on a GPU, not at all elsewhere.
+        clock: seconds.
+
+    Attributes:
+        kinds: all that there will be, in the order in which they are captured.
     """
 
-    def __init__(self, pool: KVPool, forward: Forward) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        backend: TritonBackend,
+        forward: Forward,
+        max_num_seqs: int,
+        *,
+        capture: Capture | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        device = backend.pool.keys[0].device
+        if capture is None:
+            capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
+        self.kinds = kinds_in_order(max_num_seqs)
+        self._backend = backend
         self._forward = forward
-        device = pool.keys[0].device
-        self._on_gpu = device.type == "cuda"
-        self._memory = torch.cuda.graph_pool_handle() if self._on_gpu else None
-        self._side = torch.cuda.Stream(device) if self._on_gpu else None
+        self._capture = capture
+        self._clock = clock
         self._partials = PartialResults(device)
-        self._captured: dict[tuple[int, bool], tuple[PaddedDecode, Callable[[], torch.Tensor]]] = {}
-        self._failed = False
+        self._logits: torch.Tensor | None = None
+        self._captured: dict[GraphKind, tuple[PaddedDecode, Replay]] = {}
+        # By how many rows a batch has, and whether it is flat.
+        self._for_batch: dict[tuple[int, bool], GraphKind] = {}
+
+    @property
+    def num_captured(self) -> int:
+        """How many graphs there are."""
+        return len(self._captured)
+
+    def capture(self, kinds: Sequence[GraphKind] | None = None) -> None:
+        """Capture graphs, with a progress bar on a terminal, for `MAX_CAPTURE_SECONDS` at most.
+
+        If one cannot be captured, a warning says so, all are given up, and every batch will be run eagerly.
+
+        Args:
+            kinds: those; None: all.
+        """
+        try:
+            self._capture_all(self.kinds if kinds is None else kinds)
+        except RuntimeError as error:  # torch's for lack of memory is one, too
+            _log.warning("decoding runs without CUDA graphs, which could not be captured: %s", error)
+            self._captured.clear()
+            self._logits = None
+            self._partials = PartialResults(self._backend.pool.keys[0].device)
+        self._for_batch = _choices(self._captured)
+
+    def _capture_all(self, kinds: Sequence[GraphKind]) -> None:
+        end = self._clock() + MAX_CAPTURE_SECONDS
+        for kind in tqdm(kinds, desc="CUDA graphs", disable=None, leave=False):
+            if self._captured and self._clock() > end:
+                _log.warning(
+                    "%d of %d CUDA graphs were captured in %.0f s: batches of other sizes run in larger ones",
+                    len(self._captured), len(self.kinds), MAX_CAPTURE_SECONDS,
+                )  # fmt: skip
+                return
+            padded = PaddedDecode(kind.size, self._backend, kind.flat, self._partials)
+            self._captured[kind] = padded, self._capture(partial(self._compute, padded))
 
     def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
-        """Logits ``[rows, vocabulary]`` in the batch's order, valid until the next call; None: run this batch eagerly.
+        """Float32 logits ``[rows, vocabulary]`` in the query batch's order; None: run this batch eagerly.
 
         Args:
             token_ids: int64, one per row in the batch's order, on the device.
         """
         assert isinstance(batch, TritonAttention)
-        if self._failed:
+        kind = self._for_batch.get((len(token_ids), batch.plan.is_flat))
+        if kind is None:
             return None
-        size, flat = padded_size(len(token_ids)), batch.plan.is_flat
-        captured = self._captured.get((size, flat))
-        padded = captured[0] if captured else PaddedDecode(size, self._pool, batch.buffers, flat, self._partials)
+        padded, replay = self._captured[kind]
         if not padded.load(batch):
             return None
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
-        if captured is None:
-            replay = self._capture(padded)
-            if replay is None:
-                return None
-            captured = self._captured[size, flat] = (padded, replay)
-        return captured[1]()[: len(token_ids)]
+        replay()
+        assert self._logits is not None
+        # A copy in any case: the next batch may be launched before these are done with.
+        return self._logits[: len(token_ids)].to(torch.float32, copy=True)
 
-    def _capture(self, padded: PaddedDecode) -> Callable[[], torch.Tensor] | None:
-        if self._side is None:
-            return lambda: self._forward(padded)
-        current = torch.cuda.current_stream()
-        # Outside the graph first, on a stream of its own, because kernels compile and libraries initialise. It writes what
-        # the graph will write again.
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            self._forward(padded)
-        current.wait_stream(self._side)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            # A model that asks the GPU for a value in its forward pass, as some mixtures of experts do, cannot be captured.
-            # A failed capture would leave torch's allocator in capture mode for good; so such a model is detected before.
-            with torch.cuda.stream(self._side), _synchronising_is_an_error():
-                self._forward(padded)
-            current.wait_stream(self._side)
-            # A capture that fails leaves its own stream behind as the current one.
-            with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._memory):
-                logits = self._forward(padded)
-        except RuntimeError as error:
-            _log.warning("decoding runs without CUDA graphs: the model cannot be captured (%s)", error)
-            current.wait_stream(self._side)
-            self._failed = True
-            return None
-
-        def replay() -> torch.Tensor:
-            graph.replay()
-            return logits
-
-        return replay
+    def _compute(self, padded: PaddedDecode) -> None:
+        logits = self._forward(padded)
+        if self._logits is None:  # outside any graph: before it is captured, work is run
+            self._logits = logits.new_empty(max(self.kinds).size, logits.shape[1])
+        self._logits[: padded.num_rows].copy_(logits)
 
 
-@contextmanager
-def _synchronising_is_an_error() -> Iterator[None]:
-    """Make torch raise a RuntimeError where it would wait for the GPU."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+def kinds_in_order(max_num_seqs: int) -> list[GraphKind]:
+    """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
+
+    The largest is the first: it takes the memory that all use, and can stand in for each of them. Then powers of two.
+    """
+    sizes = padded_sizes(max_num_seqs)
+    order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
+    # One sequence shares nothing.
+    return [GraphKind(size, flat) for size in order for flat in ((False, True) if size > 1 else (True,))]
+
+
+def _choices(captured: Iterable[GraphKind]) -> dict[tuple[int, bool], GraphKind]:
+    """For each number of rows, flat or not, the smallest graph that takes them. One for batches that share takes any."""
+    chosen: dict[tuple[int, bool], GraphKind] = {}
+    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.flat)):
+        for num_rows in range(1, kind.size + 1):
+            chosen.setdefault((num_rows, True), kind)
+            if not kind.flat:
+                chosen.setdefault((num_rows, False), kind)
+    return chosen
+
+
+def _run_eagerly(work: Callable[[], object]) -> Replay:
+    return work

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from radixkv.model.default_model import (
 )
 from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
+from radixkv.model.merged_linear import merge_linears
 from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
 from radixkv.tools.chat_format import ChatFormat
 from radixkv_cpu import QuantisedWeight, library
@@ -126,6 +128,9 @@ def load_model(
         if config.quantization is not None:
             _report_quantised(model, name, config.quantization, num_linears)
         trim_heap()
+    elif config.merge_linears:
+        num_merged = merge_linears(model, partial(_compute_two_tokens, model))
+        _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -159,6 +164,10 @@ def _check_quantization(quantization: str | None, device: torch.device, dtype: t
     else:
         return
     raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
+
+
+def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
+    model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
 
 def _report_quantised(model: torch.nn.Module, name: str, quantization: str, num_linears: int) -> None:

@@ -13,10 +13,12 @@ layers of an MLP are not fused, because there it costs long prompts 2 %: the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
 
 # Linears are fused up to this many output features per input feature.
 _MAX_FUSED_WIDENING = 3
@@ -25,7 +27,7 @@ _MAX_FUSED_WIDENING = 3
 class PackedLinear(nn.Module):
     """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept."""
 
-    def __init__(self, linear: nn.Linear, product: _FusedProduct, index: int) -> None:
+    def __init__(self, linear: nn.Linear, product: FusedProduct, index: int) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -38,42 +40,20 @@ class PackedLinear(nn.Module):
         return self._product.output(x, self._index)
 
 
-class _FusedProduct:
-    """The product with several linears' weights, computed when the first of them is called with a new input."""
+class _PackedProduct(FusedProduct):
+    """The product with several linears' weights, packed as one."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self._sizes = [linear.out_features for linear in linears]
+        super().__init__([linear.out_features for linear in linears])
         self._packed = torch.ops.mkldnn._reorder_linear_weight(
             torch.cat([linear.weight.detach() for linear in linears])
         )
-        self._bias: torch.Tensor | None = None
-        if any(linear.bias is not None for linear in linears):
-            zeros = [linear.weight.new_zeros(linear.out_features) for linear in linears]
-            self._bias = torch.cat(
-                [
-                    zero if linear.bias is None else linear.bias.detach()
-                    for linear, zero in zip(linears, zeros, strict=True)
-                ]
-            )
-        # Kept until every linear has read its output, so that the input cannot be freed and its identity reused.
-        self._input: torch.Tensor | None = None
-        self._outputs: list[torch.Tensor | None] = []
+        self._bias = concatenated_bias(linears)
+        self._width = sum(linear.out_features for linear in linears)
 
-    def output(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        if len(self._sizes) == 1:
-            return self._compute(x)
-        if x is not self._input or self._outputs[index] is None:
-            self._input, self._outputs = x, list(self._compute(x).split(self._sizes, dim=-1))
-        output = self._outputs[index]
-        assert output is not None
-        self._outputs[index] = None
-        if all(unread is None for unread in self._outputs):
-            self._input = None
-        return output
-
-    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            compiled: torch.Tensor = packed_linear(x, self._packed, self._bias, sum(self._sizes))
+            compiled: torch.Tensor = packed_linear(x, self._packed, self._bias, self._width)
             return compiled
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return result
@@ -116,48 +96,11 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
         return 0
     with torch.inference_mode():
         packed: dict[nn.Module, PackedLinear] = {}
-        for group in _groups_by_input(linears, run_once):
-            product = _FusedProduct(group)
+        for group in groups_by_input(linears, run_once, _MAX_FUSED_WIDENING):
+            product = _PackedProduct(group)
             packed |= {linear: PackedLinear(linear, product, index) for index, linear in enumerate(group)}
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if child in packed:
                     setattr(module, name, packed[child])
     return len(packed)
-
-
-def is_unchanged(module: nn.Module) -> bool:
-    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
-    return not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
-    )
-
-
-def _groups_by_input(linears: Sequence[nn.Linear], run_once: Callable[[], object]) -> Iterator[list[nn.Linear]]:
-    """Every linear once, grouped where they were called one after another with the same tensor."""
-    calls: list[tuple[nn.Linear, torch.Tensor]] = []
-    hooks = [
-        linear.register_forward_pre_hook(lambda module, args: calls.append((module, args[0]))) for linear in linears
-    ]
-    try:
-        run_once()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    pending = dict.fromkeys(linears)
-    group: list[nn.Linear] = []
-    previous: torch.Tensor | None = None
-    for linear, x in calls:
-        if linear not in pending:
-            continue
-        del pending[linear]
-        width = linear.out_features + sum(member.out_features for member in group)
-        joins = x is previous and width <= _MAX_FUSED_WIDENING * linear.in_features
-        if group and not (joins and group[-1].weight.dtype == linear.weight.dtype):
-            yield group
-            group = []
-        group.append(linear)
-        previous = x
-    if group:
-        yield group
-    yield from ([linear] for linear in pending)

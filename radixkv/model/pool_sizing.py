@@ -17,6 +17,7 @@ def choose_num_blocks(
     kv_cache_memory_bytes: int | None,
     gpu_memory_utilization: float,
     measure_activations: Callable[[], int],
+    measure_graphs: Callable[[], int],
 ) -> int:
     """Blocks that fit into memory.
 
@@ -26,6 +27,7 @@ def choose_num_blocks(
         kv_cache_memory_bytes: bytes to use; None: up to 1 GiB on a CPU, the available memory on a GPU.
         gpu_memory_utilization: share of a GPU's memory that this and all other processes may use together.
         measure_activations: runs the largest step and returns its peak of temporary bytes.
+        measure_graphs: returns the bytes that CUDA graphs will take.
 
     Raises:
         ValueError: not one block fits, or ``gpu_memory_utilization`` is out of range.
@@ -41,14 +43,20 @@ def choose_num_blocks(
         return kv_cache_memory_bytes // block_bytes
     if device.type != "cuda":
         return max(1, min(DEFAULT_CPU_BYTES // block_bytes, max_useful))
-    activations = measure_activations()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    available = int(total * gpu_memory_utilization) - (total - free) - activations
+    activations, graphs = measure_activations(), measure_graphs()
+    free, total = free_memory(device), torch.cuda.mem_get_info(device)[1]
+    available = int(total * gpu_memory_utilization) - (total - free) - activations - graphs
     if available < block_bytes:
         raise ValueError(
             f"gpu_memory_utilization: {gpu_memory_utilization} of {total / 2**30:.1f} GiB leaves {available / 2**30:.2f} GiB "
-            f"beside {(total - free) / 2**30:.1f} GiB in use and {activations / 2**30:.1f} GiB for a step, "
-            f"less than a block of {block_bytes:,} bytes"
+            f"beside {(total - free) / 2**30:.1f} GiB in use, {activations / 2**30:.1f} GiB for a step and "
+            f"{graphs / 2**30:.1f} GiB for CUDA graphs, less than a block of {block_bytes:,} bytes"
         )
     return available // block_bytes
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, those that torch keeps in reserve among them."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

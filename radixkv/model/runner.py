@@ -6,6 +6,7 @@ tokens, and its attention layers call back: each writes its new keys and values 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from radixkv_cpu import PagedAttention
 
 ATTENTION_NAME = "radixkv"
+
+_log = logging.getLogger(__name__)
 
 
 # Instead of an index into the device's tokens: the host knows the token.
@@ -75,13 +78,14 @@ class ModelRunner:
 
     Args:
         enable_torch_compile: compile the model's decoder layers, now.
+        must_compile: an error if that fails; otherwise they run as they are, and a warning says so.
 
     Raises:
         UnsupportedModelError: the model does not call the attention interface, or calls it in a way that blocks cannot serve,
-            or its layers are to be compiled and cannot be.
+            or its layers must be compiled and cannot be.
     """
 
-    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False) -> None:
+    def __init__(self, loaded: LoadedModel, enable_torch_compile: bool = False, must_compile: bool = True) -> None:
         self._model = loaded.model
         self._dtype = loaded.dtype
         self._device = loaded.device
@@ -92,10 +96,14 @@ class ModelRunner:
         )
         self._backend: AttentionBackend | None = None
         self._graphs: DecodeGraphs | None = None
+        self._can_capture = True
         self._attend: Attend | None = None
         self._native: NativeAttention | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
+        # By layer index: query heads, and options.
+        self._calls: dict[int, tuple[int, AttentionOptions]] = {}
+        self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
         self._model.eval()
@@ -109,7 +117,7 @@ class ModelRunner:
         uncompile_layers(self._model)
         self._probe(loaded.name)
         if enable_torch_compile:
-            self._compile(loaded.name)
+            self._compile(loaded.name, must_compile)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -120,18 +128,76 @@ class ModelRunner:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
 
         Args:
-            enforce_eager: no CUDA graphs for decoding.
+            enforce_eager: no CUDA graphs for decoding; otherwise `capture_graphs` makes them.
 
         Raises:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
+            RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
         self._graphs = None
-        if not enforce_eager and not isinstance(self._backend, HostBackend):
+        if self._device.type == "cuda":
+            self.check_kernels(pool.block_size, pool.dtype)
+        if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
             # Only here: it imports Triton, which a CPU need not have.
+            from radixkv.attention.triton import TritonBackend
             from radixkv.model.decode_graphs import DecodeGraphs
 
-            self._graphs = DecodeGraphs(pool, self._forward_padded)
+            assert isinstance(self._backend, TritonBackend)
+            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs)
+
+    @torch.inference_mode()
+    def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:
+        """Run every kernel that the layers need once, over blocks and a type of stored keys that were not checked before.
+
+        Raises:
+            RuntimeError: one does not run, or its result is wrong; the message names it.
+        """
+        if (block_size, cache_dtype) in self._checked:
+            return
+        # Only here: it imports Triton, which a CPU need not have.
+        from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+
+        layers = [LayerKernels(self._probed[index], *self._calls[index]) for index in self._layer_of]
+        with self._on_device:
+            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
+        self._checked.add((block_size, cache_dtype))
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture the CUDA graphs that decoding will run in, if it will."""
+        if self._graphs is not None:
+            with self._on_device:
+                self._graphs.capture()
+
+    @torch.inference_mode()
+    def measure_graphs(self, free_memory: Callable[[], int]) -> int:
+        """Bytes of GPU memory that all graphs will take, as the first ones do, over a pool as small as one likes.
+
+        All use the memory of the largest, and each takes some of its own. Those that were captured are given up again, and so
+        is the pool; `use_pool` comes next.
+
+        Args:
+            free_memory: bytes that are free on the device, torch's reserve not counted as used.
+        """
+        graphs, self._graphs = self._graphs, None
+        if graphs is None:
+            return 0
+        largest, others = graphs.kinds[:2], graphs.kinds[2:4]
+        with self._on_device:
+            graphs.capture(largest)
+            with_largest = free_memory()
+            if graphs.num_captured:
+                graphs.capture(others)
+            with_others = free_memory()
+            if not graphs.num_captured:  # it has said why
+                self._can_capture = False
+                return 0
+            num_others, num_left = graphs.num_captured - len(largest), len(graphs.kinds) - graphs.num_captured
+            del graphs
+            self._backend = None
+            each = max(0, with_largest - with_others) / max(1, num_others)
+            return free_memory() - with_others + int(each * num_left)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
@@ -161,9 +227,7 @@ class ModelRunner:
         if self._graphs is not None and bool((num_new == 1).all() and (num_logits == 1).all()):
             decoded = self._graphs.run(token_ids, batch)
             if decoded is not None:
-                row_of = np.empty(len(order), dtype=np.int64)
-                row_of[order] = np.arange(len(order))
-                return decoded[to_device(torch.from_numpy(row_of), self._device)].float()
+                return decoded
         stops = np.empty(len(order), dtype=np.int64)
         stops[order] = row_starts[1:]
         keep = _ranges(stops - num_logits, num_logits)
@@ -202,7 +266,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
-            return self._probe_layer(layer_idx, query, key, value)
+            return self._probe_layer(layer_idx, query, key, value, options)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def native_batch(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention] | None:
@@ -231,9 +295,9 @@ class ModelRunner:
         return logits
 
     def _forward_padded(self, padded: PaddedDecode) -> torch.Tensor:
-        """The logits of all rows of a padded decoding batch, padding included."""
-        rows = torch.arange(padded.num_rows, device=self._device)
-        return self._forward(padded.token_ids, padded.rows.positions.clamp_min(0).long(), rows, padded.attend)
+        """The logits of all rows of a padded decoding batch, padding included, in the query batch's order."""
+        positions = padded.rows.positions.clamp_min(0).long()
+        return self._forward(padded.token_ids, positions, padded.logit_rows, padded.attend)
 
     @torch.inference_mode()
     def measure_activations(
@@ -253,13 +317,27 @@ class ModelRunner:
         rows = tokens[:num_logit_rows]
         # As of several sequences: a model that looks positions up has no more of them.
         positions = tokens % self._max_model_len
-        # Held for the whole step: of each row a partial result for what it shares, and one for the rest.
-        width = self._num_query_heads * max(shape.value_dim for shape in self.layer_shapes)
-        partials = torch.empty(2, num_tokens, width, dtype=torch.float32, device=self._device)
+        # Held for the whole step.
+        partials = torch.empty(self._partials_nbytes(num_tokens), dtype=torch.uint8, device=self._device)
         logits = self._forward(torch.zeros_like(tokens), positions, rows, _attend_nothing).float()
         use_logits(logits)
         del partials
         return torch.cuda.max_memory_allocated(self._device) - before
+
+    def _partials_nbytes(self, num_tokens: int) -> int:
+        """Bytes of the partial results that attention on a GPU may need for so many tokens, in all shapes of heads."""
+        # Only here: it imports Triton, which a CPU need not have.
+        from radixkv.attention.triton.cost_model import Placement, max_partials, max_tiles
+
+        placement = Placement(torch.cuda.get_device_properties(self._device).multi_processor_count)
+        nbytes = 0
+        heads = ((self._calls[index][0], shape.num_kv_heads, shape.value_dim) for index, shape in self._probed.items())
+        for num_query_heads, num_kv_heads, value_dim in set(heads):
+            group = num_query_heads // num_kv_heads
+            tiles = max_tiles(num_tokens, group, self._dtype, placement)
+            rows = max_partials(num_tokens, tiles, group, num_kv_heads, placement)
+            nbytes += 4 * rows * num_query_heads * (value_dim + 1)
+        return nbytes
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
@@ -271,7 +349,7 @@ class ModelRunner:
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()
-    def _compile(self, name: str) -> None:
+    def _compile(self, name: str, must_compile: bool) -> None:
         """Compile now what every batch will need, so that no request waits for it and no failure comes later."""
         compile_layers(self._model)
         try:
@@ -281,16 +359,22 @@ class ModelRunner:
         except Exception as error:  # uncompiled, the same has just run
             uncompile_layers(self._model)
             reason = " ".join(str(error).split("\n")[:2])
+            if not must_compile:
+                _log.warning("%s: its layers run as they are: torch.compile cannot compile them (%s)", name, reason)
+                return
             raise UnsupportedModelError(
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
                 "expected a model and a compiler that it can use, or enable_torch_compile=False"
             ) from error
 
-    def _probe_layer(self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _probe_layer(
+        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
         if layer_idx in self._probed:
             raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
         self._num_query_heads = self._num_query_heads or query.shape[1]
         self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        self._calls[layer_idx] = query.shape[1], options
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 

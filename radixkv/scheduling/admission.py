@@ -180,7 +180,7 @@ class Admission:
 
     def _in_turn(self, usage: TenantUsage) -> list[str]:
         """The tenants that wait: first those that have less than their part, then by what they were served."""
-        tenants = self._shares.in_turn(self._waiting.tenants)
+        tenants = self._shares.in_turn(self._waiting.num_seqs)
         if len(tenants) > 1:
             tenants.sort(key=lambda tenant: not usage.has_claim(self._waiting.first(tenant)))
         return tenants
@@ -196,7 +196,7 @@ class Admission:
         return TenantUsage(
             self._shares,
             self._running,
-            self._waiting.tenants,
+            self._waiting.num_seqs,
             self._max_num_seqs,
             cache.num_blocks,
             cache.block_size,

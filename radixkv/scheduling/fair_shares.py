@@ -14,7 +14,8 @@ the work of two batches (and of one step more, see below), whatever they ask for
 A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
 preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
 whose tenant would stay within its part of them, and is not ahead of others by more than a step's tokens, comes first and is
-made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`.
+made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`. Of sequences, a tenant's
+part is that of weighted max-min fairness: who wants less than an equal part gets what it wants, and the rest is the others'.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FairShares:
     def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
         self.tenants: Mapping[str, TenantShare] = tenants or {}
         self._counters: dict[str, float] = {}
-        # Of equal counters, the tenant goes first that was charged longest ago.
+        # Of tenants that are otherwise equal, the one goes first that was charged longest ago.
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
 
@@ -52,11 +53,18 @@ class FairShares:
         """The service that the tenant got, in costs of a computed token, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
-    def in_turn(self, tenants: Collection[str]) -> list[str]:
-        """The tenants in the order in which they are served."""
-        if len(tenants) < 2:
-            return list(tenants)
-        return sorted(tenants, key=lambda tenant: (self.counter(tenant), self._charged_at.get(tenant, -1)))
+    def in_turn(self, waiting: Mapping[str, int]) -> list[str]:
+        """The tenants in the order in which they are served.
+
+        Args:
+            waiting: sequences that wait, by tenant. Of equal counters the tenant goes first that wants least: the others
+                wait hardly longer for it.
+        """
+        if len(waiting) < 2:
+            return list(waiting)
+        return sorted(
+            waiting, key=lambda tenant: (self.counter(tenant), waiting[tenant], self._charged_at.get(tenant, -1))
+        )
 
     def lift(self, tenant: str, waiting: Collection[str], running: Collection[str]) -> None:
         """The tenant begins to wait: it has no claim to what it did not use before.
@@ -87,6 +95,23 @@ class FairShares:
         """The tenant's part of ``amount``, at least 1, among the ``active`` tenants."""
         weights = sum(self.share(other).weight for other in {tenant, *active})
         return max(1, int(amount * self.share(tenant).weight / weights))
+
+    def level(self, demands: Mapping[str, int], amount: int) -> float:
+        """What a tenant of weight 1 may have of ``amount``: who wants less gets that, and the others share the rest equally.
+
+        (Weighted max-min fairness, by progressive filling: Bertsekas and Gallager, "Data Networks", 1987.)
+
+        Args:
+            demands: what each tenant has and wants.
+        """
+        weights = {tenant: self.share(tenant).weight for tenant in demands}
+        rest, weight = float(amount), sum(weights.values())
+        for tenant in sorted(demands, key=lambda tenant: demands[tenant] / weights[tenant]):
+            if demands[tenant] * weight > rest * weights[tenant]:
+                return rest / weight
+            rest -= demands[tenant]
+            weight -= weights[tenant]
+        return float("inf")
 
     def keep_order(
         self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]

@@ -55,6 +55,7 @@ class Request:
         bad_words: token ids of each of the parameters' ``bad_words``.
         num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
         beam_search: its state; None for samples.
+        resumed: its answers were begun elsewhere (`radixkv.engine.resumption`).
         failure: why the engine failed the request.
     """
 
@@ -77,6 +78,7 @@ class Request:
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None
     beam_search: BeamSearch | None = None
+    resumed: bool = False
     failure: Exception | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
 
@@ -101,6 +103,8 @@ class Request:
 
     @cached_property
     def wants_prompt_logprobs(self) -> bool:
+        if self.resumed:
+            return False  # they came with the first token
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
 
@@ -117,6 +121,8 @@ class TokenSequence:
             decoding publishes per block.
         sampling: the sampler's state of the sequence; None for a beam.
         num_streamed: output tokens that were part of a streamed output already.
+        num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
+        num_resumed_characters: of the text, those that belong to them.
     """
 
     request: Request
@@ -128,6 +134,8 @@ class TokenSequence:
     sampling: SamplingState | None = None
     detokenizer: IncrementalDetokenizer | None = None
     num_streamed: int = 0
+    num_resumed: int = 0
+    num_resumed_characters: int = 0
     cumulative_logprob: float = 0.0
     logprobs: SampleLogprobs = field(default_factory=list)
     finish_reason: str | None = None

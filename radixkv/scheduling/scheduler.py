@@ -102,13 +102,15 @@ class Scheduler:
             }
         )
 
-    def add(self, group: SequenceGroup) -> None:
-        """Queue the group of a new request."""
-        group.request.arrival = next(self._arrivals)
-        tenant = group.request.tenant
+    def add(self, *groups: SequenceGroup) -> None:
+        """Queue the groups of a new request: one, or of a resumed one all its samples."""
+        request = groups[0].request
+        request.arrival = next(self._arrivals)
+        tenant = request.tenant
         if tenant not in self.waiting.tenants:
             self.shares.lift(tenant, self.waiting.tenants, {group.request.tenant for group in self.running})
-        self._queue(group)
+        for group in groups:
+            self._queue(group)
 
     def start(self, group: SequenceGroup) -> None:
         """Run a group that has its block tables: one that was admitted, or forked from a running one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.request import SequenceGroup
@@ -16,7 +16,7 @@ class TenantUsage:
     Args:
         shares: the tenants' weights and counters.
         running: in order of rank.
-        waiting: the tenants that wait.
+        waiting: sequences that wait, by tenant.
         max_num_seqs: concurrent sequences of all tenants.
         num_blocks: blocks of all tenants.
         block_size: tokens per block.
@@ -28,7 +28,7 @@ class TenantUsage:
         self,
         shares: FairShares,
         running: Collection[SequenceGroup],
-        waiting: Collection[str],
+        waiting: Mapping[str, int],
         max_num_seqs: int,
         num_blocks: int,
         block_size: int,
@@ -47,6 +47,8 @@ class TenantUsage:
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
         self.active = {*self.num_seqs, *waiting}
+        # What is admitted or preempted in this step changes nothing of what its tenant wants in all.
+        self._level = shares.level({tenant: self._demand(tenant, waiting) for tenant in self.active}, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
         """Count a group that runs from now on; it does not give way to others."""
@@ -132,8 +134,14 @@ class TenantUsage:
             and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._min_progress
         ]
 
+    def _demand(self, tenant: str, waiting: Mapping[str, int]) -> int:
+        """Sequences that the tenant runs and wants to run."""
+        wanted = self.num_seqs[tenant] + waiting.get(tenant, 0)
+        limit = self._shares.share(tenant).max_num_seqs
+        return wanted if limit is None else min(wanted, limit)
+
     def _seqs_part(self, tenant: str) -> int:
-        return self._shares.part(tenant, self.active, self._max_num_seqs)
+        return max(1, int(min(self._level * self._shares.share(tenant).weight, self._max_num_seqs)))
 
     def _blocks_part(self, tenant: str) -> int:
         return self._shares.part(tenant, self.active, self._num_blocks)

@@ -36,6 +36,7 @@ _Key = tuple[int, int, int, int]
 @dataclass(eq=False, slots=True)
 class _Entry:
     group: SequenceGroup
+    num_seqs: int
     num_cached: int = 0  # tokens of its prompt that were cached at the last look-up; 0 for a preempted group
     num_overtaken: int = 0
     looked_up_at: int = -1  # the tree's version then
@@ -59,6 +60,7 @@ class WaitingQueue:
         self._window = window
         self._max_overtaken = max_overtaken
         self._queues: dict[str, SortedDict[_Key, _Entry]] = {}
+        self.num_seqs: dict[str, int] = {}  # that wait, by tenant
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -85,14 +87,17 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a new or a preempted group."""
-        self._queues.setdefault(group.request.tenant, SortedDict())[_key(group)] = _Entry(group)
+        tenant, num_seqs = group.request.tenant, group.num_seqs
+        self._queues.setdefault(tenant, SortedDict())[_key(group)] = _Entry(group, num_seqs)
+        self.num_seqs[tenant] = self.num_seqs.get(tenant, 0) + num_seqs
 
     def remove(self, group: SequenceGroup) -> None:
         """Remove a group without admitting it."""
-        queue = self._queues[group.request.tenant]
-        del queue[_key(group)]
+        tenant = group.request.tenant
+        queue = self._queues[tenant]
+        self.num_seqs[tenant] -= queue.pop(_key(group)).num_seqs
         if not queue:
-            del self._queues[group.request.tenant]
+            del self._queues[tenant], self.num_seqs[tenant]
 
     def groups_of(self, request: Request) -> list[SequenceGroup]:
         """The request's waiting groups."""

@@ -87,7 +87,7 @@ def policy_machine(
             leaf = self.leaves.pop(index)
             self.policy.remove(leaf)
             if isinstance(self.policy, LearningPolicy):
-                self.policy.on_reuse(leaf.group, leaf.num_blocks, leaf.last_use, self.clock)
+                self.policy.on_reuse(leaf.group, leaf.num_blocks, leaf.last_use, self.clock, False)
 
         @precondition(lambda self: self.leaves)
         @rule(num_left=st.integers(0, 8))

@@ -91,13 +91,17 @@ class BackgroundWriter:
             self._changed.notify_all()
         return dropped
 
-    def cancel(self, namespace: bytes | None) -> None:
-        """Mark what waits of one namespace, or all of it; see `PendingBlock.cancelled`."""
+    def cancel(self, namespace: bytes | None, job: Callable[[], None]) -> None:
+        """Mark what waits of one namespace, or all of it, and have the thread call ``job`` before what is put from now on.
+
+        See `PendingBlock.cancelled`.
+        """
         with self._changed:
             for digest, pending in list(self._pending.items()):
                 if namespace is None or pending.key.namespace == namespace:
                     pending.cancelled = True
                     del self._pending[digest]
+            self.call(job)
 
     def call(self, job: Callable[[], None]) -> None:
         """Have the thread call ``job`` between two batches."""

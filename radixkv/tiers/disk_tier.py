@@ -8,10 +8,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
@@ -30,12 +30,6 @@ _log = logging.getLogger(__name__)
 
 # What a disk does when it fails.
 MediumErrors = (OSError, sqlite3.Error)
-
-
-@dataclass(slots=True)
-class _Entry:
-    slot: int
-    namespace: bytes
 
 
 @dataclass(slots=True)
@@ -104,13 +98,14 @@ class DiskTier:
         self._growth = Backoff(f"taking more space for {root}", clock)
         # Held where the entries and what belongs to them change, which takes microseconds.
         self._lock = threading.Condition()
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()
         self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
         self._gone: list[int] = []  # slots of entries that proved wrong
         self._num_reading = 0
         self._closed = False
         # Held around transactions of the index, so that a cleared block is not committed afterwards.
         self._index_lock = threading.Lock()
+        self._uncleared: set[bytes | None] = set()  # namespaces that were cleared while the disk was gone
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
         self._opened: _Opened | None = None
@@ -181,16 +176,17 @@ class DiskTier:
             return
         with self._index_lock:
             with self._lock:
-                self._writer.cancel(namespace)
                 gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
                 slots = [self._entries.pop(digest).slot for digest in gone]
-            if self._opened is not None:
+                self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
+            if self._opened is None:
+                self._uncleared.add(namespace)
+            else:
                 try:
                     self._opened.index.clear(namespace)
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
-        self._writer.call(self._release_all if namespace is None else lambda: self._erase(slots))
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer is None or self._writer.flush(timeout)
@@ -215,36 +211,34 @@ class DiskTier:
     # Opening
 
     def _open(self) -> _Opened:
-        if self._read_only:
-            folder = self._root / self._codec.name
-            return _Opened(
-                folder,
-                None,
-                SlotIndex(folder, writable=False),
-                SlotFiles(folder, self._slot_bytes, writable=False),
-            )
-        folder = make_store_folder(self._root, self._codec)
-        lock = FolderLock(folder)
-        try:
+        with ExitStack() as opened:
+            if self._read_only:
+                folder = self._root / self._codec.name
+                index = SlotIndex(folder, writable=False)
+                opened.callback(index.close)
+                files = SlotFiles(folder, self._slot_bytes, writable=False)
+                opened.pop_all()
+                return _Opened(folder, None, index, files)
+            folder = make_store_folder(self._root, self._codec)
+            lock = FolderLock(folder)
+            opened.callback(lock.close)
             index = self._open_index(folder)
+            opened.callback(index.close)
+            for namespace in self._uncleared:
+                index.clear(namespace)
+            self._uncleared.clear()
             files = SlotFiles(folder, self._slot_bytes, writable=True)
+            opened.callback(files.close)
             files.shrink(self._capacity)
-            entries: OrderedDict[bytes, _Entry] = OrderedDict()
-            lost = []
-            for block in index.all():
-                if block.slot < files.num_slots:
-                    entries[block.digest] = _Entry(block.slot, block.namespace)
-                else:
-                    lost.append(block.slot)
-            index.commit([], [], lost)
-        except BaseException:
-            lock.close()
-            raise
-        taken = {entry.slot for entry in entries.values()}
-        self._free = [slot for slot in range(files.num_slots) if slot not in taken]
-        with self._lock:
-            self._entries = entries
-        return _Opened(folder, lock, index, files)
+            rows = index.all()
+            index.commit([], [], [row.slot for row in rows if row.slot >= files.num_slots])
+            entries = OrderedDict((row.digest, row) for row in rows if row.slot < files.num_slots)
+            taken = {entry.slot for entry in entries.values()}
+            self._free = [slot for slot in range(files.num_slots) if slot not in taken]
+            with self._lock:
+                self._entries = entries
+            opened.pop_all()
+            return _Opened(folder, lock, index, files)
 
     def _open_index(self, folder: Path) -> SlotIndex:
         try:
@@ -270,7 +264,7 @@ class DiskTier:
                     self._failed(self._reads, error)
         return self._opened
 
-    def _find(self, opened: _Opened, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, _Entry]]:
+    def _find(self, opened: _Opened, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, IndexedBlock]]:
         if self._read_only:
             try:
                 with self._index_lock:
@@ -278,7 +272,7 @@ class DiskTier:
             except MediumErrors as error:
                 self._failed(self._reads, error)
                 return []
-            return [(key, _Entry(row.slot, row.namespace)) for key, row in zip(keys, rows, strict=False)]
+            return list(zip(keys, rows, strict=False))
         found = []
         with self._lock:
             for key in keys:
@@ -300,7 +294,9 @@ class DiskTier:
             self._settle(found, verdicts, count)
         return count
 
-    def _settle(self, found: Sequence[tuple[BlockKey, _Entry]], verdicts: Sequence[Verdict | None], count: int) -> None:
+    def _settle(
+        self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
+    ) -> None:
         """What was right was used now; what was wrong is forgotten, unless another block took its slot meanwhile.
 
         Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
@@ -346,24 +342,26 @@ class DiskTier:
 
     def _write_slots(self, batch: list[PendingBlock]) -> list[tuple[PendingBlock, int]]:
         if self._opened is None:
-            self._opened = self._open()
+            with self._index_lock:
+                self._opened = self._open()
         opened = self._opened
         batch = [pending for pending in batch if not pending.cancelled]
         slots = self._allocate(opened, len(batch))
         placed = list(zip(batch, slots, strict=False))
         try:
             for part in runs_of(slots, opened.files.slots_per_file, self._reader.slots_per_call):
-                buffers: list[BlockBytes] = []
+                buffers: list[bytes | memoryview] = []
                 for pending, _ in placed[part.start : part.stop]:
-                    header, body = self._codec.encode(pending.key, pending.block)
-                    buffers += [np.frombuffer(header.ljust(self._slot_bytes - body.nbytes, b"\0"), np.uint8), body]
+                    header, body = self._codec.encode(pending.key, pending.block.data)
+                    buffers += [header.ljust(self._slot_bytes - len(body), b"\0"), body]
                 opened.files.write(slots[part.start], buffers)
             with self._index_lock:
+                now = time.time()
                 kept = [(pending, slot) for pending, slot in placed if not pending.cancelled]
-                self._commit(opened, kept)
+                blocks = [IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in kept]
+                self._commit(opened, blocks)
                 with self._lock:
-                    for pending, slot in kept:
-                        self._entries[pending.key.digest] = _Entry(slot, pending.key.namespace)
+                    self._entries.update((block.digest, block) for block in blocks)
             for pending, _ in kept:
                 self._touch(pending.prefix)
         except BaseException:
@@ -373,13 +371,11 @@ class DiskTier:
         self._erase([slot for slot in slots if slot not in written])
         return kept
 
-    def _commit(self, opened: _Opened, written: list[tuple[PendingBlock, int]]) -> None:
-        now = time.time()
+    def _commit(self, opened: _Opened, blocks: Sequence[IndexedBlock]) -> None:
         with self._lock:
             used = [(when, slot) for slot, when in self._used.items()]
             gone, self._gone = self._gone, []
             self._used.clear()
-        blocks = (IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in written)
         self._free += gone
         self._stale.update(gone)
         opened.index.commit(blocks, used, self._stale)
@@ -409,7 +405,7 @@ class DiskTier:
     def _erase(self, slots: list[int]) -> None:
         opened = self._opened
         if opened is not None:
-            zeros = np.zeros(self._slot_bytes, dtype=np.uint8)
+            zeros = bytes(self._slot_bytes)
             try:
                 for slot in slots:
                     opened.files.write(slot, [zeros])

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from radixkv.tiers.tier import BlockBytes
-
 KEY_VARIABLE = "RADIXKV_STORE_KEY"
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -51,18 +49,18 @@ class BlockCipher:
         self.name = derived[KEY_BYTES:]
         self._aes = AESGCM(derived[:KEY_BYTES])
 
-    def encrypt(self, nonce: bytes, block: BlockBytes, bound: bytes) -> BlockBytes:
+    def encrypt(self, nonce: bytes, block: memoryview, bound: bytes) -> memoryview:
         """The block's ciphertext and tag, which `decrypt` accepts only together with ``bound``."""
-        sealed = np.empty(block.nbytes + TAG_BYTES, dtype=np.uint8)
-        self._aes.encrypt_into(nonce, block.data, bound, sealed.data)
+        sealed = np.empty(block.nbytes + TAG_BYTES, dtype=np.uint8).data  # which, unlike bytes, is not set to 0 before
+        self._aes.encrypt_into(nonce, block, bound, sealed)
         return sealed
 
-    def decrypt(self, nonce: bytes, sealed: BlockBytes, bound: bytes, out: BlockBytes) -> bool:
+    def decrypt(self, nonce: bytes, sealed: memoryview, bound: bytes, out: memoryview) -> bool:
         """Write what was encrypted to ``out``; False if it, or ``bound``, is not what it was."""
         from cryptography.exceptions import InvalidTag
 
         try:
-            self._aes.decrypt_into(nonce, sealed.data, bound, out.data)
+            self._aes.decrypt_into(nonce, sealed, bound, out)
         except InvalidTag:
             return False
         return True

@@ -26,7 +26,7 @@ class FolderBlobs:
     Args:
         root: the folder, made if it is not there.
         capacity_bytes: of all files in it. Each process that writes holds the folder to it now and then, by removing those
-            files that were used longest ago, to the hour; between, there may be more.
+            files that were used longest ago; between, there may be more. Reading counts as use once an hour.
 
     Attributes:
         description: the folder.
@@ -83,10 +83,9 @@ class FolderBlobs:
         return self._root / folder / block[:2] / block
 
     def _in_use(self, name: str) -> bool:
-        """Whether it is there; if so, it is used now."""
-        path = self._path(name)
+        """Whether it is there; if so, it is used now, and does not make room for the rest of its prefix."""
         try:
-            _touch(path, os.stat(path))
+            _touch(self._path(name))
         except FileNotFoundError:
             return False
         return True
@@ -100,7 +99,8 @@ class FolderBlobs:
             status = os.fstat(file)
             blob = bytearray(status.st_size)
             length = os.preadv(file, [memoryview(blob)], 0)
-            _touch(file, status)
+            if status.st_mtime < time.time() - TOUCH_SECONDS:
+                _touch(file)
         finally:
             os.close(file)
         return bytes(memoryview(blob)[:length])
@@ -112,6 +112,7 @@ class FolderBlobs:
         try:
             if os.pwritev(file, [memoryview(blob)], 0) != len(blob):
                 raise OSError(f"{draft}: not everything was written")
+            _touch(file)
             os.replace(draft, path)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -146,6 +147,7 @@ class FolderBlobs:
             excess -= size
 
 
-def _touch(file: int | Path, status: os.stat_result) -> None:
-    if status.st_mtime < time.time() - TOUCH_SECONDS:
-        os.utime(file)
+def _touch(file: int | Path) -> None:
+    """It was used now, to the nanosecond: a file system's own times are the same for milliseconds."""
+    now = time.time_ns()
+    os.utime(file, ns=(now, now))

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from radixkv.tiers.record import RecordLayout
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.store_folder import FolderLock, StoreHeader, owner_of, read_header
-from radixkv.tiers.tier import BlockBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def describe(folder: Path) -> StoreInfo:
         UnreadableStoreError: it makes no sense to this version.
     """
     with _opened(folder, writable=False) as store:
-        rows = list(store.index.all())
+        rows = store.index.all()
         return StoreInfo(
             header=store.header,
             num_blocks=len(rows),
@@ -96,9 +93,9 @@ def verify(folder: Path) -> Verification:
     """
     right = corrupt = replaced = 0
     with _opened(folder, writable=False) as store:
-        for row in list(store.index.all()):
+        for row in store.index.all():
             slot = store.read(row.slot)
-            header = slot[: store.layout.header_bytes].tobytes()
+            header = bytes(slot[: store.layout.header_bytes])
             if len(slot) < store.slot_bytes or not store.layout.intact(header, slot[-store.layout.body_bytes :]):
                 corrupt += 1
             elif store.layout.digest_of(header) != row.digest:
@@ -125,7 +122,7 @@ def prune(folder: Path, *, max_bytes: int | None = None, used_since: float | Non
         UnreadableStoreError: it makes no sense to this version.
     """
     with _opened(folder, writable=True) as store:
-        rows = list(store.index.all())
+        rows = store.index.all()
         kept = [row for row in rows if used_since is None or row.used >= used_since]
         if max_bytes is not None:
             kept = kept[max(0, len(kept) - max_bytes // store.slot_bytes) :]
@@ -163,7 +160,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         if namespace is None:
             store.files.shrink(0)
         else:
-            zeros = np.zeros(store.slot_bytes, dtype=np.uint8)
+            zeros = bytes(store.slot_bytes)
             for row in doomed:
                 store.files.write(row.slot, [zeros])
         return len(doomed)
@@ -177,8 +174,8 @@ class _Store:
     index: SlotIndex
     files: SlotFiles
 
-    def read(self, slot: int) -> BlockBytes:
-        record = np.empty(self.slot_bytes, dtype=np.uint8)
+    def read(self, slot: int) -> memoryview:
+        record = memoryview(bytearray(self.slot_bytes))
         return record[: self.files.read(slot, [record])]
 
 

@@ -60,7 +60,7 @@ class RecordLayout:
         self.header_bytes = _CHECKSUM.size + _FIELDS.size + 4 * block_format.block_size
         self.body_bytes = block_format.block_bytes + (TAG_BYTES if sealed else 0)
 
-    def intact(self, header: bytes, body: BlockBytes) -> bool:
+    def intact(self, header: bytes, body: memoryview) -> bool:
         """Whether a record is as it was made, whichever block's it is."""
         return header[: _CHECKSUM.size] == _CHECKSUM.pack(_MAGIC, _checksum(header[_CHECKSUM.size :], body))
 
@@ -107,7 +107,7 @@ class RecordCodec(RecordLayout):
                     f"got {len(key.tokens)} and {len(key.digest)}"
                 )
 
-    def encode(self, key: BlockKey, block: BlockBytes) -> tuple[bytes, BlockBytes]:
+    def encode(self, key: BlockKey, block: memoryview) -> tuple[bytes, memoryview]:
         """Header and body of a block's record; the body may be the block itself."""
         if self._cipher is None:
             fields, body = _FIELDS.pack(key.digest, b"") + key.tokens, block
@@ -117,7 +117,7 @@ class RecordCodec(RecordLayout):
             body = self._cipher.encrypt(nonce, block, key.digest + key.tokens)
         return _CHECKSUM.pack(_MAGIC, _checksum(fields, body)) + fields, body
 
-    def decode(self, key: BlockKey, header: bytes, body: BlockBytes, block: BlockBytes) -> Verdict:
+    def decode(self, key: BlockKey, header: bytes, body: memoryview, block: memoryview) -> Verdict:
         """Compare a record with the key that it was found by, and write its block.
 
         Args:
@@ -142,7 +142,7 @@ class RecordCodec(RecordLayout):
         return Verdict.RIGHT if opened else Verdict.CORRUPT
 
 
-def _checksum(fields: bytes, body: BlockBytes) -> bytes:
+def _checksum(fields: bytes, body: memoryview) -> bytes:
     checksum = xxhash.xxh3_128(fields)
-    checksum.update(body.data)
+    checksum.update(body)
     return checksum.digest()

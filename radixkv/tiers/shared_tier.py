@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
@@ -137,8 +135,7 @@ class SharedTier:
             return
         path = self._codec.name + ("" if namespace is None else f"/{namespace.hex()}")
         self._uncleared = self._uncleared | {path}
-        self._writer.cancel(namespace)
-        self._writer.call(self._clear)
+        self._writer.cancel(namespace, self._clear)
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer.flush(timeout)
@@ -167,8 +164,7 @@ class SharedTier:
                 return row
             verdict = Verdict.CORRUPT
             if len(blob) == size + self._codec.body_bytes:
-                body = np.frombuffer(blob, dtype=np.uint8, offset=size)
-                verdict = self._codec.decode(key, blob[:size], body, out[row])
+                verdict = self._codec.decode(key, blob[:size], memoryview(blob)[size:], out[row].data)
             if verdict is not Verdict.RIGHT:
                 self._counters.add(corrupt_blocks=1)
                 self._writer.call(partial(self._delete, names[row]))
@@ -185,8 +181,8 @@ class SharedTier:
                 self._clear_store()
                 blobs = {}
                 for pending in batch:
-                    header, body = self._codec.encode(pending.key, pending.block)
-                    blobs[self._name(pending.key)] = b"".join((header, body.data))
+                    header, body = self._codec.encode(pending.key, pending.block.data)
+                    blobs[self._name(pending.key)] = b"".join((header, body))
                 written = self._store.write(blobs)
                 dropped = 0
                 self._backoff.worked()

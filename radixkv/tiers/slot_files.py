@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 from radixkv.tiers.store_folder import open_private
-from radixkv.tiers.tier import BlockBytes
 
 FILE_BYTES = 256 << 20
 # Linux takes no more buffers in a call.
@@ -80,7 +79,7 @@ class SlotFiles:
             if os.fstat(descriptor).st_size > kept:
                 os.ftruncate(descriptor, kept)
 
-    def read(self, first: int, buffers: list[BlockBytes]) -> int:
+    def read(self, first: int, buffers: list[memoryview]) -> int:
         """Fill buffers with the bytes from a slot on.
 
         Returns:
@@ -90,17 +89,16 @@ class SlotFiles:
             OSError: as from the system.
         """
         descriptor, offset = self._place(first)
-        return os.preadv(descriptor, [buffer.data for buffer in buffers], offset)
+        return os.preadv(descriptor, buffers, offset)
 
-    def write(self, first: int, buffers: list[BlockBytes]) -> None:
+    def write(self, first: int, buffers: list[bytes | memoryview]) -> None:
         """Write bytes from a slot on.
 
         Raises:
             OSError: as from the system, or not everything was written.
         """
         descriptor, offset = self._place(first)
-        written = os.pwritev(descriptor, [buffer.data for buffer in buffers], offset)
-        if written != sum(buffer.nbytes for buffer in buffers):
+        if os.pwritev(descriptor, buffers, offset) != sum(map(len, buffers)):
             raise OSError(errno.EIO, "not everything was written", str(self._path(first // self.slots_per_file)))
 
     def close(self) -> None:

@@ -9,11 +9,10 @@ it so.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-
-import numpy as np
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.record import RecordCodec, RecordLayout, Verdict
@@ -22,7 +21,7 @@ from radixkv.tiers.tier import BlockBytes
 
 PAGE_BYTES = 4096
 CALL_BYTES = 256 << 10
-NUM_THREADS = 2
+LEAST_RUNS_FOR_HELP = 4
 
 
 def runs_of(slots: Sequence[int], slots_per_file: int, most: int) -> Iterator[range]:
@@ -40,7 +39,7 @@ def slot_bytes_of(layout: RecordLayout) -> int:
 
 
 class SlotReader:
-    """Reads the slots of one format, several calls at a time.
+    """Reads the slots of one format; a thread of its own helps whoever calls with long prefixes.
 
     Args:
         codec: of the records.
@@ -54,7 +53,7 @@ class SlotReader:
         self._codec = codec
         self.slot_bytes = slot_bytes_of(codec)
         self.slots_per_call = min(max(1, CALL_BYTES // self.slot_bytes), MAX_BUFFERS // 2)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="slot-reader")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="slot-reader")
         self._local = threading.local()
 
     def read(
@@ -72,38 +71,57 @@ class SlotReader:
             What each slot holds, None where it could not be read; and what the system said to that.
         """
         errors: list[OSError] = []
+        # Slices of memory views cost a fraction of those of arrays.
+        size, memory = out.shape[1], out.data.cast("B")
+        blocks = [memory[start : start + size] for start in range(0, len(slots) * size, size)]
 
-        def read_run(run: range) -> Sequence[Verdict | None]:
-            rows = slice(run.start, run.stop)
-            try:
-                return self._read_run(files, keys[rows], slots[run.start], out[rows])
-            except OSError as error:
-                errors.append(error)
-                return [None] * len(run)
+        verdicts: list[Verdict | None] = [None] * len(slots)
+        runs = deque(runs_of(slots, files.slots_per_file, self.slots_per_call))
 
-        runs = list(runs_of(slots, files.slots_per_file, self.slots_per_call))
-        parts = map(read_run, runs) if len(runs) < 2 * NUM_THREADS else self._threads.map(read_run, runs)
-        return [verdict for part in parts for verdict in part], errors
+        def read_runs() -> None:
+            while runs:
+                try:
+                    run = runs.popleft()
+                except IndexError:  # the other thread took the last one
+                    return
+                try:
+                    verdicts[run.start : run.stop] = self._read_run(files, keys, slots, blocks, run)
+                except OSError as error:
+                    errors.append(error)
+
+        helper = self._helper.submit(read_runs) if len(runs) >= LEAST_RUNS_FOR_HELP else None
+        read_runs()
+        if helper is not None and not helper.cancel():
+            helper.result()
+        return verdicts, errors
 
     def close(self) -> None:
-        """End its threads."""
-        self._threads.shutdown()
+        """End its thread."""
+        self._helper.shutdown()
 
-    def _read_run(self, files: SlotFiles, keys: Sequence[BlockKey], first: int, out: BlockBytes) -> list[Verdict]:
-        codec = self._codec
-        # Reused, since new memory costs as much as reading does.
-        scratch = getattr(self._local, "scratch", None)
-        if scratch is None or len(scratch) < len(keys):
-            scratch = self._local.scratch = np.empty((len(keys), self.slot_bytes), dtype=np.uint8)
-        body_start = self.slot_bytes - codec.body_bytes
-        bodies = [slot[body_start:] for slot in scratch[: len(keys)]] if codec.sealed else list(out)
-        pairs = zip(scratch, bodies, strict=False)
-        length = files.read(first, [part for slot, body in pairs for part in (slot[:body_start], body)])
+    def _read_run(
+        self, files: SlotFiles, keys: Sequence[BlockKey], slots: Sequence[int], blocks: Sequence[memoryview], run: range
+    ) -> list[Verdict]:
+        heads, bodies = self._scratch()
+        buffers: list[memoryview] = []
+        for place, row in enumerate(run):
+            buffers += (heads[place], bodies[place] if bodies else blocks[row])
+        length = files.read(slots[run.start], buffers)
         verdicts = []
-        for row, key in enumerate(keys):
-            if length < (row + 1) * self.slot_bytes:  # the file ends before
+        for place, row in enumerate(run):
+            if length < (place + 1) * self.slot_bytes:  # the file ends before
                 verdicts.append(Verdict.CORRUPT)
             else:
-                header = scratch[row, : codec.header_bytes].tobytes()
-                verdicts.append(codec.decode(key, header, bodies[row], out[row]))
+                header = bytes(heads[place][: self._codec.header_bytes])
+                verdicts.append(self._codec.decode(keys[row], header, buffers[2 * place + 1], blocks[row]))
         return verdicts
+
+    def _scratch(self) -> tuple[list[memoryview], list[memoryview]]:
+        """The thread's memory for one call: for what comes before bodies, and for bodies that are encrypted."""
+        found: tuple[list[memoryview], list[memoryview]] | None = getattr(self._local, "scratch", None)
+        if found is None:
+            body_bytes = self._codec.body_bytes
+            heads = [memoryview(bytearray(self.slot_bytes - body_bytes)) for _ in range(self.slots_per_call)]
+            sealed = self.slots_per_call if self._codec.sealed else 0
+            found = self._local.scratch = (heads, [memoryview(bytearray(body_bytes)) for _ in range(sealed)])
+        return found

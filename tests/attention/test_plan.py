@@ -15,9 +15,7 @@ from radixkv.attention.cpu.cost_model import MIN_SAVED_TOKENS
 def make_plan(chunks: list[Chunk], block_size: int = 16, sharing: SharingRule | None = None) -> AttentionPlan:
     """By a planner of its own, with the CPU's rule unless another is given."""
     longest = max(len(chunk.table.block_ids) for chunk in chunks)
-    return Planner(len(chunks), longest, block_size, sharing or SharingRule.saving(MIN_SAVED_TOKENS, len(chunks))).plan(
-        query_batch(chunks)
-    )
+    return Planner(len(chunks), longest, block_size, sharing or SharingRule(MIN_SAVED_TOKENS)).plan(query_batch(chunks))
 
 
 def slots_of_rows(plan: AttentionPlan) -> list[list[int]]:
@@ -53,7 +51,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Chunk], int]:
 @given(batches(), st.sampled_from([1, 3, 100]))
 def test_each_row_reads_each_of_its_keys_once(batch: tuple[list[Chunk], int], min_tokens: int) -> None:
     chunks, block_size = batch
-    plan = make_plan(chunks, block_size, SharingRule((min_tokens,) * (len(chunks) + 1)))
+    plan = make_plan(chunks, block_size, SharingRule(min_tokens))
     seen = slots_of_rows(plan)
     for position_in_order, index in enumerate(plan.order):
         chunk = chunks[index]
@@ -90,11 +88,11 @@ def test_too_little_sharing_is_left_alone() -> None:
 def test_a_decoding_batch_that_saves_too_little_is_flat() -> None:
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(3)]
     for min_saved, is_flat in ((2 * 64 * 16, False), (2 * 64 * 16 + 1, True)):
-        plan = make_plan(chunks, sharing=SharingRule((0,) * 4, min_saved))
+        plan = make_plan(chunks, sharing=SharingRule(min_saved_tokens=min_saved))
         assert (plan.is_flat, plan.ranges.num_shared) == (is_flat, 0 if is_flat else 1)
         assert plan.saved_tokens == (0 if is_flat else 2 * 64 * 16)
     # A prompt among them is read by items anyway.
-    prompt = make_plan([*chunks[1:], Chunk(chunks[0].table, 64 * 16, 2)], sharing=SharingRule((0,) * 4, 2**40))
+    prompt = make_plan([*chunks[1:], Chunk(chunks[0].table, 64 * 16, 2)], sharing=SharingRule(min_saved_tokens=2**40))
     assert (prompt.is_flat, prompt.ranges.num_shared) == (False, 1)
 
 
@@ -119,7 +117,7 @@ TWICE = Chunk(Table(range(2)), 30, 1)
     ],
 )
 def test_bad_batches_are_refused_and_change_nothing(batch: QueryBatch, message: str) -> None:
-    planner = Planner(4, 10, 16, SharingRule.saving(MIN_SAVED_TOKENS, 4))
+    planner = Planner(4, 10, 16, SharingRule(MIN_SAVED_TOKENS))
     good = [Chunk(Table(range(2)), 30, 1), Chunk(Table(range(5, 7)), 20, 1)]
     before = planner.plan(query_batch(good))
     with pytest.raises(ValueError, match=message):
@@ -133,7 +131,7 @@ def test_bad_batches_are_refused_and_change_nothing(batch: QueryBatch, message: 
 
 
 def test_a_step_that_continues_the_last_one_adds_blocks_only() -> None:
-    planner = Planner(4, 10, 16, SharingRule.saving(MIN_SAVED_TOKENS, 4))
+    planner = Planner(4, 10, 16, SharingRule(MIN_SAVED_TOKENS))
     chunks = [Chunk(Table([4, 9]), 30, 1), Chunk(Table([6]), 10, 1)]
     planner.plan(query_batch(chunks))
     chunks = [Chunk(chunk.table, chunk.num_context + 1, 1) for chunk in chunks]
@@ -158,7 +156,7 @@ def test_a_step_that_continues_the_last_one_adds_blocks_only() -> None:
 
 
 def test_a_step_whose_table_is_too_short_is_refused_and_changes_nothing() -> None:
-    planner = Planner(4, 10, 16, SharingRule.saving(MIN_SAVED_TOKENS, 4))
+    planner = Planner(4, 10, 16, SharingRule(MIN_SAVED_TOKENS))
     chunk = Chunk(Table([4, 9]), 31, 1)
     planner.plan(query_batch([chunk]))
     following = query_batch([Chunk(chunk.table, 32, 1)])

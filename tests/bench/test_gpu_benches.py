@@ -85,7 +85,7 @@ def test_transformers_time_is_that_of_its_requests(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails_alone(llm: object, shared: int) -> None:
+    def fails_alone(llm: object, shared: int, params: object = None) -> None:
         if shared == 0:
             raise RuntimeError("no kernel for that")
 
@@ -101,12 +101,15 @@ def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch
     monkeypatch.setattr(decode, "measure_steps", lambda llm, shared, bytes_per_s: decode.Step(1, 1.0, 2.0, 3.0))
     monkeypatch.setattr(decode, "measure_idle", lambda llm: decode.Idle(0.1, 0.1))
     monkeypatch.setattr(decode, "answer_all", answers)
-    report = GpuReport(Console(), None, {}, Limits(1.0, 2.0))
+    report = GpuReport(Console(), None, {}, Limits(1.0, 1.5, 2.0))
     table = Table(*"abcdefg")
-    decode.measure_engine(report, table, None, "kind", False)
+    decode.measure_engine(report, table, None, "kind", False, False)
     alone, shared = "kind: 64 x 4,096, 0 shared", "kind: 64 x 4,096, 3,500 shared"
-    assert list(report.failed) == ["kind: warm-up, 0 shared", f"{alone}, step", f"{alone}, answers"]
-    assert [str(cell) for cell in table.columns[0].cells] == [shared, f"{shared}, answers"]
+    assert list(report.failed) == [
+        "kind: warm-up, 0 shared",
+        *(f"{alone}, {part}" for part in ("step", "top-p step", "answers")),
+    ]
+    assert [str(cell) for cell in table.columns[0].cells] == [shared, f"{shared}, top-p", f"{shared}, answers"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def test_a_row_that_fails_is_noted_and_the_others_are_kept(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     path = tmp_path / "rows.json"
-    report = GpuReport(Console(), path, {"gpu": "none"}, Limits(1.0, 2.0), only="row")
+    report = GpuReport(Console(), path, {"gpu": "none"}, Limits(1.0, 1.5, 2.0), only="row")
 
     def fail() -> Figure:
         raise MemoryError("too small")

@@ -19,7 +19,7 @@ class Listening(LRU):
         node.group = 7
         self.calls.append(("idle", node.num_blocks, node.last_use))
 
-    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         self.calls.append(("reuse", group, num_blocks, idle_since, now))
 
     def taken(self) -> list[tuple[object, ...]]:

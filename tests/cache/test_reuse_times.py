@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from radixkv.cache.eviction import reuse_times
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
 
+PRIOR = 50.0
+NO_PRIOR = 1e-9
 SHAPE = (2, 1, 1)
 
 # Group, blocks, beginning, and length, if it is over by the end of the day.
@@ -36,7 +38,7 @@ def learn(idle_times: IdleTimes, ask_at: list[int]) -> ReuseTimes:
         elif kind == 1:
             table.begin(group, num_blocks, time)
         else:
-            table.returns(float(time))
+            table.returns(float(time), NO_PRIOR)
     return table
 
 
@@ -63,14 +65,14 @@ def kaplan_meier(idle_times: IdleTimes, group: int) -> list[float]:
 
 @pytest.fixture(autouse=True)
 def _no_shrinkage_and_no_fading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 1e-9)
+    monkeypatch.setattr(reuse_times, "_PRIOR_OF_ALL", NO_PRIOR)
     monkeypatch.setattr(reuse_times, "_HALF_LIFE", 1e300)
 
 
 @given(idle_times=IDLE_TIMES)
 def test_tables_are_kaplan_and_meiers(idle_times: IdleTimes) -> None:
     # One epoch per moment, so that every beginning is exact.
-    returns = learn(idle_times, ask_at=list(range(END_OF_DAY))).returns(float(END_OF_DAY))
+    returns = learn(idle_times, ask_at=list(range(END_OF_DAY))).returns(float(END_OF_DAY), NO_PRIOR)
     for group in (0, 1):
         expected = kaplan_meier([idle for idle in idle_times if idle[2] <= END_OF_DAY], group)
         np.testing.assert_allclose(returns[group, : len(expected)], expected, atol=1e-6)
@@ -83,7 +85,7 @@ def test_every_block_is_idle_or_has_ended_however_epochs_are_joined(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reuse_times, "_MAX_EPOCHS", max_epochs)
         table = learn(idle_times, list(range(0, END_OF_DAY, ask_every)))
-        table.returns(float(END_OF_DAY))
+        table.returns(float(END_OF_DAY), NO_PRIOR)
         assert len(table._begun_at) == len(table._weights) <= max_epochs
     for group in (0, 1):
         over = sum(blocks for own, blocks, start, length in idle_times if own == group and start + length <= END_OF_DAY)
@@ -95,7 +97,7 @@ def test_every_block_is_idle_or_has_ended_however_epochs_are_joined(
 def test_idle_times_that_begin_when_an_epoch_ends_are_found_again() -> None:
     table = ReuseTimes(SHAPE)
     table.begin(0, 1, 5.0)
-    table.returns(5.0)
+    table.returns(5.0, NO_PRIOR)
     table.begin(0, 1, 5.0)
     table.begin(0, 1, 9.0)
     table.end(0, 1, 9.0, 10.0)
@@ -109,7 +111,7 @@ def test_neighbours_among_old_epochs_become_one(monkeypatch: pytest.MonkeyPatch)
     table = ReuseTimes(SHAPE)
     for epoch in range(8):
         table.begin(0, epoch + 1, float(epoch))
-        table.returns(float(epoch))
+        table.returns(float(epoch), NO_PRIOR)
     weights = [0.5**age for age in range(8, 0, -1)]
     counts = [(epoch + 1) * weight for epoch, weight in enumerate(weights)]
     assert table._begun_at == [0.0, 2.0, 4.0, 5.0, 6.0, 7.0]
@@ -126,35 +128,35 @@ def test_reuse_after_a_minute_is_estimated_while_most_are_still_idle() -> None:
                 table.end(group, blocks, start, second)
             if start == second:
                 table.begin(group, blocks, start)
-        table.returns(float(second))
-    returns = table.returns(100.0)
+        table.returns(float(second), NO_PRIOR)
+    returns = table.returns(100.0, NO_PRIOR)
     assert table._ended[0].sum() == pytest.approx(20)  # of 90
     assert returns[0, : bisect_left(AGE_BORDERS, 60) + 1].sum() == pytest.approx(0.5, abs=0.08)
 
 
 def test_few_idle_times_of_a_group_weigh_little_against_many_of_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 50.0)
+    monkeypatch.setattr(reuse_times, "_PRIOR_OF_ALL", 50.0)
     table = ReuseTimes((1, 1, 2))
     for _ in range(1000):
         table.begin(0, 1, 0.0)
         table.end(0, 1, 0.0, 1.0)
     table.begin(1, 1, 0.0)
-    assert table.returns(1000.0)[1].sum() > 0.9
+    assert table.returns(1000.0, PRIOR)[1].sum() > 0.9
 
 
 def test_ages_that_few_reached_are_not_judged_by_groups_that_are_never_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reuse_times, "_PRIOR_IDLE_TIMES", 50.0)
+    monkeypatch.setattr(reuse_times, "_PRIOR_OF_ALL", 50.0)
     table = ReuseTimes((1, 1, 2))
     for _ in range(10_000):
         table.begin(0, 1, 0.0)
-    table.returns(0.0)
+    table.returns(0.0, PRIOR)
     for _ in range(100):
         table.begin(1, 1, 10_000.0)
     for _ in range(50):  # the others have not reached the next bin yet
         table.end(1, 1, 10_000.0, 10_060.0)
-    returns = table.returns(10_061.0)
+    returns = table.returns(10_061.0, PRIOR)
     age_bin = bisect_left(AGE_BORDERS, 60.0)
     assert returns[1, age_bin : age_bin + 2].tolist() == pytest.approx([0.4, 0.22], abs=0.05)
 

@@ -154,6 +154,21 @@ def planning() -> str:
     return table(("256 sequences share", *changes), [(s, *(medians[s, change] for change in changes)) for s in shared])
 
 
+def routers() -> str:
+    rows = [
+        (
+            f"{row['num_replicas']}",
+            row["router"],
+            f"{row['hit_rate']:.3f}",
+            f"{row['p50']:.0f}",
+            f"{row['p99']:,.0f}",
+            f"{row['imbalance']:.2f}",
+        )
+        for row in results("replicas")["rows"]
+    ]
+    return table(("replicas", "router", "hit rate", "p50, s", "p99, s", "imbalance"), rows)
+
+
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -183,6 +198,7 @@ def reserved_memory() -> str:
         (BENCHMARKS, bookkeeping),
         (BENCHMARKS, eviction),
         (BENCHMARKS, planning),
+        (BENCHMARKS, routers),
         (BENCHMARKS, reserved_memory),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,

@@ -17,7 +17,56 @@ from radixkv_kernels import (
     merge_splits,
     write_cache,
 )
+from radixkv_kernels.checked_once import checked_once
 from radixkv_kernels.checks import check_cache, check_device
+
+
+def test_the_same_layout_is_checked_once_and_any_other_again() -> None:
+    """All layers of a batch launch the same kernels on other tensors of the same shapes."""
+    looked_at: list[str] = []
+
+    @checked_once
+    def check(name: str, *, query: torch.Tensor, limit: int | None) -> None:
+        looked_at.append(name)
+        if query.shape[0] > 4:
+            raise ValueError("too large")
+
+    for _ in range(3):
+        check("first", query=torch.zeros(4, 6), limit=None)
+    assert looked_at == ["first"]
+    others: list[tuple[torch.Tensor, int | None]] = [
+        (torch.zeros(3, 6), None),
+        (torch.zeros(6, 4).T, None),
+        (torch.zeros(4, 6, dtype=torch.float16), None),
+        (torch.zeros(4, 6, device="meta"), None),
+        (torch.zeros(4, 6, requires_grad=True), None),
+        (torch.zeros(4, 6), 1),
+    ]
+    for query, limit in others:
+        check("first", query=query, limit=limit)
+    assert len(looked_at) == 1 + len(others)
+    with torch.no_grad():  # of which it depends whether a gradient matters
+        check("first", query=torch.zeros(4, 6), limit=None)
+    assert len(looked_at) == 2 + len(others)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too large"):
+            check("first", query=torch.zeros(5, 6), limit=None)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    looked_at: list[int] = []
+
+    @checked_once
+    def check(number: int) -> None:
+        looked_at.append(number)
+
+    for number in range(5000):
+        check(number)
+    check(0)
+    assert looked_at == [*range(5000), 0]
+    check(0)
+    assert len(looked_at) == 5001
+
 
 ROW_TABLES = torch.zeros(3, dtype=torch.int32)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import triton
 
 from radixkv_kernels import (
+    TILE_ROWS,
     BlockCopier,
     advance_rows,
     attend_items,
@@ -17,6 +20,7 @@ from radixkv_kernels import (
     exponential_sampling,
     merge_partials,
     merge_splits,
+    rotate_and_write,
     write_cache,
 )
 from radixkv_kernels.target import interpreted
@@ -29,34 +33,52 @@ from support.compiled_kernels import SHARED_MEMORY, Compiled, compile_only
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 
 # The instruction that multiplies matrices: 16 rows on each warp's own tensor core, from 64 on those of a warp group.
-NARROW = {80: "HMMA", 90: "HMMA", 100: "HMMA"}
-WIDE = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
-
-# What spills, and why it may.
-SPILLS = {
-    # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
-    # wherever a group fits; the type is there for comparison, not for speed.
-    (FP32, 64, 128),
-    (FP32, 128, 128),
-}
+WIDE = {90: "HGMMA", 100: "UTCHMMA"}
+ARCHITECTURES = tuple(SHARED_MEMORY)
+# Sizes of keys and values. Others are padded to these, which adds masks; 192 and 128 are DeepSeek's.
+HEAD_SIZES = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 
-def compile_attention(arch: int, cache_dtype: torch.dtype, tile_rows: int, dim: int, **options: object) -> Compiled:
-    dtype = BF16 if cache_dtype == FP8 else cache_dtype
-    scales = {"key_scales": torch.ones(8), "value_scales": torch.ones(8)} if cache_dtype == FP8 else {}
-    cache = torch.zeros(4, 16, 8, dim).to(cache_dtype)
-    with compile_only(arch) as compiled:
+@dataclass(frozen=True)
+class Case:
+    """One kernel configuration; ``dtype`` is the cache's."""
+
+    arch: int
+    dtype: torch.dtype
+    tile_rows: int
+    key_dim: int = 128
+    value_dim: int = 128
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"sm_{self.arch}-{dtype}-{self.tile_rows}x{self.key_dim}/{self.value_dim}"
+
+    @property
+    def may_spill(self) -> bool:
+        if self.dtype == FP32:
+            # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
+            # wherever a group fits; the type is there for comparison, not for speed.
+            return self.tile_rows > 16
+        # Operands that live in registers, beside a result of 128 rows. The engine takes 64 rows there.
+        return self.arch not in WIDE and self.key_dim > 128 and self.tile_rows == 128
+
+
+def compile_attention(case: Case, **options: object) -> Compiled:
+    dtype = BF16 if case.dtype == FP8 else case.dtype
+    scales = {"key_scales": torch.ones(8), "value_scales": torch.ones(8)} if case.dtype == FP8 else {}
+    keys, values = (torch.zeros(4, 16, 8, dim).to(case.dtype) for dim in (case.key_dim, case.value_dim))
+    with compile_only(case.arch) as compiled:
         attend_items(
-            torch.zeros(8, 32, dim, dtype=dtype),
-            cache,
-            cache,
+            torch.zeros(8, 32, case.key_dim, dtype=dtype),
+            keys,
+            values,
             torch.zeros(8, 16, dtype=torch.int32),
             torch.zeros(8, dtype=torch.int32),
             torch.zeros(4, 6, dtype=torch.int32),
-            torch.zeros(8, 32, dim, dtype=dtype),
-            torch.zeros(32, 32, dim),
+            torch.zeros(8, 32, case.value_dim, dtype=dtype),
+            torch.zeros(32, 32, case.value_dim),
             torch.zeros(32, 32),
-            tile_rows=tile_rows,
+            tile_rows=case.tile_rows,
             scale=0.1,
             **scales,
             **options,
@@ -64,39 +86,87 @@ def compile_attention(arch: int, cache_dtype: torch.dtype, tile_rows: int, dim: 
     return compiled[0]
 
 
-# float16 compiles to the same instructions as bfloat16 but for their type, so that it is looked at once a tile class.
-# sm_80 has no conversion from float8_e4m3fn.
-CASES = [
-    (arch, dtype, tile_rows)
-    for arch, dtypes in {80: [BF16], 90: [BF16, FP16, FP32, FP8], 100: [BF16, FP8]}.items()
-    for dtype in dtypes
-    for tile_rows in (16, 64, 128)
-    if not (dtype == FP32 and tile_rows == 128)
+def check_spills(kernel: Compiled) -> None:
+    """None but a number that is put aside before all loops and fetched after them, so that more programs fit."""
+    assert kernel.spills_in_loops == 0
+    assert kernel.spills <= 2
+
+
+def check_compiles(case: Case, **options: object) -> None:
+    kernel = compile_attention(case, **options)
+    assert kernel.shared <= SHARED_MEMORY[case.arch]
+    if not case.may_spill:
+        check_spills(kernel)
+    if case.dtype != FP32:
+        assert ("HMMA" if case.tile_rows == 16 else WIDE.get(case.arch, "HMMA")) in kernel.operations
+    # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies. Where
+    # heads of 256 leave no room for that, there are no such groups.
+    fits = case.dtype != FP32 and not (case.tile_rows == 128 and case.key_dim > 128 and case.arch not in WIDE)
+    if fits or (case.dtype == FP32 and case.tile_rows == 16):
+        assert len(kernel.under_way) == 2 + ("window" in options)
+        assert min(kernel.under_way) >= 2
+
+
+# Each architecture, tile class, element type and size of heads, and the pairs of them that have gone wrong.
+SELECTION = [
+    *(Case(90, dtype, rows) for dtype in (BF16, FP8) for rows in TILE_ROWS),
+    *(Case(100, BF16, rows) for rows in TILE_ROWS),
+    *(Case(arch, BF16, 64) for arch in (80, 120)),
+    *(Case(arch, BF16, 64, 256, 256) for arch in (89, 90)),
+    Case(90, FP16, 64, 64, 64),
+    Case(90, FP32, 16),
+    Case(90, BF16, 64, 96, 96),
+    Case(86, BF16, 64, 192),
+    Case(89, FP8, 16),
+    Case(100, FP8, 64),
+    Case(120, BF16, 128),
+]
+EVERYTHING = [
+    case
+    for arch in ARCHITECTURES
+    for dtype in (BF16, FP16, FP32, FP8)
+    for key_dim, value_dim in HEAD_SIZES
+    for rows in TILE_ROWS
+    # Before sm_89 nothing converts float8_e4m3fn. Groups of more than 64 heads in float32, for minutes: no.
+    if not (dtype == FP8 and arch < 89) and not (dtype == FP32 and rows == 128)
+    if (case := Case(arch, dtype, rows, key_dim, value_dim)) not in SELECTION
 ]
 
 
-@pytest.mark.parametrize(("arch", "dtype", "tile_rows"), [*CASES, (80, FP16, 64), (80, FP32, 16), (100, FP16, 128)])
-def test_attention_compiles_for_what_it_was_written_for(arch: int, dtype: torch.dtype, tile_rows: int) -> None:
-    kernel = compile_attention(arch, dtype, tile_rows, 128)
-    assert kernel.shared <= SHARED_MEMORY[arch]
-    if (dtype, tile_rows, 128) not in SPILLS:
-        assert kernel.spills == 0
-    if dtype != FP32:
-        assert (NARROW if tile_rows == 16 else WIDE)[arch] in kernel.operations
-    # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies.
-    assert len(kernel.under_way) == 2
-    assert min(kernel.under_way) >= 2
+@pytest.mark.parametrize("case", SELECTION, ids=str)
+def test_attention_compiles_for_what_it_was_written_for(case: Case) -> None:
+    check_compiles(case)
 
 
-@pytest.mark.parametrize(("dim", "tile_rows"), [(64, 16), (64, 128), (256, 16), (256, 64), (96, 64)])
-def test_head_sizes(dim: int, tile_rows: int) -> None:
-    kernel = compile_attention(90, BF16, tile_rows, dim, window=100, softcap=30.0)
-    assert kernel.spills == 0
-    assert kernel.shared <= SHARED_MEMORY[90]
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", EVERYTHING, ids=str)
+def test_every_configuration_compiles(case: Case) -> None:
+    check_compiles(case)
 
 
-@pytest.mark.parametrize(("arch", "cache_dtype"), [(80, BF16), (90, BF16), (100, BF16), (90, FP8), (100, FP8)], ids=str)
-def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dim", "tile_rows"), [(64, 16), (256, 64)])
+def test_options_cost_no_more_than_fits(dim: int, tile_rows: int) -> None:
+    check_compiles(Case(90, BF16, tile_rows, dim, dim), window=100, softcap=30.0)
+
+
+def test_a_wide_program_fits_beside_two_narrow_ones() -> None:
+    """On one multiprocessor of sm_90, whose registers are handed out to a warp in groups of 8 a thread."""
+    wide = compile_attention(Case(90, BF16, 64), beside_narrow=True)
+    narrow = compile_attention(Case(90, BF16, 16))
+    assert wide.spills_in_loops == 0
+    assert 128 * sum(-(-kernel.registers // 8) * 8 for kernel in (wide, narrow, narrow)) <= 65_536
+    assert wide.shared + 2 * narrow.shared <= SHARED_MEMORY[90]
+
+
+def test_rows_that_no_tile_fits_beside_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tile_rows: 128 rows of 256 elements in float32 do not fit .* sm_89"):
+        compile_attention(Case(89, FP32, 128, 256, 256))
+
+
+@pytest.mark.parametrize(("arch", "cache_dtype"), [(80, BF16), (100, BF16), (90, FP8), (120, FP8)], ids=str)
+def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As from Triton 3.10 on.
+    monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", False)
     query, new = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(16, 8, 128, dtype=BF16)
     cache = torch.zeros(4, 16, 8, 128, dtype=cache_dtype)
     scales = {"key_scales": torch.ones(8), "value_scales": torch.ones(8)} if cache_dtype == FP8 else {}
@@ -119,11 +189,24 @@ def test_the_other_kernels(arch: int, cache_dtype: torch.dtype) -> None:
         merge_splits(*partials, query, num_splits=2)
         merge_partials(*partials, ints, ints, ints[:8], query, sinks=torch.zeros(32))
         write_cache(new, new, cache, cache, torch.zeros(16, dtype=torch.int64), **scales)
+        rotate_and_write(
+            torch.zeros(16, 32, 128, dtype=BF16),
+            new,
+            new,
+            torch.zeros(16, 128, dtype=BF16),
+            torch.zeros(16, 128, dtype=BF16),
+            cache,
+            cache,
+            torch.zeros(16, dtype=torch.int64),
+            **scales,
+        )
         BlockCopier([cache]).copy([(0, 1, 16)])
         advance_rows(ints[:8], torch.zeros(8, dtype=torch.int64), ints.view(1, 9), ints[:8], block_size=16)
         draw_tokens(torch.zeros(2, 5000), torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert len(compiled) == 8
-    assert all(kernel.spills == 0 for kernel in compiled)
+    assert len(compiled) == 9
+    for kernel in compiled:
+        check_spills(kernel)
+        assert kernel.fp_fusion
 
 
 def test_draws_of_any_number_of_rows_begin_on_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from support.prompt_sets import stem_and_tails
 from torch._dynamo.utils import counters
 
 from radixkv import LLM, SamplingParams
+from radixkv.config import DEVICE_DEFAULTS
 from radixkv.errors import UnsupportedModelError
 from radixkv.model import compiled_layers
 from radixkv.model.loader import load_model
+from radixkv.model.merged_linear import merge_linears
 from radixkv.model.runner import ModelRunner
 
 OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_tokens": 16}
@@ -100,6 +104,22 @@ def test_twelve_layers_are_compiled_once_for_one_token_and_once_for_more(
 
 
 @pytest.mark.usefixtures("traced")
+def test_layers_whose_linears_are_merged_stay_one_graph_and_share_its_code() -> None:
+    """Though the first linear of a group computes what the others return."""
+    model = build("llama", {"num_hidden_layers": 12})
+    loaded = dataclasses.replace(load_model(build_supported("llama"), native=False), model=model)
+    tokens = torch.arange(3, 40).unsqueeze(0)
+    with torch.inference_mode():
+        expected = model(input_ids=tokens, use_cache=False).logits
+        assert merge_linears(model, lambda: model(input_ids=tokens, use_cache=False)) == 12 * 5
+        before = num_graphs()
+        ModelRunner(loaded, enable_torch_compile=True)
+        assert num_graphs() - before == 2
+        model.set_attn_implementation("sdpa")
+        torch.testing.assert_close(model(input_ids=tokens, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("traced")
 def test_models_do_not_share_torchs_limit_of_compilations() -> None:
     before = num_graphs()
     for heads in range(1, 6):
@@ -108,11 +128,33 @@ def test_models_do_not_share_torchs_limit_of_compilations() -> None:
     assert num_graphs() - before == 10
 
 
-def test_layers_that_cannot_be_compiled_are_refused_and_left_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         raise NotImplementedError("no such processor")
 
     monkeypatch.setattr(compiled_layers, "_BACKEND", backend)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_by_default_layers_that_cannot_be_compiled_run_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = answers(LLM(build_supported("llama"), **OPTIONS))
+    monkeypatch.setattr("radixkv.config.DEVICE_DEFAULTS", {"cpu": DEVICE_DEFAULTS["cuda"]})
+    model = build_supported("llama")
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(model, **OPTIONS)
+    assert [record.getMessage() for record in caplog.records if record.name == "radixkv.model.runner"] == [
+        "LlamaForCausalLM: its layers run as they are: torch.compile cannot compile them "
+        "(backend='backend' raised: NotImplementedError: no such processor)"
+    ]
+    assert not any(layer._compiled_call_impl for layer in compiled_layers.decoder_layers(model))
+    assert answers(llm) == expected
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_layers_that_cannot_be_compiled_are_refused_and_left_uncompiled() -> None:
     model = build_supported("llama")
     with pytest.raises(UnsupportedModelError, match=r"cannot compile its layers \(.*no such processor.*=False"):
         LLM(model, enable_torch_compile=True, **OPTIONS)

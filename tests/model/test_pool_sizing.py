@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.model_zoo import build_supported
 
+from radixkv.attention.triton.cost_model import MAX_LEVELS
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
@@ -15,7 +18,11 @@ CUDA = torch.device("cuda")
 
 
 def num_blocks(
-    device: torch.device, kv_cache_memory_bytes: int | None = None, utilization: float = 0.9, activations: int = 0
+    device: torch.device,
+    kv_cache_memory_bytes: int | None = None,
+    utilization: float = 0.9,
+    activations: int = 0,
+    graphs: int = 0,
 ) -> int:
     return choose_num_blocks(
         100,
@@ -24,6 +31,7 @@ def num_blocks(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         gpu_memory_utilization=utilization,
         measure_activations=lambda: activations,
+        measure_graphs=lambda: graphs,
     )
 
 
@@ -37,24 +45,52 @@ def test_a_cpu_pool_is_no_larger_than_useful() -> None:
     assert num_blocks(torch.device("cpu")) == 5000
 
 
-def test_a_gpu_pool_takes_the_memory_that_weights_others_and_the_largest_step_leave(
+def test_a_gpu_pool_takes_the_memory_that_weights_others_graphs_and_the_largest_step_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60_000, 100_000))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     assert num_blocks(CUDA, activations=10_000) == (90_000 - 40_000 - 10_000) // 100
+    assert num_blocks(CUDA, activations=10_000, graphs=5_000) == (90_000 - 40_000 - 15_000) // 100
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: 0.5 of .* less than a block of 100 bytes"):
         num_blocks(CUDA, utilization=0.5, activations=10_000)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: expected above 0 and up to 1, got 1.5"):
         num_blocks(CUDA, utilization=1.5)
 
 
-@pytest.mark.parametrize("name", ["llama", "biogpt"])
-def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
+@pytest.fixture
+def gpu_of_132_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+@pytest.mark.usefixtures("gpu_of_132_multiprocessors")
+def test_the_largest_step_has_room_for_a_partial_result_of_each_level_of_a_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = load_model(build_supported("llama"))
+    runner, allocated, empty = ModelRunner(loaded), [], torch.empty
+
+    def note(*size: int, **options: object) -> torch.Tensor:
+        tensor = empty(*size, **options)
+        allocated.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", note)
+    runner.measure_activations(100, 4, draw_in_every_way)
+    config = loaded.model.config
+    row = 4 * config.num_attention_heads * (config.head_dim + 1)  # results and log-sum-exps in float32
+    assert max(allocated) >= 100 * (MAX_LEVELS + 1) * row
+
+
+@pytest.mark.usefixtures("gpu_of_132_multiprocessors")
+@pytest.mark.parametrize("name", ["llama", "biogpt"])
+def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
+    name: str,
+) -> None:
+    """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
     loaded = load_model(build_supported(name))
     assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4, draw_in_every_way) == 900

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -117,6 +118,48 @@ def test_a_tenant_alone_uses_everything_and_gives_back_its_surplus_at_once() -> 
     assert (by_tenant.count("greedy"), by_tenant.count("modest")) == (4, 4)
     assert len(driver.preempted) == 4
     driver.run()
+
+
+def test_who_wants_little_leaves_the_rest_to_all_who_want_more() -> None:
+    """Two want one slot of eight each, one wants four: more than a quarter, and less than what the two leave over."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=64)
+    for _ in range(20):
+        driver.add(prompt(8), max_new=200, tenant="greedy")
+    driver.step()
+    driver.step()
+    for tenant, count in (("a", 1), ("b", 1), ("c", 3)):
+        for _ in range(count):
+            driver.add(prompt(8), max_new=40, tenant=tenant)
+    for _ in range(3):
+        driver.step()
+    running = Counter(group.request.tenant for group in driver.scheduler.running)
+    assert running == {"a": 1, "b": 1, "c": 3, "greedy": 3}
+    driver.run()
+
+
+def test_of_equally_served_tenants_the_one_that_wants_least_goes_first() -> None:
+    """All come at once, to a server where nothing is cached; the step has room for one and a half prompts."""
+    driver = SchedulerDriver(max_num_seqs=8, budget=64)
+    for _ in range(6):
+        driver.add(prompt(40), max_new=2, tenant="greedy")
+    modest = driver.add(prompt(40), max_new=2, tenant="modest")
+    assert steps_to_first_token(driver, modest) == 1
+    assert driver.admitted[0] is modest
+    driver.run()
+
+
+@given(
+    demands=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 30), min_size=1),
+    weights=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.5, 1, 3])),
+    amount=st.integers(1, 40),
+)
+def test_the_level_divides_everything_and_nothing_twice(
+    demands: dict[str, int], weights: dict[str, float], amount: int
+) -> None:
+    shares = FairShares({tenant: TenantShare(weight) for tenant, weight in weights.items()})
+    level = shares.level(demands, amount)
+    given_away = sum(min(demand, level * weights.get(tenant, 1)) for tenant, demand in demands.items())
+    assert given_away == pytest.approx(min(amount, sum(demands.values())))
 
 
 def test_weights_decide_what_each_gets() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+# Bytes that a program may have (CUDA C programming guide, compute capabilities).
+SHARED_MEMORY = {arch: kib * 1024 for arch, kib in {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}.items()}
 _TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
 
 
@@ -30,7 +32,9 @@ class Compiled:
     Attributes:
         grid: of the launch.
         spills: loads and stores of registers that did not fit.
+        spills_in_loops: those that are paid for again and again.
         under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
+        fp_fusion: whether a product and the sum that it goes into may become one instruction.
         operations: instruction names.
     """
 
@@ -38,7 +42,9 @@ class Compiled:
     shared: int
     registers: int
     spills: int
+    spills_in_loops: int
     under_way: list[int]
+    fp_fusion: bool
     operations: set[str]
 
 
@@ -54,6 +60,11 @@ class NoGpu(DriverBase):  # type: ignore[misc]
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         return "int"
+
+    @property
+    def utils(self) -> Any:
+        properties = {"max_shared_mem": SHARED_MEMORY[self._arch]}
+        return SimpleNamespace(get_device_properties=lambda device: properties)
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._arch, 32)
@@ -107,10 +118,27 @@ def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
             subprocess.run([_TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
             for what in ("--dump-resource-usage", "--dump-sass")
         )
-    operations = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+ )?([A-Z0-9]+)", sass, re.MULTILINE)
+    instructions = re.findall(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@!?\w+ )?([A-Z0-9]+)(.*)", sass, re.MULTILINE)
+    operations = [operation for _, operation, _ in instructions]
     registers = re.search(r"REG:(\d+)", usage)
     assert registers
     loops = kernel.asm["ttgir"].split("scf.for")[1:]
     under_way = [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))]
-    spills = sum(operation in ("LDL", "STL") for operation in operations)
-    return Compiled(grid, kernel.metadata.shared, int(registers[1]), spills, under_way, set(operations))
+    spills = [int(address, 16) for address, operation, _ in instructions if operation in ("LDL", "STL")]
+    # A loop goes from where a branch goes back to, to that branch.
+    jumps = [
+        (int(target[1], 16), int(address, 16))
+        for address, operation, rest in instructions
+        if operation == "BRA" and (target := re.search(r"0x([0-9a-f]+)", rest))
+    ]
+    in_loops = sum(any(start <= address <= end for start, end in jumps) for address in spills)
+    return Compiled(
+        grid,
+        kernel.metadata.shared,
+        int(registers[1]),
+        len(spills),
+        in_loops,
+        under_way,
+        kernel.metadata.enable_fp_fusion,
+        set(operations),
+    )

@@ -7,8 +7,9 @@ import os
 from typing import Any
 
 import numpy as np
+from support.tier_model import FakeClock
 
-FAULTS = ("none", "read fails", "short read", "wrong bytes", "write fails", "full", "torn write", "gone")
+FAULTS = ("none", "read fails", "short read", "wrong bytes", "write fails", "full", "torn write", "gone", "slow")
 
 
 class FaultyOs:
@@ -16,10 +17,12 @@ class FaultyOs:
 
     Attributes:
         fault: one of `FAULTS`.
+        clock: passes ten seconds in each read and write, where the disk is slow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock | None = None) -> None:
         self.fault = "none"
+        self.clock = clock or FakeClock()
 
     def __getattr__(self, name: str) -> Any:
         if self.fault == "gone" and name in ("preadv", "pwritev", "posix_fallocate", "ftruncate", "open", "replace"):
@@ -29,6 +32,7 @@ class FaultyOs:
     def preadv(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
         if self.fault in ("read fails", "gone"):
             raise OSError(errno.EIO, "unreadable")
+        self._wait()
         length = os.preadv(descriptor, buffers, offset)
         if self.fault == "short read":
             return length - 1
@@ -41,7 +45,8 @@ class FaultyOs:
             raise OSError(errno.EIO, "unwritable")
         if self.fault == "full":
             raise OSError(errno.ENOSPC, "no space left")
-        length = sum(buffer.nbytes for buffer in buffers)
+        self._wait()
+        length = sum(map(len, buffers))
         if self.fault == "torn write":  # and nobody is told
             os.pwritev(descriptor, buffers[:-1], offset)
             return length
@@ -51,3 +56,7 @@ class FaultyOs:
         if self.fault in ("full", "gone"):
             raise OSError(errno.ENOSPC, "no space left")
         os.posix_fallocate(descriptor, offset, length)
+
+    def _wait(self) -> None:
+        if self.fault == "slow":
+            self.clock.now += 10

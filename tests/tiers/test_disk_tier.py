@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -110,7 +112,7 @@ def test_a_slot_that_an_old_index_gives_to_another_block_is_a_miss(open_tier: Op
     tier.close()
     (folder,) = tmp_path.glob("store/*")
     index = SlotIndex(folder, writable=True)
-    rows = list(index.all())
+    rows = index.all()
     index.commit([], [], [row.slot for row in rows])
     index.commit([row._replace(slot=(row.slot + 1) % 6) for row in rows], [], [])
     index.close()
@@ -233,7 +235,7 @@ def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later
 
     def write(files: Any, first: int, buffers: Any) -> None:
         files_write(files, first, buffers)
-        if np.any(buffers[1]):  # not where slots are overwritten
+        if len(buffers) > 1:  # not where slots are overwritten
             tier.clear(KEYS[0].namespace)
 
     files_write = slot_files.SlotFiles.write
@@ -253,6 +255,22 @@ def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: Open, clock: Fa
     assert tier.contains_prefix(KEYS) == 0
     tier.close()
     assert open_tier().contains_prefix(KEYS) == 0
+
+
+def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
+    open_tier: Open, clock: FakeClock
+) -> None:
+    tier = open_tier()
+    put(tier)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    tier.close()
+    with mock.patch("radixkv.tiers.disk_tier.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+        tier.clear(KEYS[0].namespace)
+    clock.now += 60
+    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    assert tier.contains_prefix(KEYS) == 0
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
 
 
 def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: Open) -> None:
@@ -344,6 +362,18 @@ def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(open_t
         assert tier.contains_prefix(other) == 2
 
 
+def test_space_that_a_full_disk_gave_in_part_is_given_back(open_tier: Open, tmp_path: Path) -> None:
+    def give_half(descriptor: int, offset: int, length: int) -> None:
+        os.ftruncate(descriptor, length // 2)
+        raise OSError(28, "no space left")
+
+    with mock.patch.object(os, "posix_fallocate", give_half):
+        tier = open_tier()
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert slot_file(tmp_path).stat().st_size == 0
+
+
 def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
     open_tier: Open, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -396,21 +426,21 @@ def test_a_damaged_index_is_begun_anew(open_tier: Open, tmp_path: Path) -> None:
     assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
-def test_an_index_of_100_000_blocks_is_opened_whole(open_tier: Open, tmp_path: Path) -> None:
+def test_an_index_of_many_blocks_is_opened_whole(open_tier: Open, tmp_path: Path) -> None:
     small = open_tier()
     put(small)
     small.close()
     (folder,) = tmp_path.glob("store/*")
     index = SlotIndex(folder, writable=True)
     name = bytes(20)
-    index.commit((IndexedBlock(s, s.to_bytes(20, "big"), name, s) for s in range(100_000)), [], [])
+    index.commit((IndexedBlock(s, s.to_bytes(20, "big"), name, s) for s in range(20_000)), [], [])
     index.close()
-    os.truncate(slot_file(tmp_path), 100_000 * SLOT)
+    os.truncate(slot_file(tmp_path), 20_000 * SLOT)
     with mock.patch.object(slot_files, "FILE_BYTES", 1 << 40):
-        tier = open_tier(capacity_bytes=100_000 * SLOT)
-    assert len(tier) == 100_000
+        tier = open_tier(capacity_bytes=20_000 * SLOT)
+    assert len(tier) == 20_000
     tier.clear(b"nobody")
-    assert len(tier) == 100_000
+    assert len(tier) == 20_000
 
 
 @pytest.mark.parametrize(
@@ -444,3 +474,32 @@ def test_calls_after_the_end_do_nothing(open_tier: Open) -> None:
     tier.put_many(KEYS, BLOCKS)
     tier.clear()
     assert len(get(tier, KEYS)) == 0
+
+
+def test_threads_that_read_put_and_clear_at_once_get_right_blocks_or_none(open_tier: Open) -> None:
+    tier = open_tier(capacity_bytes=20 * SLOT)  # so that slots are given to others all the time
+    prefixes = [prefix_keys(namespace, n, *range(5)) for namespace in ("ann", "bob") for n in range(6)]
+    contents = [random_blocks(n, 6) for n in range(len(prefixes))]
+
+    def work(seed: int) -> int:
+        chance = random.Random(seed)
+        hits = 0
+        for _ in range(300):
+            which = chance.randrange(len(prefixes))
+            if chance.random() < 0.4:
+                tier.put_many(prefixes[which], contents[which])
+            if chance.random() < 0.2:
+                assert tier.flush(600)
+            blocks = get(tier, prefixes[which])
+            assert np.array_equal(blocks, contents[which][: len(blocks)])
+            hits += len(blocks)
+            if chance.random() < 0.03:
+                tier.clear(chance.choice([None, prefixes[which][0].namespace]))
+        return hits
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(work, range(4)))
+    assert tier.flush(600)
+    assert tier.stats.corrupt_blocks == tier.stats.errors == 0
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)

@@ -275,3 +275,12 @@ def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
     assert not tier.stats.errors
     assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 6
     tier.close()
+
+
+def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: Path) -> None:
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=6 * (len(BLOCKS[0]) + 72)), FORMAT)
+    put(tier, KEYS[:1], BLOCKS[:1])
+    put(tier, prefix_keys("bob", *range(5)), BLOCKS[:5])
+    put(tier, KEYS[:4], BLOCKS[:4])
+    assert tier.contains_prefix(KEYS[:4]) == 4
+    tier.close()

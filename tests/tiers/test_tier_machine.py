@@ -93,6 +93,13 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.healthy)
     @rule()
+    def come_back(self) -> None:
+        """The medium works again, with whatever it has."""
+        self.break_medium("none")
+        self.clock.now += 100
+
+    @precondition(lambda self: not self.healthy)
+    @rule()
     def mend(self) -> None:
         """The medium is back, and what it lost or garbled meanwhile is gone for good."""
         self.break_medium("none")
@@ -133,7 +140,7 @@ class DiskMachine(TierMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.os = FaultyOs()
+        self.os = FaultyOs(self.clock)
         self.patches = [
             mock.patch.object(slot_files, "os", self.os),
             mock.patch.object(slot_files, "FILE_BYTES", 5 * 4096),  # so that there are several
@@ -188,7 +195,7 @@ class SealedDiskMachine(DiskMachine):
 class FolderMachine(TierMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.os = FaultyOs()
+        self.os = FaultyOs(self.clock)
         self.patch = mock.patch.object(folder_blobs, "os", self.os)
         self.patch.start()
 
@@ -206,4 +213,4 @@ class FolderMachine(TierMachine):
 
 @pytest.mark.parametrize("machine", [DiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None))

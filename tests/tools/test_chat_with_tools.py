@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from support.tools import ADD, WEATHER
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, Chat, SamplingParams
+from radixkv.tools.definitions import parsed_answer
+from radixkv.tools.events import AnswerPiece, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
 QUESTIONS += [f"What is {a} plus {b}?" for a, b in ((3, 4), (10, 5), (7, 70))]
@@ -124,3 +126,57 @@ def test_a_strict_tool_is_enforced_whole_or_refused(llm: LLM) -> None:
                 llm.chat(ask("Hi"), SamplingParams(max_tokens=1), **options)
         else:
             llm.chat(ask("Hi"), SamplingParams(max_tokens=1), **options)
+
+
+def test_a_streamed_answer_comes_in_its_parts(llm: LLM) -> None:
+    params = SamplingParams(n=2, temperature=1.0, seed=1, max_tokens=60)
+    pieces: dict[int, list[AnswerPiece]] = {0: [], 1: []}
+    answers = {}
+    options: Any = {"tools": [WEATHER, ADD], "tool_choice": "required"}
+    for output in llm.stream(ask("What is 3 plus 4?"), params, **options):
+        for part in output.outputs:
+            pieces[part.index] += part.pieces or []
+            if part.answer is not None:
+                answers[part.index] = part.answer
+    for index in (0, 1):
+        assert answers[index].tool_calls
+        assert parsed_answer(pieces[index]) == answers[index]
+        assert sum(isinstance(piece, ToolCallArguments) for piece in pieces[index]) > 2
+    (whole,) = llm.chat(ask("What is 3 plus 4?"), params, False, **options)
+    # Ids are made anew for each answer.
+    for part in whole.outputs:
+        assert part.answer is not None
+        assert [(call.name, call.arguments) for call in part.answer.tool_calls] == [
+            (call.name, call.arguments) for call in answers[part.index].tool_calls
+        ]
+    with pytest.raises(ValueError, match="expected a conversation, got a prompt"):
+        llm.stream("What", tools=[ADD])
+
+
+def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    chat = Chat(llm, sampling_params=params, tools=[WEATHER, ADD], parallel_tool_calls=False)
+    with pytest.raises(ValueError, match="one for each of the calls \\[\\], got"):
+        chat.send_results({"x": "7"})
+    assert chat.send("What is 3 plus 4?", tool_choice="required") == ""
+    assert chat.answer is not None
+    (call,) = chat.answer.tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("add", {"a": 3, "b": 4})
+    with pytest.raises(ValueError, match="send_results\\(\\) comes first"):
+        chat.send("And?")
+    with pytest.raises(ValueError, match="results: expected one for each"):
+        chat.send_results({"other": "7"})
+    with pytest.raises(TypeError, match="results: expected strings, got 7"):
+        chat.send_results({call.id: 7})  # type: ignore[dict-item]
+    other = chat.fork()
+    text = chat.send_results({call.id: "7"})
+    assert "7" in text
+    assert other.send_results({call.id: "7"}) == text
+    assert [message["role"] for message in chat.history] == ["user", "assistant", "tool", "assistant"]
+    assert chat.history[1]["tool_calls"][0]["id"] == call.id
+    assert chat.last_output is not None
+    assert chat.last_output.num_cached_tokens > 200  # the tools, and what was said
+    with pytest.raises(ValueError, match="tool_choice: expected none, auto"):
+        chat.stream("Hi", tool_choice="sometimes")
+    with pytest.raises(ValueError, match="tools: expected a list"):
+        Chat(llm, tools="add")  # type: ignore[arg-type]

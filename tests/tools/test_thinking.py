@@ -13,7 +13,7 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import make_client
 from support.model_zoo import build
 
-from radixkv import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, parsed_answer
 
@@ -151,3 +151,36 @@ def deltas_of(response: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line)["choices"][0]["delta"] for line in lines]
+
+
+def test_streams_and_chats_have_thoughts_apart(thinker: LLM) -> None:
+    params = SamplingParams(
+        seed=1,
+        min_tokens=3,
+        max_tokens=200,
+        logit_bias=towards_the_end_of_thinking(thinker),
+        structured_outputs=StructuredOutputsParams(choice=["yes", "no"]),
+    )
+    written, pieces, answer = "", [], None
+    for output in thinker.stream(QUESTION, params):
+        (part,) = output.outputs
+        written += part.text
+        pieces += part.pieces or []
+        answer = part.answer
+    assert answer is not None
+    assert answer == parsed_answer(pieces)
+    assert answer.text in ("yes", "no")
+    assert written != answer.text  # without the marks of thinking
+    chat = Chat(thinker, sampling_params=params)
+    text = chat.send("Why?")
+    assert chat.answer == answer
+    assert text == answer.text
+    assert chat.history[-1] == answer.as_message()
+
+    async def stream() -> ParsedAnswer:
+        async with AsyncLLM(thinker) as engine:
+            return parsed_answer(
+                [piece async for part in engine.chat(QUESTION, params) for piece in part.outputs[0].pieces or []]
+            )
+
+    assert asyncio.run(stream()) == answer

@@ -8,20 +8,30 @@ that were added. Private tails are open at the end, so that the items hold howev
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan, Planner, SharingRule
+from radixkv.attention.plan import AttentionPlan, Planner
 from radixkv.attention.query_batch import QueryBatch
+from radixkv.attention.sharing_rule import SharingRule
 from radixkv.attention.triton.buffers import BatchBuffers, DeviceRows
-from radixkv.attention.triton.cost_model import num_pieces, sharing_rule, tile_classes
+from radixkv.attention.triton.cost_model import (
+    SIDE_BY_SIDE,
+    Placement,
+    num_pieces,
+    sharing_rule,
+    tile_classes,
+    widest_tile,
+)
 from radixkv.attention.triton.launches import PartialResults, attend_flat, attend_shared
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
-from radixkv_kernels import BLOCK_SIZES, BlockCopier, advance_rows
+from radixkv_kernels import BLOCK_SIZES, TILE_ROWS, BlockCopier, advance_rows
+from radixkv_kernels.target import current_target
 
 # Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
 _STEPS_PER_PLAN = 512
@@ -38,6 +48,13 @@ class TritonBackend:
         max_model_len: tokens of a sequence at most.
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
+        side_by_side: whether tile classes of a decoding batch run at the same time; None: what the cost model says.
+
+    Attributes:
+        pool: as given.
+        dtype: as given.
+        placement: of decoding batches.
+        buffers: the tables, and the rows of a decoding batch, padding included.
 
     Raises:
         ValueError: the kernels cannot take the pool's blocks.
@@ -53,21 +70,29 @@ class TritonBackend:
         *,
         sharing: SharingRule | None = None,
         multiprocessors: int | None = None,
+        side_by_side: bool | None = None,
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
-        layer, element_bytes = pool.layers[0], pool.dtype.itemsize
+        layer = pool.layers[0]
         if sharing is None:
-            group, bytes_per_token = num_query_heads // layer.num_kv_heads, layer.elements_per_token * element_bytes
-            sharing = sharing_rule(max_sequences, group, element_bytes, bytes_per_token)
-        self._pool = pool
-        self._dtype = dtype
+            group, bytes_per_token = (
+                num_query_heads // layer.num_kv_heads,
+                layer.elements_per_token * pool.dtype.itemsize,
+            )
+            sharing = sharing_rule(group, dtype, pool.dtype, bytes_per_token)
+        self.pool = pool
+        self.dtype = dtype
         device = pool.keys[0].device
-        self._multiprocessors = multiprocessors or _multiprocessors(device)
+        self.placement = Placement(
+            multiprocessors or _multiprocessors(device),
+            SIDE_BY_SIDE if side_by_side is None else side_by_side,
+            widest_tile(pool.layers, current_target()) if device.type == "cuda" else TILE_ROWS[-1],
+        )
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
-        self._buffers = BatchBuffers(max_sequences, max_blocks, device)
+        self.buffers = BatchBuffers(max_sequences, max_blocks, device)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
 
@@ -83,13 +108,13 @@ class TritonBackend:
         if self._attention is not None and self._steps_left:
             new_blocks = self._planner.advance(batch)
             if new_blocks is not None:
-                self._buffers.add(new_blocks)
+                self.buffers.add(new_blocks)
                 self._attention.advance()
                 self._steps_left -= 1
                 return self._attention
         plan = self._planner.plan(batch)
-        rows = self._buffers.load(plan)
-        self._attention = TritonAttention(plan, rows, self._buffers, self._pool, self._dtype, self._multiprocessors)
+        rows = self.buffers.load(plan)
+        self._attention = TritonAttention(plan, rows, self.buffers, self.pool, self.dtype, self.placement)
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
 
@@ -106,7 +131,8 @@ class TritonAttention:
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        multiprocessors: among which work is divided.
+        placement: how tile classes share the GPU. Those of a batch with prompts, whose wide tiles fill it, never run side by
+            side.
     """
 
     def __init__(
@@ -116,7 +142,7 @@ class TritonAttention:
         buffers: BatchBuffers,
         pool: KVPool,
         dtype: torch.dtype,
-        multiprocessors: int,
+        placement: Placement,
     ) -> None:
         self.plan = plan
         self.order = plan.order
@@ -124,7 +150,8 @@ class TritonAttention:
         self.rows = rows
         self.buffers = buffers
         self.dtype = dtype
-        self.multiprocessors = multiprocessors
+        decodes = plan.num_rows == len(plan.order)
+        self.placement = placement if decodes else replace(placement, side_by_side=False)
         self._pool = pool
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
@@ -151,13 +178,16 @@ class TritonAttention:
             splits = self.num_splits(shape)
             return attend_flat(self._pool, layer, query, key, value, options, self.rows, tables, splits, self._partials)
         items = self.items(shape)
-        return attend_shared(self._pool, layer, query, key, value, options, self.rows, tables, items, self._partials)
+        return attend_shared(
+            self._pool, layer, query, key, value, options, self.rows, tables, items, self._partials,
+            self.placement.side_by_side,
+        )  # fmt: skip
 
     def host_items(self, shape: HeadShape) -> HostItems:
         """The work items for layers of this shape, made when first asked for."""
         items = self._host_items.get(shape)
         if items is None:
-            items = self._host_items[shape] = lower(self.plan.ranges, shape, self.dtype, self.multiprocessors)
+            items = self._host_items[shape] = lower(self.plan.ranges, shape, self.dtype, self.placement)
         return items
 
     def items(self, shape: HeadShape) -> DeviceItems:
@@ -171,9 +201,10 @@ class TritonAttention:
         """Into how many parts a flat batch splits each row's keys."""
         splits = self._num_splits.get(shape)
         if splits is None:
+            # All rows are split into as many parts as the longest one, as if they were tiles over one range.
             lengths = self.plan.ranges.key_stop - self.plan.ranges.key_start
-            ones = np.ones_like(lengths)
-            tile_class = tile_classes(ones, shape.group, self.dtype)
-            pieces = num_pieces(lengths, ones, shape.num_kv_heads, tile_class, self.multiprocessors)
-            splits = self._num_splits[shape] = int(pieces.max())
+            longest, total, rows = lengths.max(keepdims=True), lengths.sum(keepdims=True), np.array([len(lengths)])
+            tile_class = tile_classes(np.ones(1, dtype=np.int64), shape.group, self.dtype, self.placement)
+            (pieces,) = num_pieces(longest, rows, total, shape.num_kv_heads, tile_class, self.placement)
+            splits = self._num_splits[shape] = int(pieces)
         return splits

@@ -42,8 +42,20 @@ class DeviceRows:
 
 
 def padded_size(num_rows: int) -> int:
-    """To how many rows a decoding batch is padded, so that few sizes do: powers of two up to 8, then multiples of 8."""
-    return 1 << (num_rows - 1).bit_length() if num_rows <= 8 else -(-num_rows // 8) * 8
+    """To how many rows a decoding batch is padded, so that few sizes do: powers of two up to 8, then four sizes to each
+    power of two, and from 128 on multiples of 32.
+
+    A row of padding costs little: attention returns at once, and below some 200 rows a matrix product waits for its weights.
+    """
+    if num_rows <= 8:
+        return 1 << (num_rows - 1).bit_length()
+    step = min(32, 1 << ((num_rows - 1).bit_length() - 3))
+    return -(-num_rows // step) * step
+
+
+def padded_sizes(max_rows: int) -> list[int]:
+    """All sizes to which batches of up to ``max_rows`` are padded, in ascending order."""
+    return sorted({padded_size(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
 class BatchBuffers:

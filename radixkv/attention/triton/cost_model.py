@@ -6,78 +6,221 @@ launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention.plan import SharingRule
+from radixkv.attention.sharing_rule import SharingRule
+from radixkv.memory import LayerShape
 from radixkv_kernels import TILE_ROWS
+from radixkv_kernels.target import Target
 
 # Programs of a tile class that run on one multiprocessor at once. From the compilers' reports for sm_90, bfloat16 and heads
 # of 128: Triton 3.6 takes 150 registers x 128 threads, 206 x 128 and 202 x 256 of 65,536; Triton 3.9 takes 157, 246 and
 # 217. Of shared memory they take 70, 112 and 128 KiB of 227.
 PROGRAMS_PER_MULTIPROCESSOR = {16: 3, 64: 2, 128: 1}
 
+# The same where tile classes run side by side: one program of 64 rows, cut for that, leaves room for two of 16 rows
+# (`radixkv_kernels.online_softmax.config_beside_narrow`). One of 128 rows leaves none.
+PROGRAMS_SIDE_BY_SIDE = {16: 2, 64: 1, 128: 1}
+
 _TILE_ROWS = np.array(TILE_ROWS)
+
+# Whether they do in decoding batches, unless a backend is told otherwise. Still to be measured, too: by counts, a prefix that
+# 256 sequences share keeps the matrix units busy for 40 us while their tails keep the memory busy for 165.
+SIDE_BY_SIDE = True
 
 # A piece writes partial results of about a kilobyte per head and waits for its keys' latency before the first is done.
 MIN_PIECE_KEYS = 256
+
+# What each item takes beside its keys: one latency of the memory, in which a program that shares a multiprocessor with two
+# others would read some 20 keys of 512 bytes, and its partial results, as much as 8 keys for a group of 4.
+START_KEYS = 32
+
+# A range is cut into pieces for at most so many waves of programs.
+MAX_WAVES = 4
+
+# Shared prefixes lie above one another; the deeper, the fewer rows share them. Each level is one more partial result a row,
+# for which there must be room.
+MAX_LEVELS = 4
 
 # Sharing takes a launch for the shared tiles and one for the merge that a flat batch does without; in some 8 us a GPU
 # reads this much.
 MIN_SAVED_BYTES = 32 * 2**20
 
 
-def sharing_rule(max_sequences: int, group: int, element_bytes: int, bytes_per_token: int) -> SharingRule:
+def sharing_rule(group: int, query_dtype: torch.dtype, cache_dtype: torch.dtype, bytes_per_token: int) -> SharingRule:
     """A shared prefix gets work items of its own where that saves more than it costs.
 
-    A decoding batch has any of them only where all of them save more than the additional launches cost.
+    A key and value are ``2 * kv heads * dim`` elements. Written and read back, a row's partial result is ``2 * kv heads *
+    group * dim`` numbers of 4 bytes: as much as ``4 * group / element bytes`` keys. So the rows of a prompt, whose tiles
+    are full, hardly ever gain by sharing what is before them, and decoding rows nearly always.
+
+    A decoding batch has any shared prefixes only where all of them save more than the additional launches cost.
 
     Args:
-        max_sequences: in a batch.
         group: query heads per key-value head, of most layers.
-        element_bytes: of a stored key or value's elements.
+        query_dtype: by which the widest tile is chosen.
+        cache_dtype: of stored keys and values.
         bytes_per_token: of a token's keys and values in one layer.
     """
-    counts = range(2, max_sequences + 1)
-    min_tokens = (0, 0, *(min_shared_tokens(count, group, element_bytes) for count in counts))
-    return SharingRule(min_tokens, -(-MIN_SAVED_BYTES // bytes_per_token))
+    widest = TILE_ROWS[int(tile_classes(np.array([TILE_ROWS[-1]]), group, query_dtype, Placement(1))[0])]
+    return SharingRule(
+        cost_per_row=4 * group / cache_dtype.itemsize,
+        rows_per_reading=widest // group,
+        max_levels=MAX_LEVELS,
+        min_saved_tokens=-(-MIN_SAVED_BYTES // bytes_per_token),
+    )
 
 
-def min_shared_tokens(num_sequences: int, group: int, element_bytes: int) -> int:
-    """How long a prefix that ``num_sequences``, 2 or more, share must be.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a batch's tile classes share the GPU.
 
-    It saves reading k - 1 of k times, ``(k - 1) * tokens * kv heads * 2 dim`` elements, and costs writing and reading back
-    float32 partial results, ``2 * k * kv heads * group * dim`` of 4 bytes. It must save more than it costs.
+    Attributes:
+        multiprocessors: of the device.
+        side_by_side: they run at the same time: shared prefixes in tiles of 64 rows, which the matrix units bound, beside
+            private tails, which the memory does (PAT, Yi et al. 2025; POD-Attention, Kamath et al. 2024). Otherwise one after
+            the other, shared prefixes in tiles of up to 128 rows.
+        widest_tile: rows, see `widest_tile`.
     """
-    return 4 * group * num_sequences // ((num_sequences - 1) * element_bytes) + 1
+
+    multiprocessors: int
+    side_by_side: bool = False
+    widest_tile: int = TILE_ROWS[-1]
+
+    def places(self, tile_rows: int, alone: bool) -> int:
+        """Programs of a tile class that run at once, ``alone`` or beside another class."""
+        programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
+        return self.multiprocessors * programs[tile_rows]
 
 
-def tile_classes(num_rows: NDArray[np.int64], group: int, dtype: torch.dtype) -> NDArray[np.int64]:
+def widest_tile(layers: Sequence[LayerShape], target: Target) -> int:
+    """Rows of the widest tile that is worth taking, unless a group has more heads.
+
+    Where each warp multiplies what lies in its registers, 128 rows with heads of 256 spill, 51 loads and stores on sm_89 with
+    Triton 3.9 and 142 with 3.6, and leave shared memory for no tile on its way; 64 rows take 216 registers, and spill none.
+    """
+    largest = max(max(layer.key_dim, layer.value_dim) for layer in layers)
+    return 64 if largest > 128 and not target.has_warp_groups else TILE_ROWS[-1]
+
+
+def tile_classes(
+    num_rows: NDArray[np.int64], group: int, dtype: torch.dtype, placement: Placement
+) -> NDArray[np.int64]:
     """Indices into `TILE_ROWS` for so many query rows with ``group`` heads each: the narrowest that holds them, or the last.
 
     float32 is multiplied without tensor cores, from registers; wider tiles than a group needs would only spill.
     """
-    most = np.full(len(num_rows), group) if dtype == torch.float32 else num_rows * group
+    if dtype == torch.float32:
+        most = np.full(len(num_rows), group)
+    else:
+        most = num_rows * group
+        widest = 64 if placement.side_by_side else placement.widest_tile
+        if widest < TILE_ROWS[-1]:
+            most = np.minimum(most, max(group, widest))
     return _TILE_ROWS[:-1].searchsorted(most)
 
 
 def num_pieces(
     num_keys: NDArray[np.int64],
     num_tiles: NDArray[np.int64],
+    work: NDArray[np.int64],
     num_kv_heads: int,
     tile_class: NDArray[np.int64],
-    multiprocessors: int,
+    placement: Placement,
 ) -> NDArray[np.int64]:
-    """Into how many pieces each range of keys is split, so that one launch of a tile class fills the GPU once, evenly.
+    """Into how many pieces each range of keys is split, so that the last program of a tile class ends as early as can be.
 
     Args:
         num_keys: of each range.
         num_tiles: row tiles over each range; each tile and head is a program per piece.
+        work: keys that the tiles over each range see in all; a prompt's first ones see fewer.
         tile_class: of each range, see `tile_classes`.
     """
-    at_once = multiprocessors * np.array([PROGRAMS_PER_MULTIPROCESSOR[rows] for rows in TILE_ROWS])
-    work = np.bincount(tile_class, weights=num_keys * num_tiles, minlength=len(TILE_ROWS)) * num_kv_heads
-    piece = np.maximum(MIN_PIECE_KEYS, work / at_once)
-    pieces: NDArray[np.float64] = np.maximum(1, np.rint(num_keys / piece[tile_class]))
-    return pieces.astype(np.int64)
+    pieces = np.ones_like(num_keys)
+    classes = np.unique(tile_class).tolist()
+    for index in classes:
+        own = tile_class == index
+        places = placement.places(TILE_ROWS[index], len(classes) == 1)
+        pieces[own] = _pieces_of_class(num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, places)
+    return pieces
+
+
+# Lengths of pieces that are weighed, by the number of waves that they may make, as shares of what each place would have if
+# all could have the same: from all ranges whole on. Some are a little longer than that, for pieces that would just not fit.
+_ONE_WAVE = [np.inf, 2.0, 1.5, 1.25, 1.1, 1.0]
+_MORE_WAVES = [longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0)]
+_SHARES = {1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]}
+
+
+def _pieces_of_class(
+    num_keys: NDArray[np.int64], num_programs: NDArray[np.int64], work: NDArray[np.int64], places: int
+) -> NDArray[np.int64]:
+    """Pieces of each range: among a few lengths the one with which the work is done first, by a model of two numbers.
+
+    Programs start in order as places become free. So they take as long as the longest one, or as many waves as there are
+    programs to a place, each as long as programs are on average.
+
+    Args:
+        num_programs: of each range, per piece.
+        work: keys that those see in all.
+        places: programs that run at once.
+    """
+    share = work.sum() / places
+    most_waves = _most_waves(int(num_programs.sum()), places)
+    if num_programs.sum() >= MAX_WAVES * places and num_keys.max() <= share:
+        return np.ones_like(num_keys)  # many short ones fill the places evenly
+    most_pieces = np.maximum(1, num_keys // MIN_PIECE_KEYS)
+    pieces: NDArray[np.int64] = np.clip(np.ceil(num_keys / (share * _SHARES[most_waves])), 1, most_pieces).astype(
+        np.int64
+    )
+    # Pieces that none of a tile's rows sees are no programs.
+    seen = work / num_keys
+    programs = pieces @ seen + (num_programs - seen).sum()
+    waves = np.ceil(programs / places)
+    longest = (num_keys / pieces).max(axis=1)
+    times = np.maximum(longest + START_KEYS, waves * (work.sum() / programs + START_KEYS))
+    # Fewer pieces have fewer results to merge: the first that is about as good as the best.
+    chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()]
+    return chosen
+
+
+def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Placement) -> int:
+    """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
+    places = placement.places(tile_rows, alone=True)  # at least as many as beside others
+    return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
+
+
+def _most_waves(num_programs: int, places: int) -> int:
+    """Few programs are cut to fill the places once, which leaves at most a fifth empty; more may need several waves."""
+    return MAX_WAVES if num_programs * MAX_WAVES > places else 1
+
+
+def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, placement: Placement) -> int:
+    """Rows of partial results that a batch has at most: one for each level of a tree, one for the tail, and of pieces.
+
+    Args:
+        num_rows: of the batch.
+        num_tiles: by tile rows, tiles over ranges at most.
+    """
+    pieces = sum(
+        max_pieces(rows, count, num_kv_heads, placement) * min(num_rows, rows // group)
+        for rows, count in num_tiles.items()
+    )
+    return num_rows * (MAX_LEVELS + 1) + pieces
+
+
+def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placement) -> dict[int, int]:
+    """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand."""
+    classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, placement)).tolist()
+    tiles, fewest_rows = {}, 1
+    for tile_rows in (TILE_ROWS[index] for index in classes):
+        # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one.
+        ranges = num_rows // fewest_rows
+        tiles[tile_rows] = (MAX_LEVELS + 1) * (ranges + num_rows // (tile_rows // group))
+        fewest_rows = tile_rows // group + 1
+    return tiles

@@ -2,11 +2,14 @@
 
 ::
 
-    shared    write_cache -> attend_items per tile class -> merge_partials
+    shared    write_cache -> attend_items per tile class, one after the other or side by side -> merge_partials
     flat      write_cache -> attend_split                -> merge_splits, where keys are split
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -36,6 +39,23 @@ class PartialResults:
         return buffers
 
 
+def run_side_by_side(launches: Sequence[Callable[[], None]], device: torch.device) -> None:
+    """Launch on streams that fork from the current one and join it again, so that a CUDA graph captures them as branches.
+
+    What they write must lie apart, and be allocated before.
+    """
+    current = torch.cuda.current_stream(device)
+    *others, last = launches
+    sides = [torch.cuda.Stream(device) for _ in others]  # torch keeps a few, and hands them out in turn
+    for side, launch in zip(sides, others, strict=True):
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            launch()
+    last()
+    for side in sides:
+        current.wait_stream(side)
+
+
 def attend_shared(
     pool: KVPool,
     layer: int,
@@ -47,6 +67,7 @@ def attend_shared(
     tables: torch.Tensor,
     items: DeviceItems,
     partial_results: PartialResults,
+    side_by_side: bool = False,
 ) -> torch.Tensor:
     """One layer over work items; shapes as in `AttentionBatch.attend`.
 
@@ -55,16 +76,27 @@ def attend_shared(
         tables: the block tables, see `BatchBuffers`.
         items: for layers of this shape.
         partial_results: memory for them.
+        side_by_side: tile classes run at the same time.
     """
     query_rows, output = _write(pool, layer, query, key, value, rows.slots)
     key_scales, value_scales = pool.scales(layer)
     partials = partial_results.of(items.num_partials, output)
-    for tile_rows, own in items.by_tile.items():
-        attend_items(
+    several = side_by_side and len(items.by_tile) > 1
+    # Wide tiles first: a program of theirs finds no room once the multiprocessors are full of narrow ones.
+    launches = [
+        partial(
+            attend_items,
             query_rows, pool.keys[layer], pool.values[layer], tables, rows.positions, own, output, *partials,
             tile_rows=tile_rows, scale=options.scale, softcap=options.softcap, window=options.sliding_window,
-            sinks=options.sinks, key_scales=key_scales, value_scales=value_scales,
-        )  # fmt: skip
+            sinks=options.sinks, key_scales=key_scales, value_scales=value_scales, beside_narrow=several,
+        )
+        for tile_rows, own in sorted(items.by_tile.items(), reverse=True)
+    ]  # fmt: skip
+    if several and output.device.type == "cuda":
+        run_side_by_side(launches, output.device)
+    else:
+        for launch in launches:
+            launch()
     if items.num_partials:
         merge_partials(*partials, items.starts, items.partials, rows.positions, output, sinks=options.sinks)
     return output.unsqueeze(0)

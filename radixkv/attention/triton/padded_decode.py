@@ -14,17 +14,12 @@ import numpy as np
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.backend import TritonAttention
-from radixkv.attention.triton.buffers import BatchBuffers
-from radixkv.attention.triton.cost_model import PROGRAMS_PER_MULTIPROCESSOR, tile_classes
+from radixkv.attention.triton.backend import TritonAttention, TritonBackend
+from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
 from radixkv.attention.triton.launches import PartialResults, attend_shared
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
-from radixkv.memory import KVPool
 from radixkv.memory.upload import aligned_starts, upload_into
-from radixkv_kernels import ITEM_FIELDS, TILE_ROWS
-
-# Shared prefixes lie above one another; so many levels of them fit, as long as each is full of rows.
-_LEVELS = 4
+from radixkv_kernels import ITEM_FIELDS
 
 
 class _ItemBuffer:
@@ -81,39 +76,41 @@ class PaddedDecode:
 
     Args:
         num_rows: sequences, padding included.
-        pool: where keys and values lie.
-        buffers: of the backend whose batches are loaded.
+        backend: whose batches are loaded.
         flat: for batches that share nothing (`AttentionPlan.is_flat`) only: a graph then has no launches of wide tiles, which
             would cost some microseconds per layer with nothing in them.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
 
     Attributes:
         token_ids: int64 ``[num_rows]``, for the caller to fill.
+        logit_rows: int64 ``[num_rows]``: of each sequence, in the query batch's order, its row in the packed batch.
         rows: the backend's own, which its next batch overwrites.
     """
 
-    def __init__(
-        self, num_rows: int, pool: KVPool, buffers: BatchBuffers, flat: bool, partial_results: PartialResults
-    ) -> None:
+    def __init__(self, num_rows: int, backend: TritonBackend, flat: bool, partial_results: PartialResults) -> None:
         self.num_rows = num_rows
         self.flat = flat
-        self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=pool.keys[0].device)
-        self.rows = buffers.rows.first(num_rows)
-        self._pool = pool
-        self._buffers = buffers
+        device = backend.pool.keys[0].device
+        self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.logit_rows = torch.arange(num_rows, dtype=torch.int64, device=device)
+        self.rows = backend.buffers.rows.first(num_rows)
+        self._backend = backend
         self._partials = partial_results
         self._item_buffers: dict[HeadShape, _ItemBuffer] = {}
         self._batch: TritonAttention | None = None
 
     def load(self, batch: TritonAttention) -> bool:
         """Replace the batch by one of at most ``num_rows`` sequences; False, and nothing done, where its items do not fit."""
-        assert batch.buffers is self._buffers, "a batch of another backend"
+        assert batch.buffers is self._backend.buffers, "a batch of another backend"
         if batch is not self._batch:
             items = [(buffer, batch.host_items(shape)) for shape, buffer in self._item_buffers.items()]
             if not all(buffer.holds(own) for buffer, own in items):
                 return False
             for buffer, own in items:
                 buffer.load(own)
+            row_of = np.empty(len(batch.order), dtype=np.int64)
+            row_of[batch.order] = np.arange(len(batch.order))
+            upload_into(self.logit_rows.view(torch.int32), row_of.view(np.int32))
             self._batch = batch
         return True
 
@@ -122,34 +119,46 @@ class PaddedDecode:
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
         items = self.items(HeadShape(key.shape[1], query.shape[1] // key.shape[1]))
+        backend = self._backend
         return attend_shared(
-            self._pool, layer, query, key, value, options, self.rows, self._buffers.tables, items, self._partials
+            backend.pool,
+            layer,
+            query,
+            key,
+            value,
+            options,
+            self.rows,
+            backend.buffers.tables,
+            items,
+            self._partials,
+            backend.placement.side_by_side,
         )
 
     def items(self, shape: HeadShape) -> DeviceItems:
         """The items for layers of this shape; their buffer is allocated when first asked for, outside any graph.
 
-        It holds as many items as fill the GPU, rounded up, which are pieces of long ranges; and the ranges themselves: two
-        narrow ones for each row, and as many wide ones as `_LEVELS` levels of prefixes can have, for a tile is taken by those
-        that do not fit the next narrower one. And what the first batch needs, should that be more.
+        It holds what any batch of its size may be cut into, and what the batch that is loaded needs, should there be one and
+        that be more.
         """
         buffer = self._item_buffers.get(shape)
         if buffer is not None:
             return buffer.items
-        batch, num_rows = self._batch, self.num_rows
-        assert batch is not None, "load comes first"
-        row_counts = np.ones(1, dtype=np.int64) if self.flat else np.arange(1, num_rows + 1)
-        classes = [TILE_ROWS[i] for i in np.unique(tile_classes(row_counts, shape.group, batch.dtype))]
-        first = batch.host_items(shape)
-        max_items, num_partials, narrower = {}, 8 * num_rows, 0
-        for tile in classes:
-            full = -(-3 * batch.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR[tile] // (2 * shape.num_kv_heads))
-            ranges = _LEVELS * -(-num_rows * shape.group // (narrower + 1)) if narrower else 2 * num_rows
-            max_items[tile] = max(full + ranges, len(first.by_tile.get(tile, ())))
-            num_partials += full * (1 if self.flat else min(num_rows, tile // shape.group))
-            narrower = tile
+        backend, num_rows = self._backend, self.num_rows
+        # Where nothing is shared, each row is a range of its own, in the narrowest tiles.
+        tiles = max_tiles(1 if self.flat else num_rows, shape.group, backend.dtype, backend.placement)
+        tiles = {rows: num_rows if self.flat else count for rows, count in tiles.items()}
+        first = None if self._batch is None else self._batch.host_items(shape)
+        max_items = {
+            rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.placement)
+            for rows, count in tiles.items()
+        }
+        num_partials = max_partials(num_rows, tiles, shape.group, shape.num_kv_heads, backend.placement)
+        if first is not None:
+            num_partials = max(num_partials, first.num_partials)
+            max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}
         # A power of two, so that different sizes of batches share partial results.
-        max_partials = 1 << (max(num_partials, first.num_partials) - 1).bit_length()
-        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, max_partials, self.token_ids.device)
-        buffer.load(first)
+        num_partials = 1 << (num_partials - 1).bit_length()
+        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, num_partials, self.token_ids.device)
+        if first is not None:
+            buffer.load(first)
         return buffer.items

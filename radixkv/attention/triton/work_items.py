@@ -5,8 +5,10 @@
     range                                     work items: tiles of rows x pieces of keys
     prefix, rows 0 .. 40, keys 0 .. 3500      rows 0 .. 32 and 32 .. 40, keys 0 .. 1760 and 1760 .. 3500
     tail, row 2, keys 3500 .. and further     row 2, keys 3500 ..
+    prompt, rows 3 .. 67, keys 0 .. 64        rows 3 .. 35, keys 0 .. 32, and rows 35 .. 67, keys 0 .. 64
 
-The last item of a private tail is open at the end: it stays true while the sequence grows, however far.
+The last item of a private tail is open at the end: it stays true while the sequence grows, however far. Of a prompt, whose
+last keys are its own rows, no tile has items over keys that none of its rows sees.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.plan import KeyRanges
-from radixkv.attention.triton.cost_model import num_pieces, tile_classes
+from radixkv.attention.triton.cost_model import Placement, num_pieces, tile_classes
 from radixkv.memory.upload import upload
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
 
@@ -88,31 +90,35 @@ class _Cuts:
     piece_keys: Ints
 
 
-def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> HostItems:
+def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> HostItems:
     """The work items for layers of this shape.
 
     Args:
         dtype: of queries.
-        multiprocessors: of the device.
+        placement: how tile classes share the device.
     """
-    cuts = _cut(ranges, shape, dtype, multiprocessors)
+    cuts = _cut(ranges, shape, dtype, placement)
     # The range of each item: one for each of its tiles x pieces.
     count = cuts.num_tiles * cuts.num_pieces
     of = np.arange(len(count)).repeat(count)
     tile, piece = divmod(np.arange(len(of)) - (count.cumsum() - count)[of], cuts.num_pieces[of])
-    tile_rows, piece_keys, key_stop = cuts.tile_rows[of], cuts.piece_keys[of], ranges.key_stop[of]
-
-    row = ranges.row_start[of] + tile * tile_rows
-    num_rows = np.minimum(tile_rows, ranges.row_stop[of] - row)
-    start = ranges.key_start[of] + piece * piece_keys
-    stop = np.minimum(start + piece_keys, key_stop)
-    reach = ranges.key_stop.copy()
-    reach[ranges.num_shared :] = OPEN_END
+    row = ranges.row_start[of] + tile * cuts.tile_rows[of]
+    row_stop = np.minimum(row + cuts.tile_rows[of], ranges.row_stop[of])
+    start = ranges.key_start[of] + piece * cuts.piece_keys[of]
+    # One past the last key that a row of the tile sees: in a private tail, its last row itself.
+    is_tail = of >= ranges.num_shared
+    seen_stop = ranges.key_stop[of] - np.where(is_tail, ranges.row_stop[of] - row_stop, 0)
+    in_sight = start < seen_stop
+    if not in_sight.all():
+        of, row, row_stop, start, seen_stop, is_tail = (
+            column[in_sight] for column in (of, row, row_stop, start, seen_stop, is_tail)
+        )
+    num_rows = row_stop - row
+    stop = np.minimum(start + cuts.piece_keys[of], seen_stop)
 
     # A tail in one piece below no prefix is all that its rows read. The other items write partial results.
-    alone = (ranges.key_start == 0) & (cuts.num_pieces == 1)
-    alone[: ranges.num_shared] = False
-    alone = alone[of]
+    ends = is_tail & (stop == seen_stop)
+    alone = ends & (start == 0)
     written = np.where(alone, 0, num_rows)
     first_partial: Ints = written.cumsum() - written
     starts, partials = _partials_of_rows(ranges.row_stop[-1], row, first_partial, written)
@@ -122,7 +128,7 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocesso
     items[:, 1] = num_rows
     items[:, 2] = ranges.table[of]
     items[:, 3] = start
-    items[:, 4] = np.where(stop == key_stop, reach[of], stop)
+    items[:, 4] = np.where(ends, OPEN_END, stop)
     items[:, 5] = np.where(alone, NO_PARTIAL, first_partial)
     # By tile class, and longest first, so that no long item starts when the others are done.
     tile_class = cuts.tile_class[of]
@@ -136,13 +142,17 @@ def lower(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocesso
     return HostItems(by_tile, starts, partials)
 
 
-def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, multiprocessors: int) -> _Cuts:
+def _cut(ranges: KeyRanges, shape: HeadShape, dtype: torch.dtype, placement: Placement) -> _Cuts:
     rows = ranges.row_stop - ranges.row_start
     keys = ranges.key_stop - ranges.key_start
-    tile_class = tile_classes(rows, shape.group, dtype)
+    tile_class = tile_classes(rows, shape.group, dtype, placement)
     tile_rows = (_TILE_ROWS // shape.group)[tile_class]
     tiles = -(-rows // tile_rows)
-    pieces = num_pieces(keys, tiles, shape.num_kv_heads, tile_class, multiprocessors)
+    work = tiles * keys
+    # Each tile of a private tail ends at its own last row.
+    unseen = tiles * rows - rows - tile_rows * (tiles * (tiles - 1) // 2)
+    work[ranges.num_shared :] -= unseen[ranges.num_shared :]
+    pieces = num_pieces(keys, tiles, work, shape.num_kv_heads, tile_class, placement)
     # In multiples of 16 keys fewer pieces may do. One that begins behind the last key must not exist: it would have the open
     # end, and new keys in between would belong to no item.
     piece_keys = -(-keys // (16 * pieces)) * 16

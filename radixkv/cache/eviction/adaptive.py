@@ -18,7 +18,11 @@ end. The leaf with the lowest density is evicted first. As prospects may grow wi
 repeated within a second), the lowest of a group is its oldest leaf or its newest.
 
 Where little was observed of a group, the observations of coarser groups, or of all nodes, replace it; in the beginning there
-are none, and the oldest leaf is evicted first. Nothing is tuned to a workload.
+are none, and the oldest leaf is evicted first. How much is little depends on the work: where groups do not differ, what
+sets them apart is chance, and a small cache loses by it what LRU would keep. So the policy compares its hits with those that
+LRU would have had (`LRUShadow`; experts that are judged by ghosts, as in LeCaR: Vietri et al., HotStorage 2018, and CACHEUS:
+Rodriguez et al., FAST 2021). While LRU does better, coarser groups weigh more and more, and in the end the oldest leaf is
+evicted first; as soon as it does not, they weigh less again. Nothing is tuned to a workload.
 
 What else was tried, and the results of each attempt: ``radixkv/bench/results/policies.md``.
 """
@@ -27,13 +31,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from radixkv.cache.eviction.lru import LRU
+from radixkv.cache.eviction.lru_shadow import LRUShadow
 from radixkv.cache.eviction.policy import EvictableLeaf
 from radixkv.cache.eviction.reuse_times import AGE_BORDERS, ReuseTimes, hit_densities
+
+if TYPE_CHECKING:
+    from radixkv.cache.node import Node
 
 _USES = 8  # 1, 2, 4, 8, 16, 32, 64, 128 and more
 _PARENT_USES = 3  # 1, 2, 4 and more
@@ -43,6 +52,10 @@ _SHAPE = (_USES, _PARENT_USES, _LENGTHS * _DEPTHS)
 _NUM_GROUPS = math.prod(_SHAPE)
 # Densities are refitted, which takes milliseconds, after a quarter more idle times than before, within these limits.
 _MIN_NEW_IDLE_TIMES, _MAX_NEW_IDLE_TIMES = 32, 1024
+# Idle times as many as a coarser group weighs: in the beginning, at least, and as many that the policy is LRU instead. Before
+# they become more, LRU has to be ahead by so many standard deviations.
+_FIRST_PRIOR, _MIN_PRIOR, _MAX_PRIOR = 400.0, 120.0, 25_600.0
+_AHEAD = 1.5
 # The density of the group's leaf that would be evicted first, the leaf, and until when it has that density.
 _Candidate = tuple[float, EvictableLeaf | None, float]
 _UNKNOWN: _Candidate = (np.inf, None, -np.inf)
@@ -60,7 +73,9 @@ class Adaptive:
         self._now = 0.0
         self._reuse_times = ReuseTimes(_SHAPE)
         self._refit_at = _MIN_NEW_IDLE_TIMES
-        self._densities = hit_densities(self._reuse_times.returns(0.0)).tolist()
+        self._lru = LRUShadow()
+        self._prior = _FIRST_PRIOR
+        self._densities = hit_densities(self._reuse_times.returns(0.0, self._prior)).tolist()
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -75,17 +90,40 @@ class Adaptive:
         group = node.group = index * _DEPTHS + (node.depth >= 4)
         self._now = node.last_use
         self._reuse_times.begin(group, num_blocks, node.last_use)
+        self._lru.begin(num_blocks, node.last_use)
         if self._reuse_times.num_new >= self._refit_at:
             self._refit()
 
-    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         self._now = now
         self._reuse_times.end(group, num_blocks, idle_since, now)
+        self._lru.end(num_blocks, idle_since, evicted)
+
+    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        num_blocks = node.num_blocks - start
+        if evicted:
+            self._lru.evict(num_blocks)
+        else:
+            self._lru.replace(num_blocks, node.last_use)
+
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        # LRU gives up its oldest instead: which ones were cleared is forgotten with them.
+        self._lru.evict(sum(node.num_blocks for node in nodes if node.lock_count == 0))
 
     def _refit(self) -> None:
-        self._densities = hit_densities(self._reuse_times.returns(self._now)).tolist()
+        self._weigh_coarser_groups()
+        self._densities = hit_densities(self._reuse_times.returns(self._now, self._prior)).tolist()
         self._refit_at = max(_MIN_NEW_IDLE_TIMES, min(_MAX_NEW_IDLE_TIMES, int(self._reuse_times.num_idle_times / 4)))
         self._candidates = dict.fromkeys(self._candidates, _UNKNOWN)
+
+    def _weigh_coarser_groups(self) -> None:
+        advantage = self._lru.advantage
+        if advantage > _AHEAD:
+            self._prior = min(_MAX_PRIOR, self._prior * 4)
+            self._lru.fade(0.5)
+        elif advantage < 0:
+            self._prior = max(_MIN_PRIOR, self._prior / (8 if advantage < -_AHEAD else 1.5))
+        self._lru.fade(0.1)
 
     # -- the index -----------------------------------------------------------------------------------------------
 
@@ -117,9 +155,11 @@ class Adaptive:
         return [leaf for group in self._candidates for leaf in self._queues[group].leaves()]
 
     def _candidate(self, group: int) -> _Candidate:
-        """The group's oldest or newest leaf, whichever has the lower density."""
+        """The group's oldest or newest leaf, whichever has the lower density; its oldest, and when that was used, as LRU."""
         queue, densities = self._queues[group], self._densities[group]
         oldest, newest = queue.next_leaf(), queue.newest()
+        if self._prior == _MAX_PRIOR:
+            return oldest.last_use, oldest, np.inf
         age_bin = bisect_left(AGE_BORDERS, self._now - oldest.last_use)
         of_oldest = densities[age_bin]
         until = oldest.last_use + AGE_BORDERS[age_bin]

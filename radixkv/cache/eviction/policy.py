@@ -61,13 +61,14 @@ class LearningPolicy(EvictionPolicy, Protocol):
     """A policy that is also notified how long prefixes are idle before their next use, leaves and inner nodes alike.
 
     A node is idle from the end of the last sequence that uses it to its next use: whether it is still cached by then, or
-    was evicted and is recomputed.
+    was evicted and is recomputed. A policy that has `TreeObserver.on_remove` or
+    `TreeObserver.on_clear` is notified of these, too.
     """
 
     def on_idle(self, node: EvictableLeaf) -> None:
         """No sequence uses ``node`` any more. Called before `add` where it is a leaf; may set ``node.group``."""
 
-    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float) -> None:
+    def on_reuse(self, group: int, num_blocks: int, idle_since: float, now: float, evicted: bool) -> None:
         """Idle or evicted blocks are used again.
 
         Args:
@@ -75,6 +76,7 @@ class LearningPolicy(EvictionPolicy, Protocol):
             num_blocks: how many.
             idle_since: by the cache's clock, in seconds.
             now: likewise.
+            evicted: whether they have to be recomputed.
         """
 
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 
-# Bins of ages, two per octave, from an eighth of a second to six days; by their upper borders, in seconds.
-AGE_BORDERS: list[float] = [*(2.0 ** np.arange(-3, 19, 0.5)).tolist(), np.inf]
+# Bins of ages, two per octave, from a 64th of a second to six days; by their upper borders, in seconds.
+AGE_BORDERS: list[float] = [*(2.0 ** np.arange(-6, 19, 0.5)).tolist(), np.inf]
 _NUM_BINS = len(AGE_BORDERS)
 _WIDTHS = np.diff([0.0, *AGE_BORDERS[:-1], 2 * AGE_BORDERS[-2]])
-_PRIOR_IDLE_TIMES = 50.0  # a coarser estimate weighs as much as this many observed idle times
+_PRIOR_OF_ALL = 5.0  # as many observed idle times does the prior of all groups together weigh, which says nothing
 _MAX_RETURN = 0.98  # no reuse is certain
 _HALF_LIFE = 50_000  # an observation counts half after this many newer idle times
 _MAX_EPOCHS = 128
@@ -75,15 +75,21 @@ class ReuseTimes:
         self._idle[epoch, group] -= counted
         self._ended[group, bisect_left(AGE_BORDERS, now - idle_since)] += counted
 
-    def returns(self, now: float) -> Table:
-        """``[groups, bins]``: the probability that an idle time ends in each bin of ages."""
+    def returns(self, now: float, prior_idle_times: float) -> Table:
+        """``[groups, bins]``: the probability that an idle time ends in each bin of ages.
+
+        Args:
+            now: by the cache's clock, in seconds.
+            prior_idle_times: a coarser estimate weighs as much as this many observed idle times.
+        """
         self._end_epoch()
         ended = self._ended.reshape(self._shape)
         at_risk = self._at_risk(now).reshape(self._shape)
         mean_blocks = max(1.0, float(at_risk[..., 0].sum()) / max(1.0, self.num_idle_times))
-        weight = _PRIOR_IDLE_TIMES * mean_blocks
         hazards = np.full(_NUM_BINS, 1.0 / _NUM_BINS)
-        for axes in ((0, 1, 2), (1, 2), (2,)):
+        hazards = _shrunk(hazards, _PRIOR_OF_ALL * mean_blocks, ended, at_risk, (0, 1, 2))
+        weight = prior_idle_times * mean_blocks
+        for axes in ((1, 2), (2,)):
             hazards = _shrunk(hazards, weight, ended, at_risk, axes)
         hazards = _shrunk_monotonically(hazards, weight, ended, at_risk)
         return (hazards * _survival(hazards)).reshape(self._num_groups, _NUM_BINS)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radixkv.model.native.linear import NativeLinear
-from radixkv.model.packed_linear import is_unchanged
+from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import PackedWeight
 
 

@@ -20,7 +20,8 @@ from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import Quantiser
-from radixkv.model.packed_linear import is_unchanged, pack_linears
+from radixkv.model.packed_linear import pack_linears
+from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import library
 
 # What could stand in for a module, with weights as they are or quantised.

@@ -84,7 +84,30 @@ def scans(num_requests: int = 6000, seed: int = 0) -> Trace:
     return _gather(visitor, rng, num_requests, 0.6, ids)
 
 
-SYNTHETIC: dict[str, Callable[[], Trace]] = {"chats": chats, "agents": agents, "documents": documents, "scans": scans}
+def long_documents(num_requests: int = 6000, seed: int = 0) -> Trace:
+    """Documents of 15,000 tokens in the mean, a few questions about each; whether there is another one is chance."""
+    rng = np.random.default_rng(seed)
+    ids = itertools.count()
+
+    def reader(start: float) -> Iterator[_Pieces]:
+        document = _new(ids, 8 + int(rng.gamma(4.0, 55.0)))
+        time = start
+        while True:
+            yield time, [*document, *_new(ids, 1)], 2
+            if rng.random() > 0.6:
+                return
+            time += float(rng.exponential(240.0))
+
+    return _gather(reader, rng, num_requests, 5.0, ids)
+
+
+SYNTHETIC: dict[str, Callable[[], Trace]] = {
+    "chats": chats,
+    "agents": agents,
+    "documents": documents,
+    "long-documents": long_documents,
+    "scans": scans,
+}
 
 
 def _new(ids: Iterator[int], count: int) -> list[int]:

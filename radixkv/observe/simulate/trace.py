@@ -33,12 +33,14 @@ class TracedRequest:
         prompt: one number per block of the prompt, int32; equal for equal prefixes.
         output: the same for the blocks that the answer filled.
         priority: of the request; the LOWEST number is the most urgent.
+        num_output_tokens: of the answer; 0: not known but by its blocks.
     """
 
     time: float
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
     priority: int = 0
+    num_output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def read_trace(path: Path) -> Trace:
         ValueError: a line has another format; the message names it.
     """
     block_size = MOONCAKE_BLOCK_SIZE
-    rows: list[tuple[float, list[int], list[int], int]] = []
+    rows: list[tuple[float, list[int], list[int], int, int]] = []
     numbers: dict[int, int] = {}
     # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -87,19 +89,19 @@ def read_trace(path: Path) -> Trace:
                     [numbers.setdefault(int(name), len(numbers)) for name in names]
                     for names in (ids, fields.get("output_hash_ids", []))
                 )
-                priority = _priority(fields)
+                priority, num_output_tokens = _priority(fields), int(fields.get("output_length", 0))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {error!r}"
                 ) from error
-            rows.append((time, prompt, output, priority))
+            rows.append((time, prompt, output, priority, num_output_tokens))
     if not rows:
         raise ValueError(f"{path}: there is no request in it")
     rows.sort(key=lambda row: row[0])
     start = rows[0][0]
     requests = [
-        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), priority)
-        for time, prompt, output, priority in rows
+        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), *rest)
+        for time, prompt, output, *rest in rows
     ]
     return Trace(requests, block_size)
 

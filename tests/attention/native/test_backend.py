@@ -66,7 +66,7 @@ def test_new_tokens_are_attended_to_as_they_are_stored() -> None:
 
 def test_a_shared_prefix_is_read_once() -> None:
     chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, 1) for i in range(8)]
-    ranges = Planner(8, 65, 16, SharingRule.saving(cost_model.MIN_SAVED_TOKENS, 8)).plan(query_batch(chunks)).ranges
+    ranges = Planner(8, 65, 16, SharingRule(cost_model.MIN_SAVED_TOKENS)).plan(query_batch(chunks)).ranges
     assert (ranges.key_stop - ranges.key_start).sum() == 64 * 16 + 8 * 1
 
 

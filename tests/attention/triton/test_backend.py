@@ -19,7 +19,7 @@ def make_backend(max_sequences: int, max_blocks: int) -> TritonBackend:
     return TritonBackend(pool, torch.float32, 1, max_sequences, 16 * max_blocks)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(batches=steps)
 def test_a_batch_after_many_others_is_prepared_as_the_first_one_is(batches: Steps) -> None:
     with pytest.MonkeyPatch.context() as patch:

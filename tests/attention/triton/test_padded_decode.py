@@ -9,6 +9,7 @@ import torch
 from support.attention_batches import Chunk, Table, query_batch
 
 from radixkv.attention.triton import TritonBackend
+from radixkv.attention.triton.buffers import padded_size, padded_sizes
 from radixkv.attention.triton.cost_model import sharing_rule
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -28,7 +29,7 @@ def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBa
         num_rows,
         16 * max_blocks,
         # As with heads of 128.
-        sharing=sharing_rule(num_rows, 4, dtype.itemsize, 4096),
+        sharing=sharing_rule(4, dtype, dtype, 4096),
         multiprocessors=132,
     )
 
@@ -47,33 +48,44 @@ def shared_chunks(num_rows: int, levels: list[tuple[int, int]]) -> list[Chunk]:
 @pytest.mark.parametrize("num_rows", [8, 64, 256])
 def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
     """One long node cut into many pieces, or several levels: memory is allocated when the first batch of a size is met."""
-    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
     backend = make_backend(num_rows, 8001, torch.bfloat16)
     padded: PaddedDecode | None = None
     for levels in ([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)]):
         batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
         if padded is None:
-            padded = PaddedDecode(num_rows, pool, batch.buffers, False, PartialResults(CPU))
+            padded = PaddedDecode(num_rows, backend, False, PartialResults(CPU))
             assert padded.load(batch)
             padded.items(SHAPE)
         assert padded.load(batch)
 
 
+def test_few_sizes_of_batches_are_padded_by_few_rows() -> None:
+    """As many graphs as there are sizes are captured at the start, two kinds of each."""
+    sizes = padded_sizes(256)
+    assert sizes[:5] == [1, 2, 4, 8, 10]
+    assert sizes[-5:] == [128, 160, 192, 224, 256]
+    assert len(sizes) == 24
+    assert padded_sizes(100)[-1] == 112
+    for num_rows in range(1, 1000):
+        assert num_rows <= padded_size(num_rows) <= max(1.25 * num_rows, num_rows + 3)
+        assert padded_size(num_rows) < num_rows + 32
+        assert padded_size(padded_size(num_rows)) == padded_size(num_rows)
+
+
 def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
     for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
-        pool = KVPool([LayerShape(8, 4, 4)], 1, 16, dtype)
-        batch = make_backend(num_rows, 8001, dtype).prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
-        padded = PaddedDecode(num_rows, pool, batch.buffers, False, PartialResults(CPU))
+        backend = make_backend(num_rows, 8001, dtype)
+        batch = backend.prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
+        padded = PaddedDecode(num_rows, backend, False, PartialResults(CPU))
         assert padded.load(batch)
         assert list(padded.items(SHAPE).by_tile) == tiles
 
 
 def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
     """Also of a plan that is smaller than the one before it, of which nothing may be left."""
-    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
     backend = make_backend(40, 600, torch.bfloat16)
     batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
-    padded = PaddedDecode(40, pool, batch.buffers, False, PartialResults(CPU))
+    padded = PaddedDecode(40, backend, False, PartialResults(CPU))
     assert padded.load(batch)
     fixed_items = padded.items(SHAPE)
     where = [
@@ -87,6 +99,7 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
         assert padded.load(batch)
         padding = [-1] * (40 - num_rows)
         assert padded.rows.positions.tolist() == [16 * (520 + num_rows)] * num_rows + padding
+        assert padded.logit_rows.tolist()[:num_rows] == batch.order.argsort().tolist()
         assert padded.rows.slots.tolist() == [int(chunks[i].table.block_ids[-1]) * 16 for i in batch.order] + padding
         items = batch.items(SHAPE)
         assert fixed_items.starts.tolist() == items.starts.tolist() + [items.num_partials] * len(padding)

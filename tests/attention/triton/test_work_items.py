@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.attention_batches import Chunk, Table, query_batch
 
-from radixkv.attention import SharingRule
 from radixkv.attention.triton import TritonAttention, TritonBackend
-from radixkv.attention.triton.cost_model import min_shared_tokens
+from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles, sharing_rule
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
 from radixkv_kernels import NO_PARTIAL
@@ -29,19 +29,19 @@ def prepare(
         shared = next((i for i, count in enumerate(counts) if count), len(counts)) if above else 0
         first = next(numbers) * 10_000
         above = above[:shared] + [range(first + 2000 * i, first + 2000 * i + n) for i, n in enumerate(counts[shared:])]
-        blocks = [*itertools.chain(*above), first + 9_999]
+        # New tokens lie in blocks that no other sequence has.
+        blocks = [*itertools.chain(*above), *range(first + 9_000, first + 9_001 + -(-(num_new - 1) // 16))]
         length = 16 * len(blocks) - owner % 16
         new = min(num_new, length) if owner % 2 else 1
         chunks.append(Chunk(Table(blocks), length - new, new))
-    counts = range(2, len(chunks) + 1)
     backend = TritonBackend(
         KVPool([LayerShape(shape.num_kv_heads, 8, 8)], 1, 16, torch.bfloat16),
         torch.bfloat16,
         shape.num_kv_heads * shape.group,
         len(chunks),
         16 * max(len(chunk.table.block_ids) for chunk in chunks),
-        sharing=SharingRule(
-            (0, 0, *(min_shared_tokens(count, shape.group, 2) for count in counts)), 0 if shares else 2**40
+        sharing=replace(
+            sharing_rule(shape.group, torch.bfloat16, torch.bfloat16, 1), min_saved_tokens=0 if shares else 2**40
         ),
         multiprocessors=multiprocessors,
     )
@@ -62,6 +62,17 @@ def test_each_row_reads_each_key_once_however_far_it_grows(
 ) -> None:
     batch = prepare(levels, num_new, shape, multiprocessors, shares)
     items = batch.items(shape)
+    tiles = max_tiles(batch.plan.num_rows, shape.group, torch.bfloat16, batch.placement)
+    for tile_rows, own in items.by_tile.items():
+        last_positions = batch.rows.positions[(own[:, 0] + own[:, 1] - 1).long()]
+        lengths = torch.minimum(own[:, 4], last_positions + 1) - own[:, 3]
+        assert (lengths > 0).all(), "no item of keys that none of its rows sees"
+        assert (lengths.diff() <= 0).all(), "longest first"
+        most = tiles[tile_rows] + max_pieces(tile_rows, tiles[tile_rows], shape.num_kv_heads, batch.placement)
+        assert len(own) <= most
+    assert items.num_partials <= max_partials(
+        batch.plan.num_rows, tiles, shape.group, shape.num_kv_heads, batch.placement
+    )
     reads: list[list[list[int]]] = [[] for _ in range(batch.plan.num_rows)]
     for row_start, num_rows, _, start, stop, partial in np.concatenate(list(items.by_tile.values())).tolist():
         for i in range(num_rows):

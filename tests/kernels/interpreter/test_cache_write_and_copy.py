@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv_kernels import BlockCopier, reference, write_cache
+from radixkv_kernels import BlockCopier, reference, rotate_and_write, write_cache
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -32,6 +32,61 @@ def test_tokens_land_in_their_slots(dtype: torch.dtype, block_size: int, key_dim
     write_cache(key, value, *caches, slots)
     reference.write_cache(key, value, *truth, slots)
     assert all(same(cache, expected) for cache, expected in zip(caches, truth, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "key_dim", "value_dim", "rotary_dim"),
+    [(6, 2, 64, 64, 64), (3, 3, 80, 40, 32), (4, 1, 96, 24, 96)],
+)
+def test_queries_and_keys_are_rotated_and_written(
+    dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int
+) -> None:
+    """Also of padding, whose key is not stored, and in the model's layout, heads outside tokens."""
+    torch.manual_seed(0)
+    tokens, blocks, block_size = 21, 4, 16
+    query, key, value = (
+        torch.randn(count, tokens, dim).to(dtype).transpose(0, 1)
+        for count, dim in ((heads, key_dim), (kv_heads, key_dim), (kv_heads, value_dim))
+    )
+    angles = torch.randn(tokens, rotary_dim // 2) * 30
+    cosines, sines = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
+    slots = torch.randperm(blocks * block_size)[:tokens]
+    slots[5] = -1
+    caches = [torch.full((blocks, block_size, kv_heads, dim), float("nan")).to(dtype) for dim in (key_dim, value_dim)]
+    truth, true_query, key_before = [cache.clone() for cache in caches], query.clone(), key.clone()
+    rotate_and_write(query, key, value, cosines, sines, *caches, slots)
+    reference.rotate_and_write(true_query, key, value, cosines, sines, *truth, slots)
+    bound = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(query, true_query, rtol=bound, atol=bound)
+    torch.testing.assert_close(caches[0], truth[0], rtol=bound, atol=bound, equal_nan=True)
+    assert same(caches[1], truth[1])
+    assert same(key, key_before)
+    assert int(caches[0].isnan().any(-1).any(-1).sum()) == blocks * block_size - tokens + 1
+
+
+def test_rotated_keys_in_float8_are_those_of_rotating_and_writing_apart() -> None:
+    torch.manual_seed(1)
+    query, key, value = torch.randn(3, 2, 64), torch.randn(3, 2, 64), torch.randn(3, 2, 64)
+    angles, slots, scales = torch.randn(3, 64), torch.tensor([3, -1, 17]), torch.tensor([2.0, 0.5])
+    ours, apart = ([torch.zeros(2, 16, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)] for _ in range(2))
+    options = {"key_scales": scales, "value_scales": scales}
+    rotated = key * angles.cos()[:, None] + torch.cat((-key[..., 32:], key[..., :32]), -1) * angles.sin()[:, None]
+    write_cache(rotated, value, *apart, slots, **options)
+    rotate_and_write(query, key, value, angles.cos(), angles.sin(), *ours, slots, **options)
+    for cache, expected in zip(ours, apart, strict=True):
+        # Sums that are rounded in another order may fall on the other side of a border.
+        assert (cache.float() != expected.float()).float().mean() < 0.01
+
+
+def test_rotations_that_fit_no_head_are_refused() -> None:
+    query, cache, slots = torch.zeros(3, 2, 64), torch.zeros(2, 16, 2, 64), torch.zeros(3, dtype=torch.int64)
+    for size in (0, 33, 66):
+        angles = torch.zeros(3, size)
+        with pytest.raises(
+            ValueError, match=rf"cosines: expected an even number of 2 to 64 dimensions, got \[3, {size}\]"
+        ):
+            rotate_and_write(query, query.clone(), query, angles, angles, cache, cache.clone(), slots)
 
 
 def test_float8_is_scaled_and_clamped() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from support.kernel_cases import Case, make_tree, relative_error
 
-from radixkv_kernels import attend_items, merge_partials, reference
+from radixkv_kernels import attend_items, attention_common, merge_partials, reference
 
 # Inputs are rounded before both sides see them, so only float32 arithmetic and the rounding of the output differ. The
 # interpreter cuts bfloat16 results off instead of rounding them.
@@ -98,6 +99,23 @@ def test_sinks_of_items_that_are_written_at_once() -> None:
 def test_float8_cache_with_scales_per_head() -> None:
     case = make_tree(8, levels=[(1, 64), (4, 40)], cache_dtype=torch.float8_e4m3fn)
     run(case, scale=0.125, key_scales=torch.tensor([0.5, 2.0]), value_scales=torch.tensor([3.0, 0.25]))
+
+
+def test_a_float8_cache_is_multiplied_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. What is beyond its range is held at its end, so that no infinity becomes NaN."""
+    monkeypatch.setattr(attention_common, "compute_type", lambda query_dtype, cache_dtype: tl.float16)
+    case = make_tree(8, levels=[(1, 64), (4, 40)], dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn)
+    case.query[0] *= 1e38
+    output, partials, lse = case.outputs()
+    scales = {"key_scales": torch.tensor([0.5, 2.0]), "value_scales": torch.tensor([3.0, 0.25])}
+    truth, truth_partials, truth_lse = case.outputs()
+    arguments = (case.query, case.key_cache, case.value_cache, case.tables, case.positions)
+    for tile, items in case.items.items():
+        attend_items(*arguments, items, output, partials, lse, tile_rows=tile, scale=0.125, **scales)
+        reference.attend_items(*arguments, items, truth, truth_partials, truth_lse, scale=0.125, **scales)
+    assert torch.isfinite(partials).all()
+    others = case.partials[case.starts[1] :].long()
+    assert relative_error(partials[others], truth_partials[others]) < 5e-4
 
 
 def test_padding_rows_become_zero_and_empty_items_do_nothing() -> None:

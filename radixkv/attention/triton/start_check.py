@@ -1,0 +1,277 @@
+"""Every kernel in every configuration that a model's layers will launch, once, before the first user does.
+
+A kernel that a GPU refuses, for want of shared memory or registers, or that a compiler gets wrong, would otherwise fail in
+the middle of a request, in the first batch that takes its tiles. Here it says its name and configuration, and compiled
+kernels are on disk for the next start. Results are compared with the plain reference, on problems of a few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.triton.cost_model import Placement, max_tiles, widest_tile
+from radixkv.memory import LayerShape
+from radixkv_kernels import (
+    NO_PARTIAL,
+    OPEN_END,
+    TILE_ROWS,
+    BlockCopier,
+    advance_rows,
+    attend_items,
+    attend_split,
+    merge_partials,
+    merge_splits,
+    reference,
+    write_cache,
+)
+from radixkv_kernels.target import current_target
+
+_FP8 = torch.float8_e4m3fn
+_TABLES = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
+# The first row's position; the second of two pieces of keys begins before it.
+_PREFIX = 20
+_BOUNDS = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2, _FP8: 0.1}
+
+# Results, and what the reference says.
+Pairs = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Work = Callable[[], Pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """What decides which kernels a layer launches.
+
+    Attributes:
+        shape: of its keys and values.
+        num_query_heads: of its queries.
+        options: its own.
+    """
+
+    shape: LayerShape
+    num_query_heads: int
+    options: AttentionOptions
+
+
+def check_kernels(
+    layers: Iterable[LayerKernels],
+    block_size: int,
+    query_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    device: torch.device | str,
+) -> int:
+    """Run all kernels for all layers, equal ones once, and compare their results with the reference.
+
+    Args:
+        layers: a model's.
+        block_size: tokens per block.
+        query_dtype: of queries, and of new keys and values.
+        cache_dtype: of stored ones.
+        device: the current CUDA device, or the CPU for the interpreter.
+
+    Returns:
+        How many configurations ran.
+
+    Raises:
+        RuntimeError: one does not run, or its result is wrong; the message names it.
+    """
+    count = 0
+    for layer in {_distinct(layer): layer for layer in layers}.values():
+        problem = _Problem(layer, block_size, query_dtype, cache_dtype, device)
+        for name, work in problem.launches():
+            _run(f"{name}, {problem}", work, problem.bound)
+            count += 1
+    return count
+
+
+def _distinct(layer: LayerKernels) -> tuple[object, ...]:
+    """Layers of which this is equal launch the same compiled kernels."""
+    options = layer.options
+    return (
+        layer.shape, layer.num_query_heads,
+        options.softcap is None, options.sliding_window is None, None if options.sinks is None else options.sinks.dtype,
+    )  # fmt: skip
+
+
+def _call(launch: Callable[..., None], *args: object, **options: Any) -> None:
+    """Tensors in lists have no names that a type checker could follow."""
+    launch(*args, **options)
+
+
+def _run(name: str, work: Work, bound: float) -> None:
+    try:
+        # What a kernel does wrong is often met by a later call only; here that is the comparison, which waits for it.
+        for result, truth in work():
+            result, truth = result.double().cpu(), truth.double().cpu()
+            error = float((result - truth).norm() / truth.norm().clamp_min(1e-30))
+            if not error <= bound:
+                raise ArithmeticError(f"its result differs from the reference by {error:.2g} of its norm")
+    except Exception as error:  # the compiler's, the driver's, and torch's: nothing is hidden, all of it is named
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "this machine"
+        raise RuntimeError(f"{name}: the kernel cannot be used on {gpu}: {error}") from error
+
+
+class _Problem:
+    """A few rows of one sequence over a few blocks, on the host; what all kernels take."""
+
+    def __init__(
+        self,
+        layer: LayerKernels,
+        block_size: int,
+        query_dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape, options = layer.shape, layer.options
+        self._layer = layer
+        self._block_size = block_size
+        self._dtype = query_dtype
+        self._cache_dtype = cache_dtype
+        self._device = device
+        self._generator = torch.Generator().manual_seed(0)
+        self._caches = [
+            self._random(_TABLES.numel(), block_size, shape.num_kv_heads, dim).to(cache_dtype)
+            for dim in (shape.key_dim, shape.value_dim)
+        ]
+        scales = torch.full((shape.num_kv_heads,), 0.5) if cache_dtype == _FP8 else None
+        self._scales: dict[str, Any] = {"key_scales": scales, "value_scales": scales}
+        self._options = {
+            "scale": options.scale,
+            "softcap": options.softcap,
+            "window": options.sliding_window,
+            "sinks": None if options.sinks is None else options.sinks.cpu(),
+            **self._scales,
+        }
+
+    @property
+    def bound(self) -> float:
+        """Of an error's norm to its result's."""
+        return max(_BOUNDS[self._dtype], _BOUNDS[self._cache_dtype])
+
+    def __str__(self) -> str:
+        shape, query, stored = (
+            self._layer.shape, *(str(dtype).removeprefix("torch.") for dtype in (self._dtype, self._cache_dtype))
+        )  # fmt: skip
+        options = self._layer.options
+        given = [
+            name
+            for name, value in (
+                ("softcap", options.softcap), ("sliding window", options.sliding_window), ("sinks", options.sinks)
+            )
+            if value is not None
+        ]  # fmt: skip
+        return (
+            f"{self._layer.num_query_heads} query and {shape.num_kv_heads} key-value heads of {shape.key_dim} and "
+            f"{shape.value_dim}, queries in {query}, stored in {stored}{''.join(f', {name}' for name in given)}"
+        )
+
+    def launches(self) -> Iterator[tuple[str, Work]]:
+        """Every kernel with its name."""
+        group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
+        yield "write_cache", self._write
+        yield "copy_blocks", self._copy
+        yield "advance_rows", self._advance
+        placement = Placement(1, widest_tile=widest_tile([self._layer.shape], current_target()))
+        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype, placement):
+            yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
+        yield "attend_split", self._split
+
+    def _random(self, *size: int) -> torch.Tensor:
+        return torch.randn(size, generator=self._generator).to(self._dtype)
+
+    def _there(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Copies on the device: the reference computes on the host."""
+        return [tensor.to(self._device, copy=True) for tensor in tensors]
+
+    def _write(self) -> Pairs:
+        shape, count = self._layer.shape, self._block_size + 3
+        key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
+        slots = torch.arange(count)
+        ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]
+        _call(write_cache, *self._there(key, value), *ours, *self._there(slots), **self._on_device(self._scales))
+        _call(reference.write_cache, key, value, *truth, slots, **self._scales)
+        return zip(ours, truth, strict=True)
+
+    def _copy(self) -> Pairs:
+        ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]
+        copies = [(0, 1, self._block_size), (2, 3, 5)]
+        BlockCopier(ours).copy(copies)
+        reference.copy_blocks(truth, copies)
+        return zip(ours, truth, strict=True)
+
+    def _advance(self) -> Pairs:
+        before = torch.tensor([3, -1, self._block_size - 1], dtype=torch.int32)
+        positions, slots, row_tables = self._there(before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before))
+        _call(advance_rows, positions, slots, *self._there(_TABLES), row_tables, block_size=self._block_size)
+        first, second = _TABLES[0, :2].tolist()
+        return [
+            (positions, torch.tensor([4, -1, self._block_size])),
+            (slots, torch.tensor([first * self._block_size + 4, 0, second * self._block_size])),
+        ]
+
+    def _rows(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, outputs that hold nothing yet, and positions."""
+        query = self._random(count, self._layer.num_query_heads, self._layer.shape.key_dim)
+        output = query.new_full((*query.shape[:2], self._layer.shape.value_dim), float("nan"))
+        positions = torch.arange(_PREFIX, _PREFIX + count, dtype=torch.int32) % (_TABLES.numel() * self._block_size)
+        return query, output, positions
+
+    def _partials(self, count: int) -> list[torch.Tensor]:
+        heads = self._layer.num_query_heads
+        return [
+            torch.full(size, float("nan")) for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
+        ]
+
+    def _items(self, tile_rows: int) -> Pairs:
+        """A tile of neighbouring rows over all their keys at once, and one over two pieces that are merged."""
+        group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
+        count = min(tile_rows // group, _TABLES.numel() * self._block_size - _PREFIX)
+        query, output, positions = self._rows(2 * count)
+        whole = [0, count, 0, 0, OPEN_END, NO_PARTIAL]
+        pieces = [[count, count, 0, 0, 16, 0], [count, count, 0, 16, OPEN_END, count]]
+        items = torch.tensor([whole, *pieces], dtype=torch.int32)
+        starts = torch.tensor([0] * count + [2 * i for i in range(count + 1)], dtype=torch.int32)
+        partials = torch.tensor([(i, count + i) for i in range(count)], dtype=torch.int32).view(-1)
+        sinks = self._layer.options.sinks
+
+        truth, truth_partials = output.clone(), self._partials(2 * count)
+        arguments = query, *self._caches, _TABLES, positions, items
+        _call(reference.attend_items, *arguments, truth, *truth_partials, **self._options)
+        _call(
+            reference.merge_partials,
+            *truth_partials,
+            starts,
+            partials,
+            positions,
+            truth,
+            sinks=None if sinks is None else sinks.cpu(),
+        )
+        (ours,), ours_partials = self._there(output), self._there(*self._partials(2 * count))
+        options = self._on_device(self._options)
+        _call(attend_items, *self._there(*arguments), ours, *ours_partials, tile_rows=tile_rows, **options)
+        _call(merge_partials, *ours_partials, *self._there(starts, partials, positions), ours, sinks=options["sinks"])
+        return [(ours, truth)]
+
+    def _split(self) -> Pairs:
+        query, output, positions = self._rows(2)
+        row_tables = torch.zeros_like(positions)
+        items = torch.tensor([[i, 1, 0, 0, OPEN_END, NO_PARTIAL] for i in range(2)], dtype=torch.int32)
+        truth, unused = output.clone(), self._partials(0)
+        arguments = query, *self._caches, _TABLES
+        _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
+        (ours,), partials = self._there(output), self._there(*self._partials(4))
+        options = self._on_device(self._options)
+        _call(attend_split, *self._there(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options)
+        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
+        return [(ours, truth)]
+
+    def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in options.items()
+        }

@@ -1,0 +1,80 @@
+"""What LRU would have hit in the place of the policy that decides, and how sure it is that LRU does better.
+
+LRU hits an idle prefix exactly if fewer blocks than fit have been idle for a shorter time. So the shadow needs no tree: it
+keeps how many blocks fell idle when, and forgets the oldest beyond as many as the cache really holds::
+
+    fell idle at   12.0   12.9   13.1   14.6   15.0        a prefix idle since 13.1 is used again: LRU hits it
+    blocks            -      -     30     12     41        one idle since 12.9: LRU has evicted it
+                    forgotten      └─ as many as are cached ─┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+
+class LRUShadow:
+    """Follows idle blocks as `Adaptive` is notified of them.
+
+    ``advantage`` compares the hits of both by the differences at each reuse, of which older ones count less with each
+    `fade`: their sum over the root of the sum of their squares, which is a standard score were all of them chance.
+    """
+
+    def __init__(self) -> None:
+        self._idle: OrderedDict[float, int] = OrderedDict()  # what LRU holds: blocks by when they fell idle
+        self._num_idle = 0
+        self._num_cached = 0  # idle blocks that the cache really holds
+        self._difference = 0.0
+        self._squares = 0.0
+
+    @property
+    def advantage(self) -> float:
+        """Standard deviations by which LRU hits more; negative where it hits less."""
+        return self._difference / math.sqrt(self._squares) if self._squares else 0.0
+
+    def begin(self, num_blocks: int, now: float) -> None:
+        """Blocks fall idle."""
+        self._num_cached += num_blocks
+        self._num_idle += num_blocks
+        self._idle[now] = self._idle.get(now, 0) + num_blocks
+
+    def end(self, num_blocks: int, idle_since: float, evicted: bool) -> None:
+        """Blocks are used again, or computed again because they were ``evicted``."""
+        difference = self._take(num_blocks, idle_since)
+        if not evicted:
+            self._num_cached -= num_blocks
+            difference -= num_blocks
+        if difference:
+            self._difference += difference
+            self._squares += difference * difference
+
+    def replace(self, num_blocks: int, idle_since: float) -> None:
+        """Idle blocks make way for fuller ones, under every policy."""
+        self._num_cached -= num_blocks
+        self._take(num_blocks, idle_since)
+
+    def evict(self, num_blocks: int) -> None:
+        """The cache gives up idle blocks; LRU gives up the oldest."""
+        self._num_cached -= num_blocks
+        excess = self._num_idle - self._num_cached
+        while excess > 0:
+            excess -= self._take(excess, next(iter(self._idle)))
+
+    def fade(self, share: float) -> None:
+        """Let what was compared so far count that much less."""
+        self._difference *= 1 - share
+        self._squares *= 1 - share
+
+    def _take(self, num_blocks: int, idle_since: float) -> int:
+        """Blocks that LRU holds no longer as idle: at most as many as it held."""
+        held = self._idle.get(idle_since, 0)
+        if not held:
+            return 0
+        num_blocks = min(num_blocks, held)
+        if num_blocks == held:
+            del self._idle[idle_since]
+        else:
+            self._idle[idle_since] = held - num_blocks
+        self._num_idle -= num_blocks
+        return num_blocks

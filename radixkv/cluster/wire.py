@@ -1,0 +1,129 @@
+"""What goes between an ingress and its replicas: a JSON object for a request, a line of JSON for each piece of its answers.
+
+Both ends run the same version, so that fields are those of the library's own classes, and nothing here is for users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from radixkv.errors import EngineError, StructuredOutputError
+from radixkv.outputs import CompletionOutput, Logprob, RequestOutput, SampleLogprobs
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import SamplingParams, StructuredOutputsParams
+from radixkv.tools.grammar import AnswerFrame
+
+
+def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant: str) -> bytes:
+    """A request; what its prompt's ``resume`` holds is sent without texts and log-probabilities, which nobody needs."""
+    resume = [asdict(replace(output, text="", logprobs=None, answer=None)) for output in prompt.resume]
+    return json.dumps(
+        {
+            "prompt_token_ids": list(prompt.token_ids),
+            "namespace": prompt.namespace,
+            "read_cache": prompt.read_cache,
+            "write_cache": prompt.write_cache,
+            "resume": resume,
+            "params": {field.name: _plain(getattr(params, field.name)) for field in fields(params)},
+            "priority": priority,
+            "tenant": tenant,
+        }
+    ).encode()
+
+
+def decode_request(body: bytes) -> tuple[Prompt, SamplingParams, int, str]:
+    """The prompt, its parameters, the priority and the tenant.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is no such request, or a parameter is impossible.
+    """
+    sent = json.loads(body)
+    params = sent["params"]
+    if params["structured_outputs"] is not None:
+        frame = params["structured_outputs"]["frame"]
+        structured = {**params["structured_outputs"], "frame": None if frame is None else AnswerFrame(**frame)}
+        params["structured_outputs"] = StructuredOutputsParams(**structured)
+    if params["logit_bias"] is not None:
+        params["logit_bias"] = {int(token_id): bias for token_id, bias in params["logit_bias"].items()}
+    prompt = Prompt(
+        sent["prompt_token_ids"],
+        namespace=sent["namespace"],
+        read_cache=sent["read_cache"],
+        write_cache=sent["write_cache"],
+        resume=[CompletionOutput(**output) for output in sent["resume"]],
+    )
+    return prompt, SamplingParams(**params), sent["priority"], sent["tenant"]
+
+
+def encode_delta(delta: RequestOutput) -> bytes:
+    """A line with what is new."""
+    outputs = [
+        [
+            output.index,
+            output.text,
+            output.token_ids,
+            output.cumulative_logprob,
+            None if output.logprobs is None else [_encode_logprobs(entry) for entry in output.logprobs],
+            output.finish_reason,
+            output.stop_reason,
+        ]
+        for output in delta.outputs
+    ]
+    prompt_logprobs = delta.prompt_logprobs
+    line = {
+        "outputs": outputs,
+        "finished": delta.finished,
+        "num_cached_tokens": delta.num_cached_tokens,
+        "prompt_logprobs": None
+        if prompt_logprobs is None
+        else [None if entry is None else _encode_logprobs(entry) for entry in prompt_logprobs],
+    }
+    return json.dumps(line).encode() + b"\n"
+
+
+def encode_error(error: EngineError) -> bytes:
+    """A line that says why there is no further one."""
+    is_lasting = isinstance(error, StructuredOutputError)
+    return json.dumps({"error": str(error), "is_lasting": is_lasting}).encode() + b"\n"
+
+
+def error_of(line: Mapping[str, Any]) -> StructuredOutputError | None:
+    """The error that any replica would meet; None: another one may go on."""
+    return StructuredOutputError(line["error"]) if line["is_lasting"] else None
+
+
+def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:
+    """A line as an output of the request that ``known`` is of."""
+    outputs = [
+        CompletionOutput(index, text, token_ids, cumulative, _decode_logprobs(logprobs), finish_reason, stop_reason)
+        for index, text, token_ids, cumulative, logprobs, finish_reason, stop_reason in line["outputs"]
+    ]
+    prompt_logprobs = line["prompt_logprobs"]
+    return replace(
+        known,
+        outputs=outputs,
+        finished=line["finished"],
+        num_cached_tokens=line["num_cached_tokens"],
+        prompt_logprobs=None
+        if prompt_logprobs is None
+        else [None if entry is None else _decode_entry(entry) for entry in prompt_logprobs],
+    )
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, StructuredOutputsParams) else value
+
+
+def _encode_logprobs(entry: Mapping[int, Logprob]) -> list[tuple[int, float, int, str | None]]:
+    return [(token_id, each.logprob, each.rank, each.decoded_token) for token_id, each in entry.items()]
+
+
+def _decode_entry(entry: list[tuple[int, float, int, str | None]]) -> dict[int, Logprob]:
+    return {token_id: Logprob(logprob, rank, text) for token_id, logprob, rank, text in entry}
+
+
+def _decode_logprobs(logprobs: list[list[tuple[int, float, int, str | None]]] | None) -> SampleLogprobs | None:
+    return None if logprobs is None else [_decode_entry(entry) for entry in logprobs]

@@ -1,0 +1,90 @@
+"""Answers that were begun elsewhere and go on here, at the token where they stopped.
+
+A token depends on the tokens before it, the request's seed, the sample and the position, and on nothing that an engine keeps
+(`radixkv.sampling.sampler`). So the tokens are enough: replayed in order, they bring the grammar, the penalties, the
+stop strings and the text to the state in which the next token is sampled. Their keys and values are prefilled, or found in
+the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv.engine.completion import append_token, prepare_sampling
+from radixkv.outputs import CompletionOutput
+from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request, TokenSequence
+
+
+def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], tokenizer: Any, vocab_size: int) -> None:
+    """Give a request that was not added yet the sequences that ``outputs`` describe; none where nothing was generated.
+
+    Args:
+        request: what the answers are to.
+        outputs: of each sample, in any order, what was received of it: its token ids, its cumulative log-probability where
+            log-probabilities are asked for, and, where it has ended, why. (The text follows from the tokens.)
+        tokenizer: None: the model has none.
+        vocab_size: of the model.
+
+    Raises:
+        TypeError, ValueError: the request cannot be resumed, or the outputs are not of its samples.
+    """
+    params = request.params
+    if not isinstance(params, SamplingParams):
+        raise ValueError("resume: a beam search cannot be resumed; start it anew")
+    if params.seed is None and not params.greedy:
+        raise ValueError(
+            "resume: expected params with a seed, or greedy ones: the engine's own seed is not known elsewhere"
+        )
+    by_index = {output.index: output for output in outputs}
+    if len(by_index) != len(outputs) or set(by_index) != set(range(params.n)):
+        indices = [output.index for output in outputs]
+        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
+    for output in outputs:
+        _validate(output, request, params, vocab_size)
+    if not any(output.token_ids or output.finish_reason for output in outputs):
+        return
+    for index in range(params.n):
+        request.sequences.append(_resume(request, by_index[index], tokenizer))
+    request.resumed = True
+
+
+def _validate(output: CompletionOutput, request: Request, params: SamplingParams, vocab_size: int) -> None:
+    name = f"resume: sample {output.index}"
+    for token_id in output.token_ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ValueError(
+                f"{name}: expected token ids of the vocabulary of {vocab_size} tokens, got {token_id!r:.80}"
+            )
+    if len(output.token_ids) > request.max_new_tokens:
+        raise ValueError(f"{name}: expected at most {request.max_new_tokens} tokens, got {len(output.token_ids)}")
+    if params.logprobs is not None and output.token_ids and output.cumulative_logprob is None:
+        raise ValueError(f"{name}: expected its cumulative_logprob, since logprobs are asked for")
+
+
+def _resume(request: Request, output: CompletionOutput, tokenizer: Any) -> TokenSequence:
+    sequence = TokenSequence(request, output.index, request.prompt_token_ids.tolist())
+    if output.finish_reason not in (None, "abort"):
+        sequence.token_ids += output.token_ids
+        sequence.finish_reason, sequence.stop_reason = output.finish_reason, output.stop_reason
+    else:
+        prepare_sampling(sequence, tokenizer)
+        _replay(sequence, output.token_ids)
+    sequence.num_resumed = sequence.num_streamed = len(output.token_ids)
+    sequence.cumulative_logprob = output.cumulative_logprob or 0.0
+    if sequence.detokenizer is not None:
+        sequence.num_resumed_characters = len(sequence.detokenizer.delta())
+    return sequence
+
+
+def _replay(sequence: TokenSequence, token_ids: Sequence[int]) -> None:
+    for number, token_id in enumerate(token_ids, start=1):
+        append_token(sequence, token_id)
+        state = sequence.sampling
+        if state is not None and state.grammar is not None and state.grammar.failure is not None:
+            raise ValueError(f"resume: sample {sequence.index}: token {number} is not what structured_outputs allow")
+        if sequence.finish_reason is not None and number < len(token_ids):
+            raise ValueError(
+                f"resume: sample {sequence.index}: expected {number} tokens, with which it had ended, got {len(token_ids)}"
+            )

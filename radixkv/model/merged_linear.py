@@ -1,0 +1,93 @@
+"""Linear layers of a GPU's model merged where they read the same input: query, key and value; gate and up.
+
+With few rows each product is a launch that is over before it has filled the GPU, key and value projections first of all.
+Merged, the weights lie one behind the other, and each layer's own becomes a view of them, so no memory is taken twice. What
+it gains has not been measured yet; `radixkv bench decode` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
+
+
+class MergedLinear(nn.Linear):
+    """An `nn.Linear` whose output is a part of a product's. The model must not be moved any more.
+
+    Args:
+        linear: what it stands for, and has the parameters of.
+        product: that has its output.
+        index: of its part.
+    """
+
+    def __init__(self, linear: nn.Linear, product: FusedProduct, index: int) -> None:
+        nn.Module.__init__(self)
+        _take_over(self, linear)
+        self._product = product
+        self._index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product.output(x, self._index)
+
+
+class _MergedProduct(FusedProduct):
+    """One product with the weights of several linears, which become views of its own."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        sizes = [linear.out_features for linear in linears]
+        super().__init__(sizes)
+        self._weight = torch.cat([linear.weight.detach() for linear in linears])
+        self._bias = concatenated_bias(linears)
+        for linear, part in zip(linears, self._weight.split(sizes), strict=True):
+            linear.weight.data = part
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+def merge_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
+    """Merge every `nn.Linear` with those that read the same input; returns how many were merged.
+
+    Args:
+        run_once: runs the model on any input.
+    """
+    # Subclasses may compute something else; only nn.Linear itself is replaced.
+    linears = [module for module in model.modules() if type(module) is nn.Linear and is_unchanged(module)]
+    merged: dict[nn.Module, MergedLinear] = {}
+    with torch.no_grad():
+        for group in groups_by_input(linears, run_once):
+            if len(group) > 1:
+                product = _MergedProduct(group)
+                merged |= {linear: MergedLinear(linear, product, index) for index, linear in enumerate(group)}
+    _replace(model, merged)
+    return len(merged)
+
+
+def split_linears(model: nn.Module) -> None:
+    """Undo `merge_linears`, but for where the weights lie."""
+    plain: dict[nn.Module, nn.Linear] = {}
+    for module in model.modules():
+        if isinstance(module, MergedLinear):
+            plain[module] = linear = nn.Linear.__new__(nn.Linear)
+            nn.Module.__init__(linear)
+            _take_over(linear, module)
+    _replace(model, plain)
+
+
+def _take_over(linear: nn.Linear, other: nn.Linear) -> None:
+    """Give one linear layer the parameters of another."""
+    linear.in_features, linear.out_features = other.in_features, other.out_features
+    linear.weight, linear.bias = other.weight, other.bias
+
+
+def _replace(model: nn.Module, replacements: dict[nn.Module, Any]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])

@@ -1,0 +1,100 @@
+"""Linear layers that read the same input, as query, key and value projections do: one product instead of several.
+
+Which ones do is seen, not known: the model runs once, and who is called one after the other with the same tensor is noted.
+Only speed depends on it. A layer that is called with another input later computes the product then.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+
+class FusedProduct(ABC):
+    """A product whose output has a part for each of several linears, computed when the first of them is called.
+
+    Args:
+        sizes: output features of each.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        # Kept until every linear has read its output, so that the input cannot be freed and its identity reused.
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+
+    @abstractmethod
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """All outputs, one after the other in the last dimension."""
+
+    def output(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """What the linear with this index gives for ``x``."""
+        if len(self._sizes) == 1:
+            return self.compute(x)
+        if x is not self._input or self._outputs[index] is None:
+            self._input, self._outputs = x, list(self.compute(x).split(self._sizes, dim=-1))
+        output = self._outputs[index]
+        assert output is not None
+        self._outputs[index] = None
+        if all(unread is None for unread in self._outputs):
+            self._input = None
+        return output
+
+
+def concatenated_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
+    """The biases of all, zeros where one has none; None: none has."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    biases = [
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+        for linear in linears
+    ]
+    return torch.cat(biases)
+
+
+def is_unchanged(module: nn.Module) -> bool:
+    """Whether neither the module nor its parts have hooks or a ``forward`` of their own, which a replacement would lose."""
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+    )
+
+
+def groups_by_input(
+    linears: Sequence[nn.Linear], run_once: Callable[[], object], max_widening: float = math.inf
+) -> Iterator[list[nn.Linear]]:
+    """Every linear once, grouped where they were called one after another with the same tensor.
+
+    Args:
+        run_once: runs the model on any input.
+        max_widening: output features of a group per input feature, at most.
+    """
+    calls: list[tuple[nn.Linear, torch.Tensor]] = []
+    hooks = [
+        linear.register_forward_pre_hook(lambda module, args: calls.append((module, args[0]))) for linear in linears
+    ]
+    try:
+        run_once()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    pending = dict.fromkeys(linears)
+    group: list[nn.Linear] = []
+    previous: torch.Tensor | None = None
+    for linear, x in calls:
+        if linear not in pending:
+            continue
+        del pending[linear]
+        width = linear.out_features + sum(member.out_features for member in group)
+        joins = x is previous and width <= max_widening * linear.in_features
+        if group and not (joins and group[-1].weight.dtype == linear.weight.dtype):
+            yield group
+            group = []
+        group.append(linear)
+        previous = x
+    if group:
+        yield group
+    yield from ([linear] for linear in pending)

@@ -1,0 +1,185 @@
+"""Ways to choose a replica, to be compared: `Router`'s, and those that people use."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from radixkv.cache import CacheEvent
+from radixkv.routing import Placement, Router
+
+
+class Chooser(Protocol):
+    """Chooses replicas, numbered from 0 on. `finish` and `prefilled` are told of every request by its number."""
+
+    def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
+        """The replica for a request.
+
+        Args:
+            request: its number.
+            blocks: hashes of its prompt's blocks.
+            num_tokens: of its prompt.
+        """
+
+    def prefilled(self, request: int) -> None:
+        """The request's first token has come."""
+
+    def finish(self, request: int) -> None:
+        """The request has ended."""
+
+    def update(self, replica: int, event: CacheEvent) -> None:
+        """A replica's cache has changed."""
+
+
+class _Counting:
+    """What the simple ways have in common: they count each replica's unfinished requests."""
+
+    def __init__(self, num_replicas: int, seed: int) -> None:
+        self.num_ongoing = [0] * num_replicas
+        self.random = random.Random(seed)
+        self._sent: dict[int, int] = {}
+
+    def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
+        replica = self._choose(request, blocks)
+        self._sent[request] = replica
+        self.num_ongoing[replica] += 1
+        return replica
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        raise NotImplementedError
+
+    def prefilled(self, request: int) -> None:
+        pass
+
+    def finish(self, request: int) -> None:
+        self.num_ongoing[self._sent.pop(request)] -= 1
+
+    def update(self, replica: int, event: CacheEvent) -> None:
+        pass
+
+
+class RoundRobin(_Counting):
+    """One after another."""
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        return request % len(self.num_ongoing)
+
+
+class PowerOfTwo(_Counting):
+    """Of two at random, the one with fewer unfinished requests (Mitzenmacher 2001); the default of Ray Serve."""
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        return self.least_of(self.random.sample(range(len(self.num_ongoing)), min(2, len(self.num_ongoing))))
+
+    def least_of(self, replicas: Sequence[int]) -> int:
+        """The one with the fewest unfinished requests."""
+        return min(replicas, key=lambda replica: self.num_ongoing[replica])
+
+
+class SessionAffinity(_Counting):
+    """A session stays where it began, by the hash of its name.
+
+    Traces do not name sessions. A request belongs to the session of the first that had the last of its blocks that was
+    there before, unless many sessions begin with that block.
+    """
+
+    def __init__(self, num_replicas: int, seed: int) -> None:
+        super().__init__(num_replicas, seed)
+        self._session: dict[int, int] = {}
+        self._branches: dict[int, int] = {}
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        known = [block for block in blocks if block in self._session]
+        session = request
+        if known:
+            last = known[-1]
+            self._branches[last] = self._branches.get(last, 0) + 1
+            if self._branches[last] <= 2:
+                session = self._session[last]
+        for block in blocks:
+            self._session.setdefault(block, session)
+        return zlib.crc32(b"%d" % session) % len(self.num_ongoing)
+
+
+class FewestUnfinished(PowerOfTwo):
+    """Of all, the one with the fewest unfinished requests."""
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        return self.least_of(range(len(self.num_ongoing)))
+
+
+class RayPrefixAffinity(PowerOfTwo):
+    """`PrefixCacheAffinityRouter` of Ray Serve LLM as it chooses by default, over the tree of prefixes from Ray's package.
+
+    Ray's tree holds characters; here each block is one. What its router does around the tree (actors, probes of queues) needs
+    a cluster, and is restated: prompts of which the tree knows less than a tenth go to the replicas with the smallest
+    trees, others to those with the longest match; among several, to the one with the fewest unfinished requests of two.
+
+    Raises:
+        ImportError: ``ray`` is not installed.
+    """
+
+    _MATCH_RATE = 0.1
+
+    def __init__(self, num_replicas: int, seed: int) -> None:
+        super().__init__(num_replicas, seed)
+        from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTree
+
+        self._tree = PrefixTree()
+        self._names = [str(number) for number in range(num_replicas)]
+        self._tree.add_tenants(self._names, 0.0)
+        self._characters: dict[int, str] = {}
+
+    def _choose(self, request: int, blocks: Sequence[int]) -> int:
+        # Characters of two halves, of which each code point is valid.
+        text = "".join(self._characters.setdefault(block, _character(len(self._characters))) for block in blocks)
+        matched, names = self._tree.prefix_match(text, self._names)
+        if not text or len(matched) / len(text) < self._MATCH_RATE:
+            names = self._tree.get_smallest_tenants()
+        candidates = [int(name) for name in names or self._names]
+        replica = self.least_of(self.random.sample(candidates, min(2, len(candidates))))
+        self._tree.insert(text, str(replica), float(request))
+        return replica
+
+
+class Prefix:
+    """`radixkv.routing.Router`."""
+
+    def __init__(self, num_replicas: int, router: Router) -> None:
+        self._router = router
+        self._placements: dict[int, Placement] = {}
+        for number in range(num_replicas):
+            router.add(str(number))
+
+    def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
+        placement = self._router.choose(blocks, num_tokens)
+        assert placement is not None
+        self._placements[request] = placement
+        return int(placement.replica)
+
+    def prefilled(self, request: int) -> None:
+        self._router.prefilled(self._placements[request])
+
+    def finish(self, request: int) -> None:
+        self._router.finish(self._placements.pop(request))
+
+    def update(self, replica: int, event: CacheEvent) -> None:
+        self._router.update(str(replica), event)
+
+
+BASELINES: dict[str, Callable[[int, int], Chooser]] = {
+    "round-robin": RoundRobin,
+    "power-of-two": PowerOfTwo,
+    "session": SessionAffinity,
+    "ray-prefix": RayPrefixAffinity,
+}
+PREFIX = "prefix"
+ONE_CACHE = "one-cache"
+ROUTERS = (PREFIX, *BASELINES, ONE_CACHE)
+
+
+def _character(number: int) -> str:
+    # Surrogates are no characters.
+    return chr(number if number < 0xD800 else number + 0x800)

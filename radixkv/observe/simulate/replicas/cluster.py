@@ -1,0 +1,233 @@
+"""Events of several replicas in the order of time.
+
+A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
+cache is a `PrefixCache` with the trace's blocks as tokens, and tells the router what changed ``event_delay`` later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radixkv.cache import BlockTable, EventLog, OutOfBlocks, PrefixCache
+from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.tokens import TOKEN_BYTES, encode
+from radixkv.observe.simulate.replicas.choosers import Chooser
+from radixkv.observe.simulate.replicas.cost_model import CostModel
+from radixkv.observe.simulate.trace import Trace, TracedRequest
+
+# Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
+_LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        num_hit_blocks: blocks of prompts that were found, of all requests.
+        first_token_seconds: of each request, from its arrival.
+        busy: of each replica, seconds of prefill in each window of time.
+    """
+
+    num_hit_blocks: int = 0
+    first_token_seconds: list[float] = field(default_factory=list)
+    busy: list[dict[int, float]] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    """One replica.
+
+    Sequences that decode get a token in each step, all at once: one that has begun at `progress` p and generates n tokens
+    ends when `progress` is p + n.
+
+    Attributes:
+        cache: another replica may share it.
+        queue: requests that wait for the one that is being computed.
+        prompt_tokens: to be computed of that; 0: there is none.
+        progress: steps that sequences could have taken part in, as of `progressed_at`.
+        decoding: where each sequence ends, and the request: a heap.
+        num_changes: of what decides how long a step takes.
+    """
+
+    number: int
+    cache: PrefixCache
+    queue: deque[int] = field(default_factory=deque)
+    prompt_tokens: int = 0
+    progress: float = 0.0
+    progressed_at: float = 0.0
+    decoding: list[tuple[float, int]] = field(default_factory=list)
+    num_changes: int = 0
+
+
+class Cluster:
+    """Runs a trace once.
+
+    Args:
+        trace: what is asked.
+        num_replicas: that share the requests.
+        num_blocks: of each replica's cache.
+        cost: how long things take.
+        one_cache: let all replicas share one cache with all their blocks: the bound.
+        stretch: the factor by which the trace's time is stretched.
+        event_delay: seconds until the router knows of a change.
+        window: seconds over which imbalance is measured.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_replicas: int,
+        num_blocks: int,
+        cost: CostModel,
+        *,
+        one_cache: bool = False,
+        stretch: float = 1.0,
+        event_delay: float = 0.1,
+        window: float = 10.0,
+    ) -> None:
+        self.now = 0.0
+        self._trace, self._cost, self._stretch = trace, cost, stretch
+        self._event_delay, self._window = event_delay, window
+        if one_cache:
+            shared = self._make_cache(num_replicas * num_blocks)
+            self._replicas = [_Replica(number, shared) for number in range(num_replicas)]
+        else:
+            self._replicas = [_Replica(number, self._make_cache(num_blocks)) for number in range(num_replicas)]
+        self._tables: dict[int, BlockTable] = {}
+        self._pending: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.outcome = Outcome(first_token_seconds=[0.0] * len(trace.requests), busy=[{} for _ in range(num_replicas)])
+
+    def run(self, chooser: Chooser) -> Outcome:
+        """Run all requests of the trace to their end."""
+        self._chooser = chooser
+        seed, requests = namespace_hash(""), self._trace.requests
+        for number, request in enumerate(requests):
+            while self._pending and self._pending[0][0] <= request.time * self._stretch:
+                self._run_next()
+            self.now = request.time * self._stretch
+            hashes = next_hashes(seed, encode(request.prompt), TOKEN_BYTES)
+            chosen = chooser.choose(number, hashes, self._num_prompt_tokens(request))
+            replica = self._replicas[chosen]
+            replica.queue.append(number)
+            self._start(replica)
+        while self._pending:
+            self._run_next()
+        return self.outcome
+
+    def _make_cache(self, num_blocks: int) -> PrefixCache:
+        return PrefixCache(num_blocks, 1, clock=lambda: self.now, events=EventLog())
+
+    def _run_next(self) -> None:
+        self.now, _, call = heapq.heappop(self._pending)
+        call()
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._pending, (self.now + seconds, next(self._order), call))
+
+    def _num_prompt_tokens(self, request: TracedRequest) -> int:
+        return len(request.prompt) * self._trace.block_size + 1
+
+    def _start(self, replica: _Replica) -> None:
+        """Begin the next prompt, if there is one and its blocks fit."""
+        if replica.prompt_tokens or not replica.queue:
+            return
+        number = replica.queue[0]
+        request = self._trace.requests[number]
+        prompt = np.concatenate([request.prompt, _LAST_TOKEN])
+        table = replica.cache.open(prompt)
+        num_hits = table.num_cached_tokens
+        try:
+            replica.cache.reserve(table, len(prompt) - 1 + len(request.output))
+        except OutOfBlocks:
+            replica.cache.abort(table)
+            if replica.decoding:
+                return  # until one of them ends
+        else:
+            self._tables[number] = table
+        replica.queue.popleft()
+        self.outcome.num_hit_blocks += num_hits
+        num_tokens = (len(request.prompt) - num_hits) * self._trace.block_size + 1
+        seconds = self._cost.prefill_seconds(num_tokens, len(replica.decoding))
+        self._change(replica, num_tokens)
+        self._note_busy(replica, seconds)
+        self._later(seconds, lambda: self._prefilled(replica, number, num_hits))
+
+    def _prefilled(self, replica: _Replica, number: int, num_hits: int) -> None:
+        request, table = self._trace.requests[number], self._tables.get(number)
+        self.outcome.first_token_seconds[number] = self.now - request.time * self._stretch
+        self._chooser.prefilled(number)
+        if table is not None:
+            replica.cache.append(table, request.prompt[num_hits:])
+            self._tell(replica)
+        num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
+        self._change(replica, 0, begins=(num_tokens, number))
+        self._start(replica)
+
+    def _change(self, replica: _Replica, prompt_tokens: int, begins: tuple[int, int] | None = None) -> None:
+        """Steps take longer or shorter from now on: a prompt is computed beside them, or a sequence begins or has ended."""
+        self._advance(replica)
+        replica.prompt_tokens = prompt_tokens
+        if begins is not None:
+            heapq.heappush(replica.decoding, (replica.progress + begins[0], begins[1]))
+        replica.num_changes += 1
+        if replica.decoding:
+            left, changes = replica.decoding[0][0] - replica.progress, replica.num_changes
+            self._later(left * self._step_seconds(replica), lambda: self._finish(replica, changes))
+
+    def _advance(self, replica: _Replica) -> None:
+        replica.progress += (self.now - replica.progressed_at) / self._step_seconds(replica)
+        replica.progressed_at = self.now
+
+    def _step_seconds(self, replica: _Replica) -> float:
+        return self._cost.step_seconds(replica.prompt_tokens, len(replica.decoding))
+
+    def _finish(self, replica: _Replica, num_changes: int) -> None:
+        """End the sequence that ends first, unless its end was put off or brought forward meanwhile."""
+        if num_changes != replica.num_changes:
+            return
+        self._advance(replica)
+        _, number = heapq.heappop(replica.decoding)
+        table = self._tables.pop(number, None)
+        if table is not None:
+            replica.cache.append(table, self._trace.requests[number].output)
+            replica.cache.close(table)
+            self._tell(replica)
+        self._change(replica, replica.prompt_tokens)
+        self._chooser.finish(number)
+        self._start(replica)
+
+    def _tell(self, replica: _Replica) -> None:
+        assert replica.cache.events is not None
+        events = replica.cache.events.take()
+
+        def tell() -> None:
+            for event in events:
+                self._chooser.update(replica.number, event)
+
+        if events:
+            self._later(self._event_delay, tell)
+
+    def _note_busy(self, replica: _Replica, seconds: float) -> None:
+        busy, start, end = self.outcome.busy[replica.number], self.now, self.now + seconds
+        while start < end:
+            window = int(start / self._window)
+            until = min(end, (window + 1) * self._window)
+            busy[window] = busy.get(window, 0.0) + until - start
+            start = until if until > start else end
+
+
+def imbalance(busy: Sequence[dict[int, float]], num_windows: int) -> float:
+    """How much busier than the average the busiest replica is: the ratio of the two in each window, averaged over windows."""
+    ratios = []
+    for window in sorted({window for replica in busy for window in replica if window < num_windows}):
+        seconds = [replica.get(window, 0.0) for replica in busy]
+        ratios.append(max(seconds) * len(seconds) / sum(seconds))
+    return sum(ratios) / len(ratios) if ratios else 1.0

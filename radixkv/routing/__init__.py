@@ -1,0 +1,6 @@
+"""Which of several replicas gets a request: the one that answers first, given what each holds and has to do. No torch."""
+
+from radixkv.routing.block_index import BlockIndex
+from radixkv.routing.router import Placement, Router, prompt_hashes
+
+__all__ = ["BlockIndex", "Placement", "Router", "prompt_hashes"]

@@ -1,0 +1,290 @@
+"""The replica that is expected to answer first.
+
+Each replica is expected to take::
+
+    seconds a token * (tokens that it was sent and has not computed yet + `decode_weight` * sequences that it decodes
+                       + `move_weight` * tokens of this prompt that it lacks)
+
+So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere; a prefix that many
+prompts share gets a second replica when the first has more to do than computing it again takes; and a prompt that nobody
+knows goes to who has least to do, and, of those with nothing to do, to who was sent the least lately.
+
+What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
+counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
+from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
+from radixkv.routing.block_index import BlockIndex
+
+# Of fewer tokens, what else is in their step decides how long it takes.
+_MIN_MEASURED_TOKENS = 64
+# Seconds in which what was sent to a replica counts half.
+_HALF_LIFE = 300.0
+
+
+def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[int]:
+    """Hashes of the whole blocks of a prompt, as they are in the events of a cache with this block size.
+
+    Raises:
+        InvalidArgumentError: there are no tokens, or they are no token ids.
+    """
+    encoded, block_bytes = encode_prompt(token_ids), block_size * TOKEN_BYTES
+    whole = len(encoded) // block_bytes * block_bytes
+    return next_hashes(namespace_hash(namespace), encoded[:whole], block_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """A request and where it was sent.
+
+    Attributes:
+        replica: the name.
+        block_hashes: of its prompt's whole blocks.
+        num_hit_tokens: tokens of the prompt that the replica was expected to hold.
+        num_tokens: tokens that it was expected to compute.
+        sent: when, by the router's clock.
+    """
+
+    replica: str
+    block_hashes: Sequence[int]
+    num_hit_tokens: int
+    num_tokens: int
+    sent: float
+    prefilled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    """What is known of one replica.
+
+    Attributes:
+        number: its bit in the index.
+        queued: tokens that were sent to it and are not computed yet, as far as is known.
+        waiting: the requests they belong to, in the order in which they were sent.
+        num_decoding: requests that have their first token and have not ended.
+        progressed: when the first of those began to be computed, at the earliest.
+        seconds_per_token: of prefill, averaged; None: not measured yet.
+        sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
+        expected: hashes of the blocks that it will hold, or does while no event has told so.
+    """
+
+    number: int
+    queued: int = 0
+    waiting: dict[Placement, None] = field(default_factory=dict)
+    num_decoding: int = 0
+    progressed: float = 0.0
+    seconds_per_token: float | None = None
+    sent_tokens: float = 0.0
+    sent_at: float = 0.0
+    expected: set[int] = field(default_factory=set)
+
+    def seconds_left(self, now: float, seconds_per_token: float) -> float:
+        """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
+        done, head = now - self.progressed, next(iter(self.waiting)).num_tokens * seconds_per_token
+        return self.queued * seconds_per_token - (done if done < head else head)
+
+    def expected_depth(self, block_hashes: Sequence[int], held: int) -> int:
+        """How many of a prompt's leading blocks it will hold, given how many it holds."""
+        low, high = held - 1, len(block_hashes)
+        probe = held
+        while high - low > 1:
+            if block_hashes[probe] in self.expected:
+                low = probe
+            else:
+                high = probe
+            probe = (low + high) // 2
+        return low + 1
+
+    def recently_sent(self, now: float) -> float:
+        return self.sent_tokens * math.pow(2.0, (self.sent_at - now) / _HALF_LIFE)
+
+
+class Router:
+    """Chooses replicas, and learns from what they hold and how fast they are.
+
+    Args:
+        block_size: tokens per block of every replica's cache.
+        max_blocks: as for `BlockIndex`.
+        move_weight: what a token that must be computed counts, against one that is waited for: it takes time once, and room,
+            and evicts what others need.
+        decode_weight: what a sequence that decodes counts, in tokens of a prompt.
+        seconds_per_token: of prefill, as long as none is measured.
+        settle_seconds: by when, after a prompt's first token, events have told what is held of it.
+        clock: seconds, from any beginning on.
+
+    Raises:
+        ValueError: a number is not above 0.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        max_blocks: int = 2_000_000,
+        move_weight: float = 4.0,
+        decode_weight: float = 128.0,
+        seconds_per_token: float = 5e-4,
+        settle_seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        given = {
+            "block_size": block_size,
+            "move_weight": move_weight,
+            "decode_weight": decode_weight,
+            "seconds_per_token": seconds_per_token,
+            "settle_seconds": settle_seconds,
+        }
+        for name, value in given.items():
+            if not value > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+        self.block_size = block_size
+        self._held = BlockIndex(max_blocks)
+        self._move_weight = move_weight
+        self._decode_weight = decode_weight
+        self._seconds_per_token = seconds_per_token
+        self._settle_seconds = settle_seconds
+        self._clock = clock
+        self._replicas: dict[str, _Replica] = {}
+        self._settling: deque[tuple[float, Placement]] = deque()
+
+    @property
+    def replicas(self) -> list[str]:
+        """The names of those that may be chosen."""
+        return list(self._replicas)
+
+    def add(self, name: str) -> None:
+        """Let a replica be chosen from now on; nothing is known of it yet.
+
+        Raises:
+            ValueError: there is one of this name.
+        """
+        if name in self._replicas:
+            raise ValueError(f"name: a replica {name!r} is there already")
+        used = {replica.number for replica in self._replicas.values()}
+        number = next(number for number in range(len(used) + 1) if number not in used)
+        self._replicas[name] = _Replica(number)
+
+    def remove(self, name: str) -> None:
+        """Choose a replica no more, and forget what it holds; one that is not there is ignored."""
+        replica = self._replicas.pop(name, None)
+        if replica is not None:
+            self._held.clear(replica.number)
+
+    def update(self, name: str, event: CacheEvent) -> None:
+        """Take note of a change of a replica's cache; those of replicas that are not there are ignored."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        if isinstance(event, BlocksStored):
+            self._held.add(event.block_hashes, replica.number)
+        elif isinstance(event, BlocksRemoved):
+            self._held.discard(event.block_hashes, replica.number)
+        elif isinstance(event, AllCleared):
+            self._held.clear(replica.number)
+            replica.expected.clear()
+
+    def choose(
+        self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()
+    ) -> Placement | None:
+        """Send a request somewhere; `prefilled` and `finish` must be called of it.
+
+        Args:
+            block_hashes: from `prompt_hashes`.
+            num_prompt_tokens: of the whole prompt.
+            excluded: replicas not to choose.
+
+        Returns:
+            Where it goes; None: there is no replica that may be chosen.
+        """
+        now = self._clock()
+        self._settle(now)
+        hits: dict[int, int] = {}
+        for mask, depth in self._held.hits(block_hashes):
+            while mask:
+                number = mask.bit_length() - 1
+                mask ^= 1 << number
+                hits[number] = depth
+        block_size, weight, num_blocks = self.block_size, self._move_weight, len(block_hashes)
+        lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
+        for name, replica in self._replicas.items():  # so few calls, because it runs for each replica and each request
+            if name in excluded:
+                continue
+            hit = hits.get(replica.number, 0)
+            if hit < num_blocks and block_hashes[hit] in replica.expected:
+                hit = replica.expected_depth(block_hashes, hit)
+            hit *= block_size
+            if hit >= num_prompt_tokens:
+                hit = num_prompt_tokens - 1  # the last token is always computed
+            rate = replica.seconds_per_token or self._seconds_per_token
+            seconds = rate * (weight * (num_prompt_tokens - hit) + self._decode_weight * replica.num_decoding)
+            if replica.waiting:
+                seconds += replica.seconds_left(now, rate)
+            if (
+                chosen is None
+                or seconds < lowest
+                or (seconds == lowest and replica.recently_sent(now) < chosen.recently_sent(now))
+            ):
+                lowest, chosen, chosen_name, chosen_hit = seconds, replica, name, hit
+        if chosen is None:
+            return None
+        placement = Placement(chosen_name, block_hashes, chosen_hit, num_prompt_tokens - chosen_hit, now)
+        if not chosen.waiting:
+            chosen.progressed = now
+        chosen.waiting[placement] = None
+        chosen.queued += placement.num_tokens
+        chosen.sent_tokens = chosen.recently_sent(now) + placement.num_tokens
+        chosen.sent_at = now
+        chosen.expected.update(block_hashes[chosen_hit // block_size :])
+        return placement
+
+    def prefilled(self, placement: Placement) -> None:
+        """The request's first token has come."""
+        if placement.prefilled:
+            return
+        replica, now = self._replicas.get(placement.replica), self._clock()
+        self._leave_queue(placement, now)
+        if replica is not None:
+            replica.num_decoding += 1
+        if replica is not None and placement.num_tokens >= _MIN_MEASURED_TOKENS:
+            measured = (now - max(placement.sent, replica.progressed)) / placement.num_tokens
+            before = replica.seconds_per_token
+            if measured > 0:
+                replica.seconds_per_token = measured if before is None else before + 0.1 * (measured - before)
+                average = self._seconds_per_token
+                self._seconds_per_token = average + 0.1 * (measured - average)
+        if replica is not None:
+            replica.progressed = now
+
+    def finish(self, placement: Placement) -> None:
+        """The request has ended, in whatever way."""
+        if not placement.prefilled:
+            self._leave_queue(placement, self._clock())
+        elif (replica := self._replicas.get(placement.replica)) is not None:
+            replica.num_decoding -= 1
+
+    def _leave_queue(self, placement: Placement, now: float) -> None:
+        placement.prefilled = True
+        replica = self._replicas.get(placement.replica)
+        if replica is not None and placement in replica.waiting:
+            del replica.waiting[placement]
+            replica.queued -= placement.num_tokens
+        self._settling.append((now + self._settle_seconds, placement))
+
+    def _settle(self, now: float) -> None:
+        """Expect no longer what events must have told by now."""
+        while self._settling and self._settling[0][0] <= now:
+            _, placement = self._settling.popleft()
+            replica = self._replicas.get(placement.replica)
+            if replica is not None:
+                first = placement.num_hit_tokens // self.block_size
+                replica.expected.difference_update(placement.block_hashes[first:])

@@ -1,0 +1,170 @@
+"""The first light's parts: each in a process of its own, bounded in time, kept at once, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from radixkv.bench import first_light
+from radixkv.bench.first_light import FirstLight, Part, run_first_light
+from radixkv.bench.first_light_parts import first_light_parts
+from radixkv.bench.gpu_targets import next_steps
+
+
+def part(name: str, script: str, seconds: float = 60, **options: Any) -> Part:
+    """A shell script, to which ``$1`` is the file that it may write."""
+    return Part(name, seconds, ["sh", "-c", script, "sh", "{json}"], advice=f"advice of {name}", **options)
+
+
+REPORT = {"machine": {"gpu": "X"}, "limits": {"bytes_per_s": 4.3e12}, "rows": [], "failed": {}}
+WRITE = f"echo '{json.dumps(REPORT)}' > $1"
+CRASH = "echo about to crash; kill -SEGV $$"
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["parts"]  # type: ignore[no-any-return]
+
+
+def run(path: Path | None, parts: Sequence[Part], **options: Any) -> bool:
+    return run_first_light(Console(), path, parts, **options)
+
+
+def test_a_crash_takes_nothing_else_along(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "light.json"
+    missing = part("not here", "exit 1", missing="there is no such tool here")
+    assert not run(path, [part("crash", CRASH), missing, part("figures", WRITE)])
+    results = read(path)
+    assert [results[name]["status"] for name in ("crash", "not here", "figures")] == ["failed", "skipped", "done"]
+    assert results["crash"]["exit_status"] == -11
+    assert results["crash"]["last_lines"] == ["about to crash"]
+    assert results["figures"]["report"] == REPORT
+    printed = capfd.readouterr().out
+    assert "about to crash" in printed
+    assert "- crash failed after 0 s: advice of crash" in printed
+    assert run(path, [missing, part("figures", WRITE)])
+
+
+def simulate_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], float]:
+    """Each look at the clock is so many seconds after the one before; polling does not wait."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += step
+        return now[0]
+
+    monkeypatch.setattr(first_light, "_POLL_SECONDS", 0.1)
+    return clock
+
+
+def test_a_part_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, alive = tmp_path / "light.json", tmp_path / "alive"
+    hangs = part(
+        "hangs", f"{WRITE}; mkfifo {alive}; (cat {alive}; touch {tmp_path}/survived) & cat {alive}", seconds=40
+    )
+    light = FirstLight(Console(), path, simulate_clock(monkeypatch, 10.0))
+    assert light.run([hangs, part("next", "true")], 100)
+    assert {name: result["status"] for name, result in read(path).items()} == {"hangs": "timed out", "next": "done"}
+    assert read(path)["hangs"]["report"] == REPORT
+    with pytest.raises(OSError, match="No such device"):  # nobody reads from it any more
+        os.open(alive, os.O_WRONLY | os.O_NONBLOCK)
+    assert not (tmp_path / "survived").exists()
+
+
+def test_what_the_time_did_not_suffice_for_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that was cut short gets its own file back; those before it are not run again."""
+    path, count = tmp_path / "light.json", tmp_path / "count"
+    endless = part("long", f"{WRITE}; mkfifo {tmp_path}/f; cat {tmp_path}/f", seconds=10_000)
+    parts = [part("first", f"echo . >> {count}"), endless, part("last", "true")]
+    light = FirstLight(Console(), path, simulate_clock(monkeypatch, 15.0))
+    assert not light.run(parts, 5)
+    assert {name: result["status"] for name, result in read(path).items()} == {"first": "done", "long": "cut short"}
+    assert light.report(parts)[-1] == "not finished: long, last: run again with --resume"
+    parts[1] = part("long", "grep -q bytes_per_s $1")
+    assert run(path, parts, resume=True)
+    assert [result["status"] for result in read(path).values()] == ["done"] * 3
+    assert count.read_text() == ".\n"
+    assert run(path, parts, resume=True, only=["first"])
+    assert count.read_text() == ".\n.\n"
+
+
+def test_nothing_is_begun_that_cannot_be_finished(tmp_path: Path) -> None:
+    path = tmp_path / "light.json"
+    assert not run(path, [part("a", "true"), part("b", "true")], minutes=0.5)
+    assert read(path) == {}
+
+
+def test_without_a_gpu_nothing_else_is_tried(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "light.json"
+    parts = [part("limits", "exit 1", needed=True), part("b", "true")]
+    for resume in (False, True):  # where the driver is repaired meanwhile, it is tried again
+        assert not run(path, parts, resume=resume)
+        assert list(read(path)) == ["limits"]
+        assert capfd.readouterr().out.count("1/2 limits") == 1
+
+
+def test_parts_that_do_not_exist_are_refused() -> None:
+    parts = [part("a", "true"), part("b", "false")]
+    with pytest.raises(ValueError, match="--only: expected one of a, b, got 'c'"):
+        run(None, parts, only=["c"])
+    with pytest.raises(ValueError, match="--skip: expected one of a, b, got 'c'"):
+        run(None, parts, skip=["c"])
+    with pytest.raises(ValueError, match="--resume: expected --json"):
+        run(None, parts, resume=True)
+    assert run(None, parts, skip=["b"])
+
+
+def test_every_part_exists_and_fits_into_ten_minutes() -> None:
+    parts = first_light_parts()
+    assert len({part.name for part in parts}) == len(parts)
+    assert parts[0].needed
+    for each in parts:
+        assert each.seconds <= 9 * 60
+        assert each.advice
+        tests = [argument for argument in each.command if argument.endswith(".py")]
+        assert all(Path(path).is_file() for path in tests)
+
+
+def row(name: str, **figures: float) -> dict[str, Any]:
+    return {"name": name, **figures}
+
+
+def test_what_to_do_next_follows_from_the_rows() -> None:
+    rows = [
+        row("flat 256 x 4,096", ratio=0.93, median_us=1),
+        row("256 x 4,096, 3,500 shared", ratio=0.5, median_us=250.0),
+        row("256: 2,048 by all, 1,792 by 32 each, 256 private, as graphs decode", ratio=0.5, median_us=150.0),
+        row("compiled: 64 x 4,096, 0 shared, step", floor_us=100.0, median_us=120.0),
+        row("compiled: 64 x 4,096, 0 shared, step, GPU idle", all=0.1, between_steps=0.01),
+        row("compiled: 64 x 4,096, 0 shared, answers", tokens_per_s=50.0),
+        row("transformers: 64 x 4,096, 0 shared, answers", tokens_per_s=40.0),
+        row("64 rows: shared: TileConfig(keys=64)", median_us=10.0),
+        row("64 rows: shared: TileConfig(keys=32)", median_us=9.0),
+        row("sharing: 64 tokens by 4, alone", median_us=5.0),
+        row("sharing: 64 tokens by 4, together", median_us=6.0),
+        row("sharing: 1,024 tokens by 4, alone", median_us=9.0),
+        row("sharing: 1,024 tokens by 4, together", median_us=6.0),
+        row("splitting: 1 x 4,096 in 1", median_us=9.0),
+        row("splitting: 1 x 4,096 in 8", median_us=4.0),
+    ]
+    # A GPU that copies half of an H200's bytes may take twice its time.
+    report = {**REPORT, "limits": {"bytes_per_s": 2.15e12}, "rows": rows, "failed": {"draw": "ValueError: no"}}
+    assert next_steps({"attention": report, "tests": {}}) == [
+        "row failed: draw: ValueError: no",
+        "met: flat 256 x 4,096: 0.93 of the copy bandwidth, expected 0.9",
+        "met: 256 x 4,096, 3,500 shared: 250 us, expected 380",
+        "met: 256: 2,048 by all, 1,792 by 32 each, 256 private, as graphs decode: 150 us, expected 220",
+        "MISSED: compiled: 64 x 4,096, 0 shared, step: 1.20 x what must be read, expected 1.15",
+        "met: compiled: 64 x 4,096, 0 shared, step, GPU idle: 1.0% between steps, expected below 3%",
+        "met: compiled: 64 x 4,096, 0 shared, answers: 50 tokens/s, transformers 40",
+        "tile_config: 64 rows: shared: TileConfig(keys=32) takes 9.0 us, TileConfig(keys=64), in use, 10.0",
+        "MIN_SAVED_BYTES in triton.cost_model: sharing always pays from 3,072 tokens saved on, and not at 192",
+        "MIN_PIECE_KEYS in triton.cost_model: 1 x 4,096 is fastest in 8 pieces, 4.0 us",
+    ]
+    other = {**REPORT, "machine": {"gpu": "Y"}}
+    assert next_steps({"a": report, "b": other})[0] == "figures of different GPUs are mixed: X, Y"

@@ -1,0 +1,176 @@
+"""A stream is the same whenever its replica breaks off, and however often; what cannot be mended is a clear error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from support.model_zoo import build_supported
+
+from radixkv import LLM, AsyncLLM, CompletionOutput, SamplingParams, StructuredOutputsParams
+from radixkv.cluster import ReplicaStreams, replica_app
+from radixkv.cluster.streams import ReplicasLostError
+from radixkv.prompts import Prompt, as_prompts
+from radixkv.routing import Router
+
+SECRET = "a secret of the replicas"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+CASES = {
+    "stop": SamplingParams(temperature=0, max_tokens=12, stop=["the capital of", "is the c"], logprobs=1),
+    "samples": SamplingParams(
+        n=2, seed=3, max_tokens=5, prompt_logprobs=0, frequency_penalty=0.5, logit_bias={11: -3.0}
+    ),
+    "schema": SamplingParams(seed=1, max_tokens=12, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
+}
+
+
+class Broken(httpx.AsyncByteStream):
+    """The beginning of a body, then the end of the connection."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        raise httpx.ReadError("planted")
+
+
+class Breaking(httpx.AsyncBaseTransport):
+    """An application whose answers break off after so many bytes, one number for each request; None: not at all."""
+
+    def __init__(self, app: Any, cuts: Iterator[int | None]) -> None:
+        self._inner = httpx.ASGITransport(app)
+        self._cuts = cuts
+        self.num_requests = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.num_requests += 1
+        cut = next(self._cuts)
+        if cut is None:
+            return await self._inner.handle_async_request(request)
+        if cut < 0:
+            raise httpx.ConnectError("planted")
+        response = await self._inner.handle_async_request(request)
+        body = await response.aread()
+        return httpx.Response(response.status_code, stream=Broken([body[:cut]]))
+
+
+def replicas(
+    llm: AsyncLLM, cuts: Sequence[int | None], secret: str = SECRET, **options: Any
+) -> tuple[ReplicaStreams, Breaking]:
+    """Four names for one engine."""
+    router = Router(16)
+    transport = Breaking(replica_app(llm, SECRET), iter([*cuts, *[None] * 100]))
+    clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
+    for name in clients:
+        router.add(name)
+    return ReplicaStreams(router, clients, secret, **options), transport
+
+
+async def collect(streams: ReplicaStreams, prompt: Prompt, params: SamplingParams) -> list[CompletionOutput]:
+    parts: dict[int, CompletionOutput] = {}
+    async for delta in streams.generate(prompt, params, "one"):
+        for part in delta.outputs:
+            whole = parts.setdefault(part.index, CompletionOutput(part.index, "", [], None, [], None, None))
+            whole.text += part.text
+            whole.token_ids += part.token_ids
+            whole.logprobs = (whole.logprobs or []) + (part.logprobs or [])
+            whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
+    return [parts[index] for index in sorted(parts)]
+
+
+def answers(outputs: list[CompletionOutput]) -> list[tuple[Any, ...]]:
+    return [
+        (o.text, o.token_ids, o.finish_reason, o.stop_reason, [list(entry) for entry in o.logprobs or []])
+        for o in outputs
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_same_wherever_replicas_break_off(llm: LLM, case: str) -> None:
+    params = CASES[case]
+    (expected,) = llm.generate("The three largest cities of France are", params, use_tqdm=False)
+    (prompt,) = as_prompts("The three largest cities of France are", llm.engine.loaded)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            for cuts in ([0], [400], [250, -1, 1]):
+                streams, transport = replicas(engine, cuts)
+                assert answers(await collect(streams, prompt, params)) == answers(expected.outputs)
+                assert transport.num_requests == 1 + len(cuts)
+                assert all(not replica.waiting and not replica.queued for replica in streams._router._replicas.values())
+
+    asyncio.run(main())
+
+
+def test_attempts_are_bounded(llm: LLM) -> None:
+    (prompt,) = as_prompts("One, two,", llm.engine.loaded)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            streams, transport = replicas(engine, [50] * 10, max_attempts=3)
+            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas: .*planted"):
+                await collect(streams, prompt, SamplingParams(max_tokens=4))
+            assert transport.num_requests == 3
+
+    asyncio.run(main())
+
+
+def test_without_the_secret_nothing_is_answered(llm: LLM) -> None:
+    (prompt,) = as_prompts("One, two,", llm.engine.loaded)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            streams, _ = replicas(engine, [], secret="another secret, as long")
+            num_steps = engine.stats.num_steps
+            with pytest.raises(ReplicasLostError, match=r"401 .*secret is missing or wrong"):
+                await collect(streams, prompt, SamplingParams(max_tokens=4))
+            assert engine.stats.num_steps == num_steps
+            with pytest.raises(ValueError, match="secret: expected at least 16 ASCII characters"):
+                replica_app(engine, "short")
+
+    asyncio.run(main())
+
+
+def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            streams, transport = replicas(engine, [])
+            with pytest.raises(ValueError, match="prompt_token_ids: 49152 is outside the vocabulary"):
+                await collect(streams, Prompt([49152]), SamplingParams(max_tokens=4))
+            assert transport.num_requests == 1
+
+    asyncio.run(main())
+
+
+def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
+    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    (expected,) = LLM(build_supported("llama"), num_blocks=40).generate(
+        {"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False
+    )
+
+    async def main() -> None:
+        async with (
+            AsyncLLM(build_supported("llama"), num_blocks=40) as first,
+            AsyncLLM(build_supported("llama"), num_blocks=40) as second,
+        ):
+            router = Router(16)
+            clients = {}
+            for name, engine in (("first", first), ("second", second)):
+                router.add(name)
+                transport = httpx.ASGITransport(replica_app(engine, SECRET))
+                clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
+            streams = ReplicaStreams(router, clients, SECRET)
+            answer = asyncio.ensure_future(collect(streams, Prompt([5, 6, 7]), params))
+            while not first.stats.num_running:
+                await asyncio.sleep(0)
+            await first.shutdown(grace_seconds=0)
+            (output,) = await answer
+            assert output.token_ids == expected.outputs[0].token_ids
+            assert output.finish_reason == "length"
+
+    asyncio.run(main())

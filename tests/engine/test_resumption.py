@@ -1,0 +1,177 @@
+"""An answer that is continued after any of its tokens is the answer that an undisturbed run gives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.model_zoo import build_supported
+
+from radixkv import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+
+PROMPT = "The three largest cities of France are"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "rank": {"type": "integer"}},
+    "required": ["city", "rank"],
+    "additionalProperties": False,
+}
+CASES: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(temperature=0, max_tokens=10, logprobs=1),
+    "sampled": SamplingParams(n=2, seed=3, max_tokens=7, top_p=0.9, logprobs=2, prompt_logprobs=1),
+    # At this temperature most tokens are parts of characters.
+    "characters": SamplingParams(seed=8, temperature=3.0, max_tokens=15),
+    "penalties": SamplingParams(
+        seed=5, max_tokens=10, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, bad_words=["city"]
+    ),
+    "min_tokens": SamplingParams(temperature=0, max_tokens=12, min_tokens=6, stop=["a"]),
+    "schema": SamplingParams(seed=1, max_tokens=40, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
+    "stop": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and Ly", "France, or"]),
+    "stop_included": SamplingParams(temperature=0, max_tokens=14, stop=["ance, and"], include_stop_str_in_output=True),
+}
+
+
+def merge(pieces: list[RequestOutput], n: int) -> list[CompletionOutput]:
+    """What a reader has of each sample after these pieces."""
+    merged = {index: CompletionOutput(index, "", [], 0.0, []) for index in range(n)}
+    for piece in pieces:
+        for part in piece.outputs:
+            old = merged[part.index]
+            merged[part.index] = replace(
+                part,
+                text=old.text + part.text,
+                token_ids=old.token_ids + part.token_ids,
+                cumulative_logprob=part.cumulative_logprob or 0.0,
+                logprobs=(old.logprobs or []) + (part.logprobs or []),
+            )
+    return [merged[index] for index in range(n)]
+
+
+def assert_continues(
+    before: list[CompletionOutput], rest: list[CompletionOutput], whole: list[CompletionOutput]
+) -> None:
+    for first, second, expected in zip(before, rest, whole, strict=True):
+        assert first.text + second.text == expected.text
+        assert first.token_ids + second.token_ids == expected.token_ids
+        assert (second.finish_reason, second.stop_reason) == (expected.finish_reason, expected.stop_reason)
+        logprobs = (first.logprobs or []) + (second.logprobs or [])
+        assert [list(entry) for entry in logprobs] == [list(entry) for entry in expected.logprobs or []]
+        # A prompt and the tokens after it are computed in other batches: the order of additions is another.
+        values = [entry[token].logprob for entry, token in zip(logprobs, expected.token_ids, strict=False)]
+        known = [
+            entry[token].logprob for entry, token in zip(expected.logprobs or [], expected.token_ids, strict=False)
+        ]
+        assert values == pytest.approx(known, abs=1e-3)
+        assert (second.cumulative_logprob or 0.0) == pytest.approx(expected.cumulative_logprob, abs=1e-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rest_is_the_same_after_each_token(llm: LLM, case: str) -> None:
+    params = CASES[case]
+    pieces = list(llm.stream(PROMPT, params))
+    whole = merge(pieces, params.n)
+    received = [merge(pieces[:count], params.n) for count in range(0, len(pieces) + 1, 4 if case == "schema" else 1)]
+    assert not params.stop or whole[0].finish_reason == "stop"
+    llm.reset_prefix_cache()
+    prompts = [{"prompt": PROMPT, "resume": outputs} for outputs in received]
+    results = llm.generate(prompts, params, use_tqdm=False)
+    for before, result in zip(received, results, strict=True):
+        assert_continues(before, result.outputs, whole)
+        assert (result.prompt_logprobs is None) == (params.prompt_logprobs is None or before != received[0])
+
+
+def test_samples_that_have_ended_stay_ended_and_the_others_go_on(llm: LLM) -> None:
+    params = SamplingParams(n=3, seed=4, max_tokens=12, stop=[" a", " the"])
+    pieces = list(llm.stream(PROMPT, params))
+    whole = merge(pieces, 3)
+    lengths = [len(output.token_ids) for output in whole]
+    assert len(set(lengths)) > 1
+    before = merge(pieces[: min(lengths)], 3)
+    assert {output.finish_reason is None for output in before} == {True, False}
+
+    async def rest() -> list[CompletionOutput]:
+        async with AsyncLLM(llm) as engine:
+            outputs = [output async for output in engine.generate({"prompt": PROMPT, "resume": before}, params)]
+            return merge(outputs, 3)
+
+    after = [replace(output, logprobs=None, cumulative_logprob=None) for output in asyncio.run(rest())]
+    assert_continues(before, after, whole)
+
+
+def test_a_resumed_answer_survives_preemption() -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = [[3 + number, 7, 9, 11, 13] for number in range(6)]
+    whole = [
+        output.outputs[0].token_ids
+        for output in LLM(build_supported("llama"), block_size=4, num_blocks=200).generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
+    ]
+    small = LLM(build_supported("llama"), block_size=4, num_blocks=14)
+    resumed = [
+        {"prompt_token_ids": prompt, "resume": [CompletionOutput(0, "", tokens[:6])]}
+        for prompt, tokens in zip(prompts, whole, strict=True)
+    ]
+    rest = [output.outputs[0].token_ids for output in small.generate(resumed, params, use_tqdm=False)]
+    assert rest == [tokens[6:] for tokens in whole]
+    assert small.engine.scheduler.num_preemptions > 0
+    small.engine.cache.check()
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LLM:
+    return LLM(build_supported("llama"), block_size=4, num_blocks=20)
+
+
+@pytest.mark.parametrize(
+    ("params", "outputs", "message"),
+    [
+        (BeamSearchParams(2, 4), [CompletionOutput(0, "", [5])], "a beam search cannot be resumed"),
+        (SamplingParams(), [CompletionOutput(0, "", [5])], "expected params with a seed"),
+        (GREEDY, [CompletionOutput(1, "", [5])], r"for each of n=1 samples, got those of \[1\]"),
+        (GREEDY, [CompletionOutput(0, "", [5]), CompletionOutput(0, "", [5])], r"got those of \[0, 0\]"),
+        (
+            GREEDY,
+            [CompletionOutput(0, "", [5, 200])],
+            "sample 0: expected token ids of the vocabulary of 200 tokens, got 200",
+        ),
+        (GREEDY, [CompletionOutput(0, "", [5] * 5)], "sample 0: expected at most 4 tokens, got 5"),
+        (
+            replace(GREEDY, stop_token_ids=[7]),
+            [CompletionOutput(0, "", [7, 5])],
+            "sample 0: expected 1 tokens, with which it had ended, got 2",
+        ),
+        (replace(GREEDY, logprobs=1), [CompletionOutput(0, "", [5])], "expected its cumulative_logprob"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(
+    params: Any, outputs: list[CompletionOutput], message: str, tiny: LLM
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny.engine.make_request("a", [4, 5], params, resume=outputs)
+    assert not tiny.engine.has_unfinished_requests
+
+
+def test_tokens_that_the_grammar_forbids_are_refused(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, structured_outputs=StructuredOutputsParams(json=SCHEMA))
+    (token_id,) = llm.get_tokenizer().encode("Paris")[:1]
+    with pytest.raises(ValueError, match="sample 0: token 1 is not what structured_outputs allow"):
+        llm.generate({"prompt": PROMPT, "resume": [CompletionOutput(0, "", [token_id])]}, params, use_tqdm=False)
+
+
+def test_resume_takes_outputs_only(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="'resume' must be a list of CompletionOutput, got"):
+        llm.generate({"prompt": PROMPT, "resume": [[1, 2]]}, GREEDY, use_tqdm=False)

@@ -1,0 +1,57 @@
+"""What runs every kernel before the first request: it passes where they are right, and names the one that is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.model_zoo import build_shallow
+
+from radixkv.attention import AttentionOptions
+from radixkv.attention.triton import start_check
+from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+from radixkv.memory import LayerShape
+from radixkv.model.loader import load_model
+from radixkv.model.runner import ModelRunner
+from radixkv_kernels import reference
+
+PLAIN = LayerKernels(LayerShape(2, 16, 8), 8, AttentionOptions(0.3))
+OTHERS = LayerKernels(LayerShape(1, 8, 8), 4, AttentionOptions(0.3, 2.0, 7, torch.randn(4)))
+
+
+def test_all_kernels_run_once_for_layers_that_differ() -> None:
+    # Writing, copying, advancing, three tile classes, and rows without items.
+    assert check_kernels([PLAIN, PLAIN, OTHERS], 16, torch.float16, torch.float16, "cpu") == 2 * 7
+    # float32 takes the narrowest tiles only.
+    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu") == 5
+    assert check_kernels([OTHERS], 16, torch.bfloat16, torch.float8_e4m3fn, "cpu") == 7
+
+
+def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[list[LayerKernels], object]] = []
+    monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.append((layers, rest)))
+    runner = ModelRunner(load_model(build_shallow("gpt_oss")))
+    for _ in range(2):
+        runner.check_kernels(16, torch.bfloat16)
+    ((layers, rest),) = checked
+    assert [layer.shape for layer in layers] == runner.layer_shapes
+    assert all(layer.options.sinks is not None for layer in layers)
+    assert {layer.options.sliding_window is None for layer in layers} == {True, False}
+    assert rest == (16, torch.float32, torch.bfloat16, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("failure", ["raises", "is wrong"])
+def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: torch.Tensor, tile_rows: int, **options: object) -> None:
+        if tile_rows == 64 and failure == "raises":
+            raise ValueError("out of resource: shared memory")
+        reference.attend_items(*args, **options)
+        if tile_rows == 64:
+            args[6][0] += 1.0
+
+    monkeypatch.setattr(start_check, "attend_items", fails)
+    reason = "out of resource" if failure == "raises" else "differs from the reference"
+    with pytest.raises(
+        RuntimeError,
+        match=f"^attend_items with tiles of 64 rows, 8 query and 2 key-value heads of 16 and 8.*{reason}",
+    ):
+        check_kernels([PLAIN], 16, torch.float16, torch.float16, "cpu")

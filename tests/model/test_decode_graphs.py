@@ -1,0 +1,252 @@
+"""When decoding graphs are captured, what they keep, and which of them runs a batch. CUDA itself is simulated."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.attention_batches import Chunk, Table, query_batch
+from support.model_zoo import build_supported
+
+from radixkv.attention.triton import TritonBackend
+from radixkv.attention.triton.padded_decode import PaddedDecode
+from radixkv.memory import KVPool, LayerShape
+from radixkv.model.cuda_graph import GraphCapture
+from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
+from radixkv.model.loader import load_model
+from radixkv.model.runner import ModelRunner
+
+VOCABULARY = 50
+
+
+def make_backend(max_num_seqs: int) -> TritonBackend:
+    return TritonBackend(
+        KVPool([LayerShape(1, 4, 4)], 1, 16, torch.float32), torch.float32, 1, max_num_seqs, 64, multiprocessors=1
+    )
+
+
+class Model:
+    """Says token + 10 with certainty; remembers each batch's logits weakly."""
+
+    def __init__(self) -> None:
+        self.logits: list[weakref.ref[torch.Tensor]] = []
+
+    def __call__(self, padded: PaddedDecode) -> torch.Tensor:
+        logits = torch.nn.functional.one_hot(padded.token_ids[padded.logit_rows] + 10, VOCABULARY).float()
+        self.logits.append(weakref.ref(logits))
+        return logits
+
+
+class Capture:
+    """What `GraphCapture` does as far as others see it; the graph with the number ``fails_at`` does not fit into memory."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.num_captured = 0
+        self.num_replayed = 0
+        self._fails_at = fails_at
+
+    def __call__(self, work: Callable[[], object]) -> Callable[[], object]:
+        if self.num_captured == self._fails_at:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        work()
+        self.num_captured += 1
+
+        def replay() -> None:
+            self.num_replayed += 1
+            work()
+
+        return replay
+
+
+def decode(graphs: DecodeGraphs, backend: TritonBackend, tokens: list[int]) -> list[int] | None:
+    """What is said after ``tokens``, of sequences whose blocks come in reverse order."""
+    count = len(tokens)
+    batch = backend.prepare(query_batch([Chunk(Table([100 - i]), 3, 1) for i in range(count)]))
+    logits = graphs.run(torch.tensor(tokens)[batch.order], batch)
+    return None if logits is None else logits.argmax(-1).tolist()
+
+
+def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> None:
+    backend, model, capture = make_backend(40), Model(), Capture()
+    graphs = DecodeGraphs(backend, model, 40, capture=capture)
+    graphs.capture()
+    assert capture.num_captured == graphs.num_captured == len(graphs.kinds)
+    gc.collect()
+    assert not any(logits() is not None for logits in model.logits)
+    assert graphs._logits is not None
+    assert graphs._logits.shape == (40, VOCABULARY)
+    for count in (1, 3, 40, 2, 17):
+        assert decode(graphs, backend, list(range(count))) == list(range(10, 10 + count))
+    assert capture.num_captured == len(graphs.kinds)
+    assert capture.num_replayed == 5
+
+
+def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
+    """Where a draw needs more candidates, it is repeated after that."""
+    backend = make_backend(4)
+    graphs = DecodeGraphs(backend, Model(), 4, capture=Capture())
+    graphs.capture()
+    batches = [query_batch([Chunk(Table([i]), 3, 1)]) for i in range(2)]
+    first = graphs.run(torch.tensor([1]), backend.prepare(batches[0]))
+    second = graphs.run(torch.tensor([2]), backend.prepare(batches[1]))
+    assert first is not None
+    assert second is not None
+    assert [first.argmax(), second.argmax()] == [11, 12]
+
+
+def test_sizes_of_most_use_come_first() -> None:
+    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200)))
+    assert sizes[:9] == [224, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert sizes[9:12] == [192, 160, 112]
+    assert kinds_in_order(1) == [GraphKind(1, True)]
+    assert [kind for kind in kinds_in_order(200) if kind.size < 3] == [(2, False), (2, True), (1, True)]
+
+
+def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = iter([0.0, *([MAX_CAPTURE_SECONDS / 4] * 3), *([2 * MAX_CAPTURE_SECONDS] * 99)])
+    backend, capture = make_backend(16), Capture()
+    graphs = DecodeGraphs(backend, Model(), 16, capture=capture, clock=lambda: next(seconds))
+    with caplog.at_level(logging.WARNING):
+        graphs.capture()
+    assert capture.num_captured == 4
+    assert "4 of 15 CUDA graphs were captured in 120 s" in caplog.text
+    for count in (3, 16):
+        assert decode(graphs, backend, list(range(count))) == list(range(10, 10 + count))
+    assert capture.num_captured == 4
+    assert capture.num_replayed == 2
+
+
+@pytest.mark.parametrize("fails_at", [0, 5])
+def test_without_memory_for_graphs_decoding_is_eager_and_one_warning_says_so(
+    fails_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, model = make_backend(16), Model()
+    graphs = DecodeGraphs(backend, model, 16, capture=Capture(fails_at))
+    with caplog.at_level(logging.WARNING):
+        graphs.capture()
+    assert [record.getMessage() for record in caplog.records] == [
+        "decoding runs without CUDA graphs, which could not be captured: CUDA out of memory"
+    ]
+    assert graphs.num_captured == 0
+    assert graphs._logits is None
+    assert decode(graphs, backend, [1, 2]) is None
+
+
+class Memory:
+    """A GPU's, of which a graph takes some of its own, and the first some that all use."""
+
+    def __init__(self) -> None:
+        self.free = 100_000
+        self.shared = 0
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        work()
+        taken = 700 + (0 if self.shared else 5_000)
+        self.shared = 1
+        self.free -= taken
+
+        def give_back() -> None:
+            self.free += taken
+
+        def replay() -> object:
+            return work()
+
+        weakref.finalize(replay, give_back)
+        return replay
+
+
+def test_the_memory_of_all_graphs_is_measured_on_some() -> None:
+    runner = ModelRunner(load_model(build_supported("llama"), native=False))
+    memory = Memory()
+    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, capture=memory.capture)
+    num_kinds = len(runner._graphs.kinds)
+    assert num_kinds > 10
+    assert runner.measure_graphs(lambda: (gc.collect(), memory.free)[1]) == 5_000 + 700 * num_kinds
+    assert memory.free == 100_000
+
+
+def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    runner = ModelRunner(load_model(build_supported("llama"), native=False))
+    runner._graphs = DecodeGraphs(make_backend(40), Model(), 40, capture=Capture(fails_at=0))
+    with caplog.at_level(logging.WARNING):
+        assert runner.measure_graphs(lambda: 0) == 0
+        runner.capture_graphs()
+    assert len(caplog.records) == 1
+    assert not runner._can_capture
+
+
+class SimulatedCuda:
+    """Notes what is asked of torch.cuda."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        self.mode = "default"
+        self.current = self._stream("current")
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self._stream(f"side of {device}"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "stream", self._on)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "memory")
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: "replayed"))
+        monkeypatch.setattr(torch.cuda, "graph", self._graph)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "mode", mode))
+
+    def _stream(self, name: str) -> SimpleNamespace:
+        def wait(other: SimpleNamespace) -> None:
+            self.calls.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
+
+    @contextmanager
+    def _on(self, stream: SimpleNamespace) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def _graph(self, graph: object, pool: str, stream: SimpleNamespace, capture_error_mode: str) -> Iterator[None]:
+        self.calls.append((pool, stream.name, capture_error_mode))
+        with self._on(stream):
+            yield
+
+
+def test_each_device_captures_on_a_stream_of_its_own_and_other_threads_may_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = SimulatedCuda(monkeypatch)
+    for device in ("cuda:0", "cuda:1"):
+        capture = GraphCapture(torch.device(device))
+        cuda.calls.clear()
+        where: list[tuple[str, str]] = []
+        replay = capture(lambda where=where: where.append((cuda.current.name, cuda.mode)))  # type: ignore[misc]
+        side = f"side of {device}"
+        # Twice before, the second time with an error if it waits for the GPU; then captured.
+        assert where == [(side, "default"), (side, "error"), (side, "default")]
+        assert cuda.calls == [
+            f"{side} waits for current",
+            f"current waits for {side}",
+            ("memory", side, "thread_local"),
+        ]
+        assert replay() == "replayed"
+
+
+def test_a_warm_up_that_fails_leaves_the_current_stream_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimulatedCuda(monkeypatch)
+
+    def work() -> None:
+        if cuda.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        GraphCapture(torch.device("cuda:0"))(work)
+    assert (cuda.current.name, cuda.mode) == ("current", "default")
+    assert cuda.calls[-1] == "current waits for side of cuda:0"

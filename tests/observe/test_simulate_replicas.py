@@ -1,0 +1,131 @@
+"""Replicas behind routers: counted by hand where that is possible, and what the router promises."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from radixkv.cli.main import app
+from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, RoundRobin, SessionAffinity
+from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance
+from radixkv.observe.simulate.replicas.cost_model import CostModel
+from radixkv.observe.simulate.replicas.report import parse_replicas, parse_routers, run_router, stretch_for
+from radixkv.observe.simulate.synthetic import documents
+from radixkv.observe.simulate.trace import Trace, TracedRequest
+
+COST = CostModel(prefill=1.0, decode=0.5, step=1.0, chunk=1000)
+
+
+def trace_of(*requests: tuple[float, list[int], int]) -> Trace:
+    return Trace(
+        [
+            TracedRequest(time, np.array(prompt, np.int32), np.array([], np.int32), num_output_tokens=num_tokens)
+            for time, prompt, num_tokens in requests
+        ],
+        10,
+    )
+
+
+def test_times_are_those_of_the_cost_model() -> None:
+    trace = trace_of((0.0, [1, 2], 4), (0.0, [1, 2, 3], 1), (100.0, [1, 2], 1))
+    outcome = Cluster(trace, 1, 100, COST).run(RoundRobin(1, 0))
+    assert outcome.num_hit_blocks == 4
+    # 20 tokens, the last one of the prompt, and a step; 10 + 1 tokens and a step beside one that decodes; a full hit.
+    assert outcome.first_token_seconds == [22.0, 22.0 + 11 + 1.5, 2.0]
+    assert outcome.busy == [{0: 10.0, 1: 10.0, 2: 10.0, 3: 4.5, 10: 2.0}]
+
+
+def test_decoding_takes_longer_beside_a_prompt() -> None:
+    # Blocks for one prompt at a time: the second waits for the end of the first.
+    alone = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 1))
+    outcome = Cluster(alone, 1, 3, COST).run(RoundRobin(1, 0))
+    assert outcome.first_token_seconds == [22.0, 22.0 + 4 * 1.5 + 22.0]
+    # The third does as well, but the first gets only 22.5 / 22.5 = 1 token while the second is computed.
+    beside = trace_of((0.0, [1, 2], 4), (0.0, [3, 4], 100), (0.0, [5, 6], 1))
+    outcome = Cluster(beside, 1, 5, COST).run(RoundRobin(1, 0))
+    step = 1.0 + 21 + 0.5
+    assert outcome.first_token_seconds[:2] == [22.0, 22.0 + step]
+    assert outcome.first_token_seconds[2] == pytest.approx(22.0 + step + 3 * 2.0 + 1 + 21 + 0.5)
+
+
+def test_one_cache_finds_what_any_replica_computed() -> None:
+    trace = trace_of((0.0, [1, 2], 0), (100.0, [1, 2], 0), (200.0, [1, 2], 0))
+    apart = Cluster(trace, 2, 10, COST).run(RoundRobin(2, 0))
+    shared = Cluster(trace, 2, 10, COST, one_cache=True).run(RoundRobin(2, 0))
+    assert (apart.num_hit_blocks, shared.num_hit_blocks) == (2, 4)
+
+
+def test_imbalance_is_the_busiest_against_the_average() -> None:
+    assert imbalance([{0: 4.0, 1: 2.0}, {0: 2.0, 1: 2.0}, {7: 1.0}], 5) == (4.0 / 2.0 + 2.0 / (4.0 / 3)) / 2
+    assert imbalance([{}, {}], 5) == 1.0
+
+
+def test_baselines() -> None:
+    turns = RoundRobin(3, 0)
+    assert [turns.choose(number, [], 1) for number in range(4)] == [0, 1, 2, 0]
+    two = PowerOfTwo(2, 0)
+    assert {two.choose(0, [], 1), two.choose(1, [], 1)} == {0, 1}
+    sessions = SessionAffinity(50, 0)
+    first = sessions.choose(0, [1, 2, 3], 1)
+    assert sessions.choose(1, [1, 2, 3, 4, 5], 1) == first
+    assert sessions.choose(2, [1, 2, 3, 4, 5, 6], 1) == first
+    # Many begin with block 1, so those are not one session.
+    assert len({sessions.choose(10 + number, [1, 100 + number], 1) for number in range(20)}) > 5
+
+
+def test_the_router_finds_what_one_cache_finds_and_answers_sooner_than_power_of_two() -> None:
+    trace = documents(1000, seed=3)
+    cost, num_blocks = CostModel(), int(0.3 * trace.num_distinct_blocks)
+    stretch = stretch_for(trace, 8, num_blocks, cost, 0.7)
+    rows = {
+        name: run_router(trace, name, 8, num_blocks, cost, stretch) for name in ("prefix", "power-of-two", "one-cache")
+    }
+    assert rows["prefix"].hit_rate > 0.92 * rows["one-cache"].hit_rate
+    assert rows["prefix"].p99 < 0.8 * rows["power-of-two"].p99
+
+
+def test_the_command_writes_a_table_json_and_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 500 * n, "hash_ids": [0, n % 5, 10 + n], "output_length": 20} for n in range(60)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    real_import = builtins.__import__
+
+    def without_ray(name: str, *arguments: Any) -> Any:
+        if name.startswith("ray."):
+            raise ImportError("planted")
+        return real_import(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
+    options = ["--replicas", "2,4", "--json", str(figures), "--plot", str(picture)]
+    result = CliRunner().invoke(app, ["simulate", str(trace), *options], catch_exceptions=False)
+    assert "not run: ray-prefix" in result.stdout
+    report = json.loads(figures.read_text())
+    assert [(row["num_replicas"], row["router"]) for row in report["rows"]] == [
+        (count, name) for count in (2, 4) for name in ("prefix", "round-robin", "power-of-two", "session", "one-cache")
+    ]
+    assert report["not_run"] == ["ray-prefix"]
+    assert picture.stat().st_size > 1000
+    with pytest.raises(ValueError, match="--router: ray-prefix needs a package"):
+        CliRunner().invoke(
+            app, ["simulate", str(trace), "--replicas", "2", "--router", "ray-prefix"], catch_exceptions=False
+        )
+
+
+@pytest.mark.parametrize("text", ["", "0", "4,x", "1.5", "2000"])
+def test_impossible_numbers_of_replicas_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--replicas: expected whole numbers from 1 to 1024"):
+        parse_replicas(text)
+
+
+def test_unknown_routers_are_refused() -> None:
+    with pytest.raises(ValueError, match="--router: expected all or some of prefix, round-robin"):
+        parse_routers("prefix,fastest")
+    with pytest.raises(ValueError, match="--blocks: with --replicas, expected one size"):
+        CliRunner().invoke(app, ["simulate", "chats", "--replicas", "2", "--blocks", "1%,2%"], catch_exceptions=False)

@@ -1,0 +1,169 @@
+"""Prompts go where they are answered first: to their prefix, away from a queue, and apart where nothing is known of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, EventLog, PrefixCache
+from radixkv.routing import Placement, Router, prompt_hashes
+
+BLOCK = 16
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def router(clock: Clock) -> Router:
+    router = Router(BLOCK, move_weight=2.0, decode_weight=10.0, seconds_per_token=0.001, clock=clock)
+    for name in "abc":
+        router.add(name)
+    return router
+
+
+def stored(*hashes: int) -> BlocksStored:
+    return BlocksStored(hashes, None, (), BLOCK, 0, "CPU")
+
+
+def send(router: Router, *hashes: int) -> Placement:
+    placement = router.choose(hashes, len(hashes) * BLOCK + 1)
+    assert placement is not None
+    return placement
+
+
+def test_a_prompt_goes_to_who_holds_most_of_it(router: Router) -> None:
+    router.update("a", stored(1, 2))
+    router.update("b", stored(1, 2, 3))
+    placement = send(router, 1, 2, 3, 4)
+    assert (placement.replica, placement.num_hit_tokens, placement.num_tokens) == ("b", 3 * BLOCK, BLOCK + 1)
+    router.update("b", BlocksRemoved((2, 3), 0, "CPU"))
+    router.finish(placement)
+    assert send(router, 1, 2, 3).replica == "a"
+
+
+def test_what_was_sent_counts_as_held_before_any_event(router: Router) -> None:
+    first = send(router, 1, 2, 3, 4, 5, 6, 7, 8)
+    second = send(router, *range(1, 9), 9)
+    assert second.replica == first.replica
+    assert second.num_hit_tokens == 8 * BLOCK
+
+
+def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clock) -> None:
+    placement = send(router, 1, 2, 3)
+    clock.now = 1.0
+    router.prefilled(placement)
+    router.finish(placement)
+    clock.now = 5.9
+    assert send(router, 1, 2, 3).num_hit_tokens == 3 * BLOCK
+    clock.now = 6.1
+    assert send(router, 1, 2, 3).num_hit_tokens == 0
+
+
+def test_a_hot_prefix_gets_a_second_replica_once_waiting_costs_more_than_computing_it_again(router: Router) -> None:
+    router.update("a", stored(*range(1, 11)))
+    replicas = [send(router, *range(1, 11), 100 * number).replica for number in range(40)]
+    # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts twice.
+    assert replicas[:10] == ["a"] * 10
+    assert {"b", "c"} & set(replicas)
+    assert replicas.count("a") > 12
+
+
+def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: Router) -> None:
+    chosen = []
+    for number in range(9):
+        placement = send(router, *range(100 * number, 100 * number + 5))
+        chosen.append(placement.replica)
+        router.prefilled(placement)
+        router.finish(placement)
+    assert sorted(chosen) == sorted("abc" * 3)
+
+
+def test_decoding_sequences_count_until_they_end(router: Router) -> None:
+    first = send(router, 1, 2, 3)
+    router.prefilled(first)
+    router.update(first.replica, AllCleared())
+    elsewhere = send(router, 7)
+    assert elsewhere.replica != first.replica
+    router.finish(first)
+    router.finish(elsewhere)
+    assert all(replica.num_decoding == 0 and not replica.waiting for replica in router._replicas.values())
+    assert all(replica.queued == 0 for replica in router._replicas.values())
+
+
+def test_progress_of_the_first_prompt_is_taken_into_account(router: Router, clock: Clock) -> None:
+    placements = [send(router, *range(100 * number, 100 * number + 10 + number)) for number in range(3)]
+    assert len({placement.replica for placement in placements}) == 3
+    clock.now = 0.18
+    # All but a little of each is computed, so the shortest queue is not that of the shortest prompt any more: all are equal.
+    assert send(router, 1, 2).replica == placements[0].replica
+
+
+def test_a_slow_replica_gets_less(router: Router, clock: Clock) -> None:
+    for _ in range(20):
+        for name, seconds in (("a", 4.0), ("b", 0.1), ("c", 0.1)):
+            placement = router.choose([], 1000, excluded={"a", "b", "c"} - {name})
+            assert placement is not None
+            clock.now += seconds
+            router.prefilled(placement)
+            router.finish(placement)
+    router.update("a", stored(1))
+    assert send(router, 1, 2).replica != "a"
+
+
+def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
+    router.update("a", stored(1, 2, 3))
+    placement = send(router, 1, 2, 3)
+    assert placement.replica == "a"
+    router.remove("a")
+    router.remove("a")
+    router.prefilled(placement)
+    router.finish(placement)
+    router.update("a", stored(1, 2, 3))
+    assert send(router, 1, 2, 3).num_hit_tokens == 0
+    router.add("a")
+    assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_hit_tokens == 0
+    assert router.choose([1], 17, excluded=["a", "b", "c"]) is None
+
+
+def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Router) -> None:
+    tokens = list(range(50))
+    for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
+        cache = PrefixCache(10, BLOCK, events=EventLog())
+        table = cache.open(tokens, namespace)
+        cache.reserve(table, len(tokens))
+        cache.append(table, tokens)
+        assert cache.events is not None
+        for event in cache.events.take():
+            router.update(name, event)
+    for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
+        placement = router.choose(prompt_hashes(tokens, namespace, BLOCK), 50)
+        assert placement is not None
+        assert (placement.replica, placement.num_hit_tokens) == (name, 48)
+        router.finish(placement)
+    assert router.choose(prompt_hashes(tokens, "tenant-3", BLOCK), 50).num_hit_tokens == 0
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="move_weight: expected a number above 0, got 0"):
+        Router(16, move_weight=0)
+    router = Router(16)
+    router.add("a")
+    with pytest.raises(ValueError, match="a replica 'a' is there already"):
+        router.add("a")
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, radixkv.routing; assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
