@@ -73,16 +73,16 @@ def _rotate_and_write(
         store_scaled(target[:, None] + pair[None, :], new_first, mask, key_scales, head, QUANTISED)
         store_scaled(target[:, None] + HALF + pair[None, :], new_second, mask, key_scales, head, QUANTISED)
         if 2 * HALF < KEY_DIM:
-            dim = 2 * HALF + tl.arange(0, REST_TILE)
-            mask = wanted[:, None] & (dim < KEY_DIM)[None, :]
-            data = tl.load(source[:, None] + dim[None, :], mask=mask, other=0.0)
-            store_scaled(target[:, None] + dim[None, :], data, mask, key_scales, head, QUANTISED)
+            rest = 2 * HALF + tl.arange(0, REST_TILE)
+            rest_mask = wanted[:, None] & (rest < KEY_DIM)[None, :]
+            unrotated = tl.load(source[:, None] + rest[None, :], mask=rest_mask, other=0.0)
+            store_scaled(target[:, None] + rest[None, :], unrotated, rest_mask, key_scales, head, QUANTISED)
         dim = tl.arange(0, VALUE_TILE)
-        mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
-        source = value + head * value_head_stride + token * value_token_stride
+        value_mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
+        value_source = value + head * value_head_stride + token * value_token_stride
         target = value_cache + head * value_cache_head_stride + block * value_block_stride + offset * value_slot_stride
-        data = tl.load(source[:, None] + dim[None, :], mask=mask, other=0.0)
-        store_scaled(target[:, None] + dim[None, :], data, mask, value_scales, head, QUANTISED)
+        data = tl.load(value_source[:, None] + dim[None, :], mask=value_mask, other=0.0)
+        store_scaled(target[:, None] + dim[None, :], data, value_mask, value_scales, head, QUANTISED)
     else:
         tl.store(source[:, None] + pair[None, :], new_first, mask=mask)
         tl.store(source[:, None] + HALF + pair[None, :], new_second, mask=mask)

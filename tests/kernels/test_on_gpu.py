@@ -19,6 +19,7 @@ from radixkv_kernels import (
     merge_partials,
     merge_splits,
     reference,
+    rotate_and_write,
     write_cache,
 )
 
@@ -164,6 +165,21 @@ def test_float8_is_written_as_torch_rounds_it() -> None:
     assert (truth[0].float().abs() == 448).any()
     for cache, expected in zip(caches, truth, strict=True):
         assert torch.equal(cache.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_queries_and_keys_are_rotated_as_the_reference_rotates_them() -> None:
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(100, heads, 128, dtype=torch.bfloat16) for heads in (32, 8, 8))
+    angles = torch.randn(100, 128, dtype=torch.float32) * 30
+    caches = [torch.zeros(10, 16, 8, 128, dtype=torch.bfloat16) for _ in range(2)]
+    slots = torch.randperm(160)[:100]
+    arguments = [query, key, value, angles.cos(), angles.sin(), *caches, slots]
+    on_device = [tensor.cuda() for tensor in arguments]
+    rotate_and_write(*on_device)
+    reference.rotate_and_write(*arguments)
+    assert relative_error(on_device[0].cpu(), query) < BOUNDS[torch.bfloat16]
+    for ours, truth in zip(on_device[5:7], caches, strict=True):
+        assert relative_error(ours.cpu(), truth) < BOUNDS[torch.bfloat16]
 
 
 def test_thousands_of_block_copies() -> None:
