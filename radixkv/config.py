@@ -14,9 +14,10 @@ torch: `radixkv --help` is made of these fields.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
@@ -91,6 +92,18 @@ class ModelConfig(Config):
     """Between which tags the model thinks before it answers; auto: as its chat template says; none: thoughts are text."""
 
 
+class SpeculativeConfig(Config):
+    """Where drafts come from, and how many: several tokens a step where they can be guessed, and not one token different."""
+
+    method: Literal["tree"] = "tree"
+    """tree: from what the cache holds of the request's namespace, from the request's own prompt and answer, from what the
+    client predicts, and from what a grammar forces."""
+    num_speculative_tokens: int = Field(default=16, ge=1)
+    """Tokens of a draft at most. How many are worth it is learned from how often they prove right and how long steps take."""
+    drafters: Sequence[Any] = Field(default=(), repr=False)
+    """More drafters, asked first: objects of subclasses of `radixkv.drafting.Drafter`."""
+
+
 class EngineConfig(Config):
     """How an engine caches, schedules and computes."""
 
@@ -149,6 +162,9 @@ class EngineConfig(Config):
     evicted; write-through: when they are computed; write-back: when they are evicted."""
     tiers: Any = Field(default=(), repr=False)
     """Only in Python: further tiers (`radixkv.tiers.tier.Tier`), asked after the others, in this order."""
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None
+    """Draft tokens and verify several in one step: JSON or a table with the fields of SpeculativeConfig, such as
+    {"method": "tree", "num_speculative_tokens": 16}. The tokens are the same as without."""
     kv_events_endpoint: str | None = None
     """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
     kv_events_replay_endpoint: str | None = None
@@ -168,6 +184,30 @@ class EngineConfig(Config):
         """Whether blocks are kept anywhere but in the pool."""
         named = (self.host_cache_size, self.disk_cache, self.shared_cache)
         return any(each is not None for each in named) or bool(self.tiers)
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """What ``speculative_config`` says; None: no drafts."""
+        given = self.speculative_config
+        assert given is None or isinstance(given, SpeculativeConfig)
+        return given
+
+    @field_validator("speculative_config", mode="before")
+    @classmethod
+    def _speculative_config(cls, given: Any) -> SpeculativeConfig | None:
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except ValueError:
+                raise ValueError(f"speculative_config: expected JSON, got {given!r:.80}") from None
+        if given is None or isinstance(given, SpeculativeConfig):
+            return given
+        if not isinstance(given, Mapping):
+            raise ValueError(f'speculative_config: expected such as {{"method": "tree"}} or None, got {given!r:.80}')
+        try:
+            return SpeculativeConfig(**given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"speculative_config: {error}") from None
 
     @model_validator(mode="after")
     def _one_size(self) -> EngineConfig:
@@ -253,6 +293,7 @@ class EngineOptions(TypedDict, total=False):
     store_key_file: str | Path | None
     cache_write_policy: CacheWritePolicy
     tiers: Any
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None
     kv_events_endpoint: str | None
     kv_events_replay_endpoint: str | None
     record_trace: str | Path | None
@@ -378,6 +419,7 @@ class Accepted(NamedTuple):
             float: "a number",
             str: "text",
             datetime: "a date and time",
+            SpeculativeConfig: "a JSON object",
         }
         return words.get(kind, "a list of texts")
 

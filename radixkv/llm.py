@@ -326,6 +326,7 @@ class LLM:
             namespace=prompt.namespace,
             read_cache=prompt.read_cache,
             write_cache=prompt.write_cache,
+            prediction=prompt.prediction,
             priority=priority,
             resume=prompt.resume,
         )

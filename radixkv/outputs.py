@@ -22,12 +22,21 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 @dataclass(slots=True)
+class DraftCounts:
+    """How many drafted tokens were verified, and how many of them proved right."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of one request, in seconds of `time.monotonic`; None: not reached yet.
 
     Attributes:
         loaded_tokens: of the reused prompt tokens, how many were loaded for it from a tier below the pool, by its medium.
         load_seconds: from the decision to load until they were there.
+        drafts: by source, see `radixkv.drafting`; the drafts of all its samples.
     """
 
     arrival_time: float
@@ -36,6 +45,7 @@ class RequestMetrics:
     finished_time: float | None = None
     loaded_tokens: dict[str, int] = field(default_factory=dict)
     load_seconds: float = 0.0
+    drafts: dict[str, DraftCounts] = field(default_factory=dict)
 
     def clip_loaded_tokens(self, num_cached_tokens: int) -> None:
         """Of what was loaded, some was evicted before the request could use it: only so many tokens were reused."""

@@ -6,6 +6,7 @@ A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, a
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed;
 - ``resume``: `CompletionOutput`, one for each of ``n``: answers that were begun, perhaps by another engine with
   the same model, and go on where they stopped, exactly as they would have gone on there. Outputs hold only what follows.
+- ``prediction``: text that the answer is expected to be, mostly; with ``speculative_config``, its tokens are drafts.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
 are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
@@ -36,7 +37,7 @@ _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache", "resume"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache", "resume", "prediction"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Prompt:
         write_cache: publish what is computed.
         answer_form: what the answer looks like, where it is more than text.
         resume: what was generated of the answers already.
+        prediction: what the answer is expected to be, as token ids.
     """
 
     token_ids: Sequence[int]
@@ -58,6 +60,7 @@ class Prompt:
     write_cache: bool = True
     answer_form: AnswerForm | None = None
     resume: Sequence[CompletionOutput] = ()
+    prediction: Sequence[int] = ()
 
     def parse_answer(self, text: str) -> ParsedAnswer:
         """The parts of a whole answer to it."""
@@ -356,6 +359,11 @@ def _as_prompt(prompt: PromptInput, loaded: LoadedModel, add_special_tokens: boo
     resume = prompt.get("resume", ())
     if not isinstance(resume, Sequence) or not all(isinstance(output, CompletionOutput) for output in resume):
         raise TypeError(f"prompts: 'resume' must be a list of CompletionOutput, got {resume!r:.80}")
+    prediction = prompt.get("prediction")
+    if not isinstance(prediction, str | None):
+        raise TypeError(f"prompts: 'prediction' must be a string, got {prediction!r:.80}")
+    if prediction:
+        options["prediction"] = encode("prediction", prediction, loaded, add_special_tokens=False)
     if "prompt_token_ids" in prompt:
         return Prompt(prompt["prompt_token_ids"], **options, resume=resume)
     text = prompt["prompt"]

@@ -34,8 +34,9 @@ class BlockTable:
         owner: whose limit what it computes counts towards (`PrefixCache.limit_owners`).
         num_cached_tokens: how many prompt tokens were cached, and are in its blocks from the start.
         num_writable: positions below this, from ``num_tokens`` on, are reserved: their blocks have no other owner.
-        version: incremented when the block of an already reserved position changes (by copy-on-write, or because another
-            sequence published the same tokens first), so that what is derived from ``block_ids`` can be renewed.
+        version: incremented when the block of an already reserved position changes (by copy-on-write, because another
+            sequence published the same tokens first, or because it was given back), so that what is derived from
+            ``block_ids`` can be renewed.
         closed: its blocks are released, and it can no longer be used.
     """
 
@@ -173,6 +174,17 @@ class BlockTable:
         store.require(needed)
         for table, total in requests:
             table._grow(max(0, -(-total // size) - table._num_blocks), table._shares_tail())
+
+    def trim(self, num_tokens: int) -> None:
+        """Give back reserved blocks beyond those that hold ``num_tokens``: `PrefixCache.trim`."""
+        store = self._store
+        num_blocks = -(-max(num_tokens, self._num_tokens) // store.block_size)
+        if num_blocks >= self._num_blocks:
+            return
+        store.pool.release(self._ids[num_blocks : self._num_blocks].copy())
+        self._num_blocks = num_blocks
+        self.num_writable = min(self.num_writable, num_blocks * store.block_size)
+        self.version += 1
 
     def append(self, tokens: bytes) -> None:
         """Count encoded tokens as written, and publish the blocks that they fill: `PrefixCache.append`.

@@ -12,13 +12,15 @@ from radixkv.cache.arguments import check_namespace
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
+from radixkv.cache.continuation import continuation, following
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.explain import Explanation, explain
 from radixkv.cache.invariants import check_cache
+from radixkv.cache.node import Node
 from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.snapshot import NodeSnapshot, snapshot
 from radixkv.cache.stats import CacheStats
-from radixkv.cache.tokens import TokenIds, encode, encode_prompt
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode, encode_prompt
 
 
 class CacheView:
@@ -109,6 +111,32 @@ class CacheView:
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
         return np.empty(0, dtype=np.int32) if match is None else self._tree.path_blocks(match)
+
+    def continuation(self, table: BlockTable, tokens: TokenIds, max_tokens: int) -> list[int]:
+        """What is cached of how a live sequence may go on. Changes nothing.
+
+        Where several continuations are cached, of each branch the one that was used most.
+
+        Args:
+            table: the sequence's.
+            tokens: all of the sequence's tokens, of which the table need not have the last ones yet.
+            max_tokens: length of the answer at most.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids.
+        """
+        node = table.node
+        if node is None:
+            return []
+        start = (node.depth + node.num_blocks) * self.block_size
+        found = continuation(node, encode(tokens[start:]), max_tokens, self.block_size * TOKEN_BYTES)
+        token_ids: list[int] = decode(found).tolist()
+        return token_ids
+
+    def following(self, node: Node, offset: int, max_tokens: int) -> list[int]:
+        """The cached tokens from the ``offset``-th of a node of the tree on, as in `continuation`."""
+        token_ids: list[int] = decode(following(node, offset, max_tokens)).tolist()
+        return token_ids
 
     def explain(
         self, tokens: TokenIds, namespace: str = "", read: bool = True, look_elsewhere: bool = True

@@ -44,6 +44,14 @@ class Children(MutableMapping[bytes, Child]):
     def __len__(self) -> int:
         return len(self.by_key)
 
+    def starting_with(self, prefix: bytes, limit: int) -> Iterator[Child]:
+        """The children whose first blocks begin with ``prefix``, the first ``limit`` of them in order."""
+        first = self._keys.bisect_left(prefix)
+        for key in self._keys.islice(first, first + limit):
+            if not key.startswith(prefix):
+                return
+            yield self.by_key[key]
+
     def before(self, key: bytes | bytearray) -> bytes | None:
         """The greatest key below this one."""
         index = self._keys.bisect_left(key)

@@ -4,6 +4,7 @@
 
     RadixTree ── on_insert, on_remove, on_clear ──> EventRecorder      the events of `PrefixCache(events=...)`
               ── on_remove, on_clear ─────────────> EvictedPrefixes    the memory of evicted prefixes
+              ── on_insert, on_split, ... ────────> TreeIndex          where what was said before is found (`drafting`)
               ── on_idle, on_reuse ───────────────> LearningPolicy     a policy that learns reuse times
               ── on_remove, on_clear ─────────────> Adaptive           which compares itself with LRU
 """
@@ -25,6 +26,9 @@ class TreeObserver:
 
     def on_insert(self, node: Node, start: int) -> None:
         """The blocks of ``node`` from index ``start`` on have been added."""
+
+    def on_split(self, upper: Node, lower: Node) -> None:
+        """The first blocks of ``lower`` have become those of ``upper``, its new parent."""
 
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
         """The blocks of ``node`` from index ``start`` on are about to be removed.

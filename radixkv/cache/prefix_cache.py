@@ -213,6 +213,17 @@ class PrefixCache(CacheView):
         if short:
             BlockTable.reserve_all(self._store, short)
 
+    def trim(self, table: BlockTable, num_tokens: int) -> None:
+        """Give back the blocks that were reserved beyond the first ``num_tokens`` positions and hold no tokens.
+
+        Raises:
+            InvalidArgumentError: ``num_tokens`` is no whole number of at least 0.
+            ClosedError: the table is closed or of another cache.
+        """
+        self._check_open(table)
+        check_count("num_tokens", num_tokens, 0)
+        table.trim(num_tokens)
+
     def append(self, table: BlockTable, tokens: TokenIds) -> None:
         """Record that the next tokens' keys and values have been written, and publish the blocks that are whole.
 

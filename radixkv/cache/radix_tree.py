@@ -88,6 +88,7 @@ class RadixTree:
 
     def _notify(self, observers: Sequence[TreeObserver | LearningPolicy]) -> None:
         self._on_insert = handlers(observers, "on_insert")
+        self._on_split = handlers(observers, "on_split")
         self._on_remove = handlers(observers, "on_remove")
         self._on_clear = handlers(observers, "on_clear")
         self._on_idle = handlers(observers, "on_idle")
@@ -345,6 +346,8 @@ class RadixTree:
         upper.children[bytes(node.tokens[: self._block_bytes])] = node
         node.parent = upper
         node.depth += num_blocks
+        for notify in self._on_split:
+            notify(upper, node)
         return upper
 
     # -- removal -------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def _option_type(accepted: Accepted) -> Any:
     kind = accepted.kinds[0]
     if Path in accepted.kinds:
         return Path
-    if kind is Any:
+    if kind is Any or str in accepted.kinds:
         return str
     if kind in (bool, int, float, str) or get_origin(kind) is Literal:
         return kind

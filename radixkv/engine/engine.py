@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +23,16 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
+from radixkv.cache.observer import TreeObserver
 from radixkv.config import EngineConfig, ResolvedEngineConfig
+from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
 from radixkv.engine.resumption import resume_sequences
+from radixkv.engine.speculation import MAX_DRAFTS_PER_SEQUENCE, Speculator, make_speculator
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
 from radixkv.memory import Fp8KVPool, KVPool, KVScales
@@ -38,7 +41,7 @@ from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
-from radixkv.outputs import CompletionOutput
+from radixkv.outputs import CompletionOutput, DraftCounts
 from radixkv.prompts import encode_bad_words
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
@@ -67,6 +70,7 @@ class Engine:
     Args:
         loaded: the model; from now on it belongs to this engine.
         config: how to cache, schedule and compute.
+        clock: in seconds; by it is measured how long steps take, to learn how many drafts are worth verifying.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for.
@@ -74,7 +78,9 @@ class Engine:
         MemoryError: no room for the blocks.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
         block_size, num_blocks = config.block_size, config.num_blocks
@@ -88,6 +94,9 @@ class Engine:
         scales = None
         if config.kv_cache_dtype == "fp8":
             scales = calibrate_kv_scales(self._runner, loaded, config.attention_backend, block_size)
+        max_logit_rows = config.max_num_seqs
+        if config.speculation is not None:
+            max_logit_rows = min(max_logit_rows * (1 + MAX_DRAFTS_PER_SEQUENCE), config.max_num_batched_tokens)
         if num_blocks is None:
             num_blocks = choose_num_blocks(
                 block_nbytes(shapes, block_size, element_type),
@@ -96,7 +105,7 @@ class Engine:
                 kv_cache_memory_bytes=config.kv_cache_memory_bytes,
                 gpu_memory_utilization=config.gpu_memory_utilization,
                 measure_activations=lambda: self._runner.measure_activations(
-                    config.max_num_batched_tokens, config.max_num_seqs, draw_in_every_way
+                    config.max_num_batched_tokens, max_logit_rows, draw_in_every_way
                 ),
                 measure_graphs=lambda: self._measure_graphs(config, element_type, scales),
             )
@@ -110,13 +119,18 @@ class Engine:
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
         self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
+        speculative = config.speculation
+        index = None if speculative is None else TreeIndex(num_blocks, block_size)
+        observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
+        if index is not None:
+            observers.append(index)
         self.cache = PrefixCache(
             num_blocks,
             block_size,
             POLICIES[config.eviction_policy](),
             remembered_blocks=4 * num_blocks,
             events=events,
-            observers=() if self.tiers is None else [self.tiers.moves],
+            observers=observers,
         )
         self._recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self.scheduler = Scheduler(
@@ -135,6 +149,11 @@ class Engine:
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
         self._output_processor = OutputProcessor(self.scheduler, self.decode_token)
+        self._speculator: Speculator | None = None
+        if speculative is not None and index is not None:
+            self._speculator = make_speculator(
+                speculative, config, self.cache, index, self.scheduler.blocks, loaded.vocab_size, clock
+            )
         self._requests: dict[str, Request] = {}
         self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None
@@ -166,6 +185,11 @@ class Engine:
         return self._runner.measure_graphs(lambda: free_memory(self.loaded.device))
 
     @property
+    def draft_counts(self) -> Mapping[str, DraftCounts]:
+        """Drafted and accepted tokens by source, since the engine was made."""
+        return {} if self._speculator is None else self._speculator.counts
+
+    @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
@@ -183,6 +207,7 @@ class Engine:
         bad_words: Sequence[Sequence[int]] | None = None,
         tenant: str = "",
         resume: Sequence[CompletionOutput] = (),
+        prediction: Sequence[int] = (),
     ) -> Request:
         """Validate a request, changing nothing; `add` queues it.
 
@@ -192,6 +217,7 @@ class Engine:
             tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
                 its tenant's own requests.
             resume: what was generated of the answers already (see `radixkv.engine.resumption`); outputs hold what follows.
+            prediction: what the answer is expected to be, as token ids: a draft, if the engine has drafts at all.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
@@ -227,6 +253,7 @@ class Engine:
             write_cache=write_cache and self.enable_prefix_caching,
             priority=priority,
             bad_words=bad_words or (),
+            prediction=prediction,
             tenant=tenant,
             grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
         )
@@ -318,6 +345,8 @@ class Engine:
                 if self.tiers is not None:
                     self.tiers.settle(self._runner.copy_blocks)
                 if batch.chunks:
+                    if self._speculator is not None:
+                        self._speculator.draft(batch)
                     self._executor.execute(batch, in_flight)
                 stays_in_flight = self.async_scheduling and batch.tokens is not None
                 if stays_in_flight:
@@ -327,6 +356,8 @@ class Engine:
                     self._in_flight = batch
                 else:
                     touched += self._process(batch)
+                    if self._speculator is not None:
+                        self._speculator.settle(batch)
             if not batch.chunks and in_flight is None and not (self.tiers is not None and self.tiers.wait()):
                 touched = self._fail_deferred_request()
             touched += self._finish_ended_elsewhere()
@@ -335,8 +366,8 @@ class Engine:
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
         """The next batch; empty if nothing can run before the batch in flight is processed, or at all."""
-        if in_flight is not None and not self.scheduler.reserve_decoding():
-            # Preemption needs every token on the host, so the batch in flight is processed first.
+        if in_flight is not None and (self._drafts_may_follow(in_flight) or not self.scheduler.reserve_decoding()):
+            # Preemption needs every token on the host, and so do drafts: the batch in flight is processed first.
             return Batch([])
         batch = Batch(self.scheduler.schedule())
         if batch.chunks:
@@ -344,6 +375,9 @@ class Engine:
             self.num_steps += 1
             self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
         return batch
+
+    def _drafts_may_follow(self, in_flight: Batch) -> bool:
+        return self._speculator is not None and self._speculator.wants_tokens(in_flight)
 
     def _process(self, batch: Batch | None, following: Batch | None = None) -> list[Request]:
         """Append a batch's tokens, and remove the requests that it ended."""

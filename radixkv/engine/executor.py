@@ -58,9 +58,13 @@ class Executor:
         starts = [sequence.num_computed for sequence in sequences]
         counts = [chunk.num_tokens for chunk in chunks]
         token_ids: list[int] = []
-        for sequence, start, count in zip(sequences, starts, counts, strict=True):
+        num_drafts = [0] * len(chunks)
+        for i, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
             token_ids += sequence.token_ids[start : start + count]
-        num_logits = np.array([chunk.completes for chunk in chunks], dtype=np.int64)
+            if batch.drafts and sequence in batch.drafts:
+                token_ids += batch.drafts[sequence]
+                num_drafts[i] = len(batch.drafts[sequence])
+        num_logits = np.array([chunk.completes for chunk in chunks], dtype=np.int64) + num_drafts
         for i in _prompt_logprobs_of(batch):
             num_logits[i] = counts[i]
         device_indices = np.full(len(chunks), HOST_TOKEN, dtype=np.int64)
@@ -71,7 +75,7 @@ class Executor:
                     device_indices[i] = indices[sequence]
         return ModelInput(
             token_ids=np.array(token_ids, dtype=np.int64),
-            queries=QueryBatch(tables, np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)),
+            queries=QueryBatch(tables, np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64) + num_drafts),
             num_logits=num_logits,
             device_indices=device_indices,
         )
@@ -92,11 +96,11 @@ class Executor:
             if request.beam_search is not None:
                 beams.setdefault(group, []).append(stop - 1)
                 continue
-            batch.sampled.append(SampledRow(group, sequence, stop - 1))
+            batch.sampled.append(SampledRow(group, sequence, stop - 1 - len(batch.drafts.get(sequence, ()))))
             if len(request.sequences) < request.num_seqs:
                 batch.sampled += (SampledRow(s, s.sequences[0], stop - 1) for s in self._start_siblings(group))
         batch.beam_steps = [BeamStep(group, rows) for group, rows in beams.items()]
-        return bool(collecting)
+        return bool(collecting or batch.drafts)
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
         """When a prompt with n > 1 is computed, the other samples start as forks of the first."""

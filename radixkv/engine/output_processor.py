@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,21 +72,26 @@ class OutputProcessor:
         redrawn: frozenset[int] = frozenset()
         described: list[SampledToken] | None = None
         if batch.tokens is None:
-            described = sample(batch.sampled_logits(), batch.sampling_states)
+            described = sample(
+                batch.sampled_logits(), batch.sampling_states, batch.sampled_drafts() if batch.drafts else None
+            )
             token_ids = [token.token_id for token in described]
         else:
             token_ids, redrawn = batch.tokens.fetch()
         now = time.monotonic()
-        for index, ((group, sequence, _), token_id) in enumerate(zip(batch.sampled, token_ids, strict=True)):
+        row = 0
+        for index, (group, sequence, _) in enumerate(batch.sampled):
+            draft = batch.drafts.get(sequence, ()) if batch.drafts else ()
+            drawn = range(row, row + 1 + len(draft))
+            row = drawn.stop
             if sequence.table is None or sequence in batch.void:
                 continue  # it had ended, or was aborted, when this batch was already launched
             request = sequence.request
             processed.touched.append(request)
-            append_token(sequence, token_id)
             if described is not None:
-                append_logprobs(sequence, described[index], self._decode)
-                if sequence.sampling is not None and sequence.sampling.grammar is not None:
-                    request.failure = request.failure or sequence.sampling.grammar.failure
+                self._append_drawn(sequence, described[drawn.start : drawn.stop], draft)
+            else:
+                append_token(sequence, token_ids[drawn.start])
             if index in redrawn and following is not None and following.computes(sequence):
                 # The following batch computed another token at this position, which has to be computed again.
                 following.void.add(sequence)
@@ -103,6 +109,23 @@ class OutputProcessor:
                 processed.changed.append(request)
             elif request.failure is not None:
                 processed.changed.append(request)
+
+    def _append_drawn(self, sequence: TokenSequence, drawn: Sequence[SampledToken], draft: Sequence[int]) -> None:
+        """Append the token that was drawn next, and as many more as drafts proved right: what followed them was computed."""
+        request = sequence.request
+        for num_right, token in enumerate(drawn):
+            append_token(sequence, token.token_id)
+            append_logprobs(sequence, token, self._decode)
+            if sequence.sampling is not None and sequence.sampling.grammar is not None:
+                request.failure = request.failure or sequence.sampling.grammar.failure
+            ended = sequence.finish_reason is not None or request.failure is not None
+            if ended or num_right == len(draft) or token.token_id != draft[num_right]:
+                break
+            sequence.num_computed += 1
+            self._blocks.publish_at_block_boundary(sequence)
+        if draft:
+            self._scheduler.shares.charge(request.tenant, generated=num_right)
+            self._blocks.trim(sequence)
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop beams without a continuation, fork those with several."""

@@ -47,6 +47,7 @@ class PreparedRequest:
             namespace=self.prompt.namespace,
             read_cache=self.prompt.read_cache,
             write_cache=self.prompt.write_cache,
+            prediction=self.prompt.prediction,
             priority=self.priority,
             tenant=self.tenant,
             bad_words=self.bad_words,

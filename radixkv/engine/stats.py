@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from radixkv.cache.stats import CacheStats
 from radixkv.engine.engine import BatchSize, Engine
 from radixkv.engine.kv_tiers import TierTotals
+from radixkv.outputs import DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class EngineStats:
         num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
         last_batch: the sequences and tokens of the latest step.
         cache: the cache's own counters.
+        drafts: drafted and accepted tokens by source, since the engine was made.
         tiers: what has happened below the pool; None where there are no tiers.
     """
 
@@ -32,6 +35,7 @@ class EngineStats:
     num_evictable_blocks: int
     last_batch: BatchSize
     cache: CacheStats
+    drafts: Mapping[str, DraftCounts]
     tiers: TierTotals | None = None
 
     @property
@@ -55,4 +59,5 @@ def engine_stats(engine: Engine) -> EngineStats:
         last_batch=engine.last_batch,
         cache=cache.stats,
         tiers=None if engine.tiers is None else engine.tiers.totals,
+        drafts={source: replace(counts) for source, counts in engine.draft_counts.items()},
     )

@@ -27,6 +27,7 @@ class TokenCounts:
         self._positions = {token_id: position for position, token_id in enumerate(unique)}
         self._ids = np.array([*unique, *[0] * 64], dtype=np.int64)
         self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._num_always = len(unique)
         self._num_counted = 0
 
     def update(self, output_token_ids: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -41,6 +42,20 @@ class TokenCounts:
         self._num_counted = len(output_token_ids)
         size = len(self._positions)
         return self._ids[:size], self._counts[:size]
+
+    def rewind(self, output_token_ids: Sequence[int], num_tokens: int) -> None:
+        """Forget the tokens that were counted beyond the first ``num_tokens``: drafts.
+
+        Args:
+            output_token_ids: what was counted last.
+            num_tokens: how many of them stay.
+        """
+        for token_id in output_token_ids[num_tokens : self._num_counted][::-1]:
+            position = self._positions[token_id]
+            self._counts[position] -= 1
+            if not self._counts[position] and position >= self._num_always:
+                self._positions.popitem()  # the one that was added last: itself
+        self._num_counted = min(self._num_counted, num_tokens)
 
 
 class LogitChanges:

@@ -77,9 +77,28 @@ class SamplingState:
         """Whether anything but a grammar changes the next token's logits."""
         return self._changes.always or len(self.output_token_ids) < self._changes.num_masked_steps
 
-    def change_logits(self, logits: torch.Tensor) -> None:
-        """Apply all of that to one row, in place."""
-        self._changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
+    def change_logits(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> None:
+        """Apply all of that, in place.
+
+        Args:
+            logits: ``[vocabulary]``; with drafts ``[1 + drafts, vocabulary]``, where each row is about the token after one
+                more of them.
+            drafts: tokens that may follow.
+        """
+        if not drafts:
+            self._changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
+            return
+        num_tokens = len(self.output_token_ids)
+        try:
+            for row, draft in zip(logits, [*drafts, None], strict=True):
+                if self.changes_logits:
+                    self._changes.apply(row, self.output_token_ids, self._counts, self.grammar is not None)
+                if draft is not None:
+                    self.output_token_ids.append(draft)
+        finally:
+            if self._counts is not None:
+                self._counts.rewind(self.output_token_ids, num_tokens)
+            del self.output_token_ids[num_tokens:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +110,28 @@ class SampledToken:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+def sample(
+    logits: torch.Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]] | None = None
+) -> list[SampledToken]:
     """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
     Logits are masked by grammars and ``allowed_token_ids``, biased, masked by ``min_tokens`` and ``bad_words``, penalized,
     divided by the temperature, then truncated by
     min_p, top_k and top_p, in that order. Reported log-probabilities are the model's own, from before all that.
+
+    Args:
+        logits: one row for each state, and behind it one for each of its drafts.
+        states: of the sequences.
+        drafts: of each sequence, tokens that may come next: its rows are about the next token, about the one after the first
+            draft, and so on. The states are as before in the end. None: there are none.
     """
     raw = logits
-    changed = [i for i, state in enumerate(states) if state.changes_logits]
-    grammars = {i: state.grammar for i, state in enumerate(states) if state.grammar is not None}
-    if changed or grammars:
-        logits = logits.clone()
-        if grammars:
-            apply_grammar_bitmask(logits, grammars)
-        for i in changed:
-            states[i].change_logits(logits[i])
-    token_ids, _ = InFlightTokens(logits, states, [0] * len(states)).fetch()
+    logits = _changed_logits(logits, states, drafts or [()] * len(states))
+    num_placeholders = [0] * len(states)
+    if drafts is not None:
+        num_placeholders = [i for draft in drafts for i in range(1 + len(draft))]
+        states = [state for state, draft in zip(states, drafts, strict=True) for _ in range(1 + len(draft))]
+    token_ids, _ = InFlightTokens(logits, states, num_placeholders).fetch()
     described: dict[int, SampledToken] = {}
     with_logprobs = [i for i, state in enumerate(states) if state.params.logprobs is not None]
     if with_logprobs:
@@ -115,6 +139,26 @@ def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sample
         tokens = _with_logprobs(raw[with_logprobs], [token_ids[i] for i in with_logprobs], counts)
         described = dict(zip(with_logprobs, tokens, strict=True))
     return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
+
+
+def _changed_logits(
+    logits: torch.Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """A copy with what grammars and parameters change, if they change anything."""
+    stops = np.cumsum([1 + len(draft) for draft in drafts]).tolist()
+    rows = [slice(stop - 1 - len(draft), stop) for stop, draft in zip(stops, drafts, strict=True)]
+    changed = [i for i, state in enumerate(states) if state.changes_logits]
+    grammars = {
+        part.start: state.grammar for part, state in zip(rows, states, strict=True) if state.grammar is not None
+    }
+    if not changed and not grammars:
+        return logits
+    logits = logits.clone()
+    if grammars:
+        apply_grammar_bitmask(logits, grammars, {part.start: draft for part, draft in zip(rows, drafts, strict=True)})
+    for i in changed:
+        states[i].change_logits(logits[rows[i]] if drafts[i] else logits[rows[i].start], drafts[i])
+    return logits
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:

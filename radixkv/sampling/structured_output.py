@@ -12,6 +12,7 @@ exactly, when they are compiled, and its work per token is bounded.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -108,48 +109,83 @@ class GrammarState:
         """To fill bitmasks in; the interpreter's lock is released meanwhile."""
         return self._shared.threads
 
-    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int) -> float:
+    def forced_tokens(self) -> list[int]:
+        """Tokens that spell what must come next, if that is known; others may spell the same."""
+        start = self._shared.clock()
+        token_ids: list[int] = self._matcher.compute_ff_tokens()
+        self.budget.spend(self._shared.clock() - start)
+        return token_ids
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after the other. Changes nothing."""
+        start = self._shared.clock()
+        count: int = self._matcher.validate_tokens(list(token_ids))
+        self.budget.spend(self._shared.clock() - start)
+        return count
+
+    def fill_bitmask(self, bitmask: NDArray[np.int32], row: int, drafts: Sequence[int] = ()) -> float:
         """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(vocabulary / 32)]``.
+
+        Args:
+            drafts: tokens that may come next; each sets another row, with what is allowed after it. Those behind one that is
+                not allowed, or that completes the answer, leave their rows as they are.
 
         Returns:
             The processor time that it took, which is not spent yet.
         """
         from llguidance.numpy import fill_next_token_bitmask
 
-        start = self._shared.clock()
+        start, num_walked = self._shared.clock(), 0
         fill_next_token_bitmask(self._matcher, bitmask, row)
+        for draft in drafts:
+            if not self._matcher.try_consume_tokens([draft]):
+                break
+            num_walked += 1
+            if self._matcher.is_stopped():
+                break
+            fill_next_token_bitmask(self._matcher, bitmask, row + num_walked)
+        # An error stays, and fails the request.
+        if num_walked and not self._matcher.is_error():
+            self._matcher.rollback(num_walked)
         return self._shared.clock() - start
 
 
-def apply_grammar_bitmask(logits: torch.Tensor, states: Mapping[int, GrammarState]) -> None:
+def apply_grammar_bitmask(
+    logits: torch.Tensor, states: Mapping[int, GrammarState], drafts: Mapping[int, Sequence[int]] | None = None
+) -> None:
     """Set the logits of tokens that the grammars do not allow to minus infinity, in place.
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
         states: by row; the other rows are unchanged.
+        drafts: by row, tokens that may come next; the rows behind it are about what follows each of them.
     """
     vocab_size = logits.shape[1]
-    bitmask = np.full((len(states), -(-vocab_size // 32)), -1, dtype=np.int32)
-    _fill_bitmask(bitmask, list(states.values()))
+    following = [() if drafts is None else drafts[row] for row in states]
+    rows = [row + i for row, draft in zip(states, following, strict=True) for i in range(1 + len(draft))]
+    bitmask = np.full((len(rows), -(-vocab_size // 32)), -1, dtype=np.int32)
+    _fill_bitmask(bitmask, list(states.values()), following)
     disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
-    mask, rows = torch.from_numpy(disallowed).to(logits.device), list(states)
+    mask = torch.from_numpy(disallowed).to(logits.device)
     if rows == list(range(len(logits))):  # no copies of all rows
         logits.masked_fill_(mask, float("-inf"))
     else:
         logits[rows] = logits[rows].masked_fill(mask, float("-inf"))
 
 
-def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState]) -> None:
-    """One row for each state; once that has taken long, the rest side by side."""
+def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], drafts: Sequence[Sequence[int]]) -> None:
+    """One row for each state and each of its drafts; once that has taken long, the rest of the states side by side."""
     total = 0.0
-    for row, state in enumerate(states):
+    counts = [1 + len(draft) for draft in drafts]
+    first_rows = [stop - count for stop, count in zip(itertools.accumulate(counts), counts, strict=True)]
+    for index, state in enumerate(states):
         if total > _MAX_SERIAL_SECONDS:
-            rest = range(row, len(states))
-            times = list(state.threads.map(lambda row: states[row].fill_bitmask(bitmask, row), rest))
-            for index, seconds in zip(rest, times, strict=True):
-                states[index].budget.spend(seconds)
+            rest = range(index, len(states))
+            times = list(state.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest))
+            for later, seconds in zip(rest, times, strict=True):
+                states[later].budget.spend(seconds)
             return
-        seconds = state.fill_bitmask(bitmask, row)
+        seconds = state.fill_bitmask(bitmask, first_rows[index], drafts[index])
         state.budget.spend(seconds)
         total += seconds
 

@@ -19,6 +19,7 @@ what was published, and the next owner of those slots writes them later in the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class ScheduledChunk(NamedTuple):
 
 
 class SampledRow(NamedTuple):
-    """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits."""
+    """``sequence`` gets a token, sampled from row ``logits_row`` of the batch's logits; those behind it are its drafts'."""
 
     group: SequenceGroup
     sequence: TokenSequence
@@ -58,7 +59,9 @@ class Batch:
     """One forward pass over packed chunks.
 
     Attributes:
-        chunks: what is computed; from the scheduler. The executor sets all of what follows.
+        chunks: what is computed; from the scheduler.
+        drafts: of sequences whose chunks complete them, tokens that may come next, computed behind the chunk. What follows
+            is set by the executor.
         logits: float32 ``[rows, vocabulary]``.
         sampled: the sequences that get a token.
         beam_steps: the beam searches that advance.
@@ -67,6 +70,7 @@ class Batch:
     """
 
     chunks: list[ScheduledChunk]
+    drafts: dict[TokenSequence, Sequence[int]] = field(default_factory=dict)
     logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     sampled: list[SampledRow] = field(default_factory=list)
     beam_steps: list[BeamStep] = field(default_factory=list)
@@ -80,7 +84,11 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum([chunk.num_tokens for chunk in self.chunks])
+        return sum([chunk.num_tokens for chunk in self.chunks]) + self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        return sum([len(draft) for draft in self.drafts.values()])
 
     @property
     def sampling_states(self) -> list[SamplingState]:
@@ -88,11 +96,21 @@ class Batch:
         return [row.sequence.sampling for row in self.sampled if row.sequence.sampling is not None]
 
     def sampled_logits(self) -> torch.Tensor:
-        """The rows of ``sampled``, in that order."""
+        """The rows of ``sampled``, in that order, each with those of its drafts behind it."""
         rows = [row.logits_row for row in self.sampled]
+        if self.drafts:
+            rows = [
+                first + i
+                for first, draft in zip(rows, self.sampled_drafts(), strict=True)
+                for i in range(1 + len(draft))
+            ]
         if rows == list(range(self.logits.shape[0])):
             return self.logits
         return self.logits[to_device(torch.tensor(rows), self.logits.device)]
+
+    def sampled_drafts(self) -> list[Sequence[int]]:
+        """Those of the sequences in ``sampled``, in that order."""
+        return [self.drafts.get(row.sequence, ()) for row in self.sampled]
 
     def computes(self, sequence: TokenSequence) -> bool:
         """Whether some of the sequence's tokens are computed."""

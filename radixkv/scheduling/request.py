@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable
+from radixkv.drafting import DraftContext
 from radixkv.outputs import PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.sampler import SamplingState
@@ -53,6 +54,7 @@ class Request:
         sequences: every sample or beam, finished ones included.
         grammar: constrains the output, in its initial state; None: unconstrained.
         bad_words: token ids of each of the parameters' ``bad_words``.
+        prediction: what the client expects of the answer, as token ids: a draft.
         num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
         beam_search: its state; None for samples.
         resumed: its answers were begun elsewhere (`radixkv.engine.resumption`).
@@ -74,6 +76,7 @@ class Request:
     arrival: int = 0
     grammar: GrammarState | None = None
     bad_words: Sequence[Sequence[int]] = ()
+    prediction: Sequence[int] = ()
     sequences: list[TokenSequence] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int | None = None
@@ -120,6 +123,7 @@ class TokenSequence:
         num_computed: tokens whose keys and values are in the table's blocks. The table may have fewer tokens appended:
             decoding publishes per block.
         sampling: the sampler's state of the sequence; None for a beam.
+        drafting: what drafters see and keep of it; None before its first draft.
         num_streamed: output tokens that were part of a streamed output already.
         num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
         num_resumed_characters: of the text, those that belong to them.
@@ -133,6 +137,7 @@ class TokenSequence:
     num_placeholders: int = 0
     sampling: SamplingState | None = None
     detokenizer: IncrementalDetokenizer | None = None
+    drafting: DraftContext | None = None
     num_streamed: int = 0
     num_resumed: int = 0
     num_resumed_characters: int = 0

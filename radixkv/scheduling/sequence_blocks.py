@@ -33,6 +33,19 @@ class SequenceBlocks:
             return False
         return True
 
+    def reserve_free(self, sequence: TokenSequence, num_tokens: int) -> int:
+        """How many of the next ``num_tokens`` slots are, or can be made, writable without evicting anything."""
+        table, size = sequence.table, self._block_size
+        assert table is not None
+        reach = max(table.num_writable, (table.num_blocks + self._cache.num_free_blocks) * size)
+        count = min(num_tokens, max(reach, sequence.num_computed) - sequence.num_computed)
+        return count if self.reserve(sequence, count) else 0
+
+    def trim(self, sequence: TokenSequence) -> None:
+        """Give back the blocks that were reserved for drafts that proved wrong."""
+        if sequence.table is not None:
+            self._cache.trim(sequence.table, sequence.num_computed)
+
     def reserve_next_slots(self, groups: Collection[SequenceGroup]) -> bool:
         """Make the next slot of every sequence writable, in one call; False, with nothing changed, if blocks run out."""
         sequences = [sequence for group in groups for sequence in group.sequences]

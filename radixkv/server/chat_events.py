@@ -84,6 +84,8 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         service.check_length("messages", *(text for message in body.messages for text in message.texts))
         if tools is not None:
             service.check_length("tools", json.dumps(tools.definitions))
+        if body.prediction is not None:
+            service.check_length("prediction", body.prediction.text)
         prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

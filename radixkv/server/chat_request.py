@@ -5,17 +5,31 @@ Endpoints of other forms translate theirs into it, see `radixkv.server.chat_even
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from radixkv.model.loader import LoadedModel
-from radixkv.prompts import Message, Prompt, as_chat_prompts
-from radixkv.server.chat_messages import Messages
+from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
+from radixkv.server.chat_messages import Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
+from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import NamedTool, ToolChoice, ToolDefinitions
 from radixkv.tools.definitions import ToolOptions, as_tool_options
+
+
+class Prediction(StrictModel):
+    """What the client expects of the answer: a draft, where the server has drafts, and no more than that."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """As one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
@@ -29,6 +43,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
     # For the chat template, which may write it as it likes.
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
@@ -76,4 +91,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             chat_template_kwargs=self.template_variables,
             add_special_tokens=self.add_special_tokens is True,
         )
-        return prompt
+        if self.prediction is None:
+            return prompt
+        expected = encode("prediction", self.prediction.text, loaded, add_special_tokens=False)
+        return replace(prompt, prediction=expected)

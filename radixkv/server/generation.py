@@ -26,7 +26,7 @@ from radixkv.server.cache_insight import CacheExplanation, explanations
 from radixkv.server.encoded import encode
 from radixkv.server.errors import ApiError, as_api_error
 from radixkv.server.metrics import RequestTimer, ServerMetrics
-from radixkv.server.protocol import GenerationRequest, PromptTokensDetails, Usage
+from radixkv.server.protocol import CompletionTokensDetails, GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
@@ -79,6 +79,7 @@ class Generation:
         self._num_cached_tokens = [0] * len(prompts)
         self._loaded_of_each: list[dict[str, int]] = [{} for _ in prompts]
         self._num_completion_tokens = 0
+        self._metrics: list[RequestMetrics | None] = [None] * len(prompts)
         self._finished: set[int] = set()  # choices
         # By prompt; set when the prompt's first delta arrives.
         self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
@@ -137,12 +138,18 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
+        drafts = [count for each in self._metrics if each is not None for count in list(each.drafts.values())]
+        num_accepted = sum(count.accepted for count in drafts)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=self._num_completion_tokens,
             total_tokens=num_prompt + self._num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(self._num_cached_tokens), loaded_tokens=self._loaded_tokens()
+            ),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=num_accepted,
+                rejected_prediction_tokens=sum(count.drafted for count in drafts) - num_accepted,
             ),
         )
 
@@ -170,6 +177,7 @@ class Generation:
                     self._num_cached_tokens[prompt] = delta.num_cached_tokens
                     self._loaded_of_each[prompt] = delta.metrics.loaded_tokens
                     self.times = self.times or delta.metrics
+                    self._metrics[prompt] = delta.metrics
                     if isinstance(delta, RequestOutput):
                         self.prompt_logprobs[prompt] = delta.prompt_logprobs
                     for output in self._outputs(delta):

@@ -128,6 +128,16 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(_PREFIX + name, documentation, value)
         if stats.tiers is not None:
             yield from _tier_metrics(stats.tiers)
+        drafted = CounterMetricFamily(
+            _PREFIX + "spec_decode_num_draft_tokens", "Drafted tokens that were verified.", labels=["source"]
+        )
+        accepted = CounterMetricFamily(
+            _PREFIX + "spec_decode_num_accepted_tokens", "Those of them that proved right.", labels=["source"]
+        )
+        for source, counts in stats.drafts.items():
+            drafted.add_metric([source], counts.drafted)
+            accepted.add_metric([source], counts.accepted)
+        yield from (drafted, accepted)
 
 
 def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:

@@ -28,7 +28,6 @@ class NotSupportedInChat(StrictModel):
     function_call: Only[Literal["none"] | None] = None
     modalities: Only[Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None] = None
     audio: Only[None] = None
-    prediction: Only[None] = None
     verbosity: Only[Literal["medium"] | None] = None
     web_search_options: Only[None] = None
     moderation: Only[None] = None

@@ -265,6 +265,13 @@ class PromptTokensDetails(BaseModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+class CompletionTokensDetails(BaseModel):
+    """Of drafted tokens, which are guesses that cost the client nothing, those that proved right, and the others."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of all prompts and of all choices."""
 
@@ -272,6 +279,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 FinishReason = Literal["stop", "length"]

@@ -348,3 +348,51 @@ def test_a_refusal_says_what_is_missing() -> None:
         cache.reserve(table, 11)
     assert (caught.value.needed, caught.value.free, caught.value.evictable) == (4, 0, 2)
     assert cache.num_available_blocks == 2
+
+
+def test_a_continuation_is_what_is_cached_behind_a_live_sequence() -> None:
+    """Along the branch that was used most; also inside a block, and across nodes."""
+    cache = PrefixCache(60, 4)
+    leave(cache, list(range(30)))
+    leave(cache, [*range(10), 70, 71, 72])
+    leave(cache, [*range(10), 70, 71, 72, 73])
+    for prompt, expected in [
+        ([*range(7)], [7, 70, 71, 72]),
+        ([*range(11)], [11, 12, 13, 14]),
+        ([*range(12)], [12, 13, 14, 15]),
+        ([*range(10), 70], [71, 72, 73]),
+        ([*range(30)], []),
+        ([*range(9), 5], []),
+    ]:
+        table = compute(cache, prompt)
+        before = cache.stats
+        found = cache.continuation(table, prompt, 4)
+        if prompt == [*range(7)]:
+            assert found[:3] == [7, 8, 9]  # where it parts, either branch
+        else:
+            assert found == expected, prompt
+        assert cache.stats == before
+        cache.abort(table)
+    assert cache.continuation(compute(cache, [1, 2], namespace="other"), [1, 2], 4) == []
+
+
+def test_trimming_gives_back_what_was_reserved_and_not_written() -> None:
+    cache = PrefixCache(10, 4)
+    table = cache.open([1, 2, 3, 4, 5])
+    cache.reserve(table, 30)
+    version = table.version
+    cache.append(table, [1, 2, 3, 4, 5])
+    cache.trim(table, 9)
+    assert (table.num_blocks, table.num_writable, cache.num_free_blocks) == (3, 12, 7)
+    assert table.version > version
+    cache.trim(table, 0)  # what holds tokens stays
+    assert table.num_blocks == 2
+    cache.check()
+    cache.append(table, [6])
+    with pytest.raises(InvalidArgumentError, match="positions are reserved"):
+        cache.append(table, [7, 8, 9])
+    with pytest.raises(InvalidArgumentError, match="num_tokens: expected"):
+        cache.trim(table, -1)
+    cache.close(table)
+    with pytest.raises(ClosedError):
+        cache.trim(table, 1)

@@ -338,3 +338,51 @@ def test_numbers_of_numpy_are_the_numbers_that_they_are() -> None:
     assert (params.biases, params.end_token_ids) == ({4: 0.5}, {7, 8})
     beams = BeamSearchParams(np.int64(3), np.int64(4), length_penalty=np.float32(0.5))  # type: ignore[arg-type]
     assert [type(value) for value in (beams.beam_width, beams.max_tokens, beams.length_penalty)] == [int, int, float]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
+        {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"temperature": 0.0, "repetition_penalty": 3.0},
+        {"min_tokens": 5, "stop_token_ids": [3, 4]},
+        {"logit_bias": {2: 4.0}, "allowed_token_ids": [1, 2, 3, 9]},
+    ],
+    ids=str,
+)
+def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: dict[str, Any]) -> None:
+    """Penalties and the end of min_tokens advance along the draft, and back: also the next call is as if nothing had been."""
+    params = SamplingParams(seed=1, **options)
+    logits = 2 * torch.randn(6, 12, generator=torch.Generator().manual_seed(5))
+    drafts = [[7, 7, 2], []]
+
+    def states() -> list[SamplingState]:
+        made = [
+            SamplingState(params, 1, i, [1, 2], bad_words=[[7, 9]], forbidden_token_ids=frozenset({3, 4}))
+            for i in range(2)
+        ]
+        for state in made:
+            sample(logits[5:], [state])  # counts what there is
+            state.output_token_ids += [5, 7, 6]
+        return made
+
+    together = states()
+    for _ in range(2):
+        tokens = sample(logits[:5], together, drafts)
+        first, second = states()
+        expected = []
+        for row, draft in enumerate([*drafts[0], None]):
+            expected += sample(logits[row : row + 1], [first])
+            if draft is not None:
+                first.output_token_ids.append(draft)
+        assert tokens == [*expected, *sample(logits[4:5], [second])]
+        assert [state.output_token_ids for state in together] == [[5, 7, 6]] * 2
+    fresh, _ = states()
+    changed = []
+    for state in (together[0], fresh):
+        state.output_token_ids.append(11)
+        changed.append(logits[0].clone())
+        state.change_logits(changed[-1])
+    assert torch.equal(*changed)

@@ -119,7 +119,6 @@ NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
     ("function_call", ["none"], ["auto"]),
     ("modalities", [["text"]], [["text", "audio"], ["audio"], []]),
     ("audio", [], [{"voice": "alloy", "format": "wav"}]),
-    ("prediction", [], [{"type": "content", "content": "x"}]),
     ("verbosity", ["medium"], ["low"]),
     ("web_search_options", [], [{}]),
     ("moderation", [], [{"model": "x"}]),

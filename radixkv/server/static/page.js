@@ -284,7 +284,9 @@ function showReuse(usage, firstTextMs) {
   const bar = document.createElement("i");
   bar.style.setProperty("--reused-share", `${(100 * reused) / usage.prompt_tokens}%`);
   const computed = usage.prompt_tokens - reused;
-  const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s`;
+  const drafted = usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
+  const drafts = drafted ? `; ${count(drafted)} of ${plural(usage.completion_tokens, "token")} by drafts` : "";
+  const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s${drafts}`;
   box.append(bar, text);
   $("messages").append(box);
   showNewest();

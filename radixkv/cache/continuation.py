@@ -1,0 +1,52 @@
+"""How a sequence may go on, by what the radix tree holds: where paths part, along the child that was used most."""
+
+from __future__ import annotations
+
+from radixkv.cache.node import Node
+from radixkv.cache.tokens import TOKEN_BYTES
+
+# Of more children than this, only so many are compared.
+_MAX_COMPARED_CHILDREN = 8
+
+
+def continuation(node: Node, tail: bytes, num_tokens: int, block_bytes: int) -> bytes:
+    """The encoded tokens that follow ``tail`` below ``node``.
+
+    Args:
+        node: where the path of the sequence ends.
+        tail: its encoded tokens behind that.
+        num_tokens: length of the answer at most.
+        block_bytes: size of a block's encoded tokens.
+    """
+    offset = 0
+    while len(tail) - offset >= block_bytes:
+        child = None if node.children is None else node.children.by_key.get(tail[offset : offset + block_bytes])
+        if child is None:
+            return b""
+        common = min(len(child.tokens), len(tail) - offset)
+        if not tail.startswith(child.tokens[:common], offset):
+            return b""
+        node, offset = child, offset + common
+        if common < len(child.tokens):
+            return following(node, common // TOKEN_BYTES, num_tokens)
+    child = _likeliest_child(node, tail[offset:])
+    return b"" if child is None else following(child, (len(tail) - offset) // TOKEN_BYTES, num_tokens)
+
+
+def following(node: Node, offset: int, num_tokens: int) -> bytes:
+    """The encoded tokens from the ``offset``-th of a node on, and of the likeliest nodes below it."""
+    start, num_bytes = offset * TOKEN_BYTES, num_tokens * TOKEN_BYTES
+    found = bytes(node.tokens[start : start + num_bytes])
+    while len(found) < num_bytes and (child := _likeliest_child(node, b"")) is not None:
+        found += child.tokens[: num_bytes - len(found)]
+        node = child
+    return found
+
+
+def _likeliest_child(node: Node, beginning: bytes) -> Node | None:
+    """Of the children that begin so and go on, the one that was used most, of those the last."""
+    if node.children is None:
+        return None
+    children = node.children.starting_with(beginning, _MAX_COMPARED_CHILDREN)
+    longer = [child for child in children if len(child.tokens) > len(beginning)]
+    return max(longer, key=lambda child: (child.uses, child.last_use), default=None)

@@ -1,0 +1,84 @@
+"""How often drafts prove right: learned for each source and strength over all requests, and for each request and source.
+
+A draft need not be verified to learn from it: what was drafted and not computed is compared with the tokens that came, too.
+So a source that was bad does not have to be tried again to be seen to be good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.drafting.drafter import Draft
+
+# Of a source and strength of which nothing is known yet; as if so many tokens had been seen.
+_FIRST_RATE = 0.5
+_FIRST_WEIGHT = 4.0
+# Weight of what all requests have shown, in tokens, beside what this request has shown.
+_SHARED_WEIGHT = 4.0
+# What was seen so many tokens ago counts by a factor of e less.
+_SHARED_MEMORY = 2000.0
+_REQUEST_MEMORY = 32.0
+
+
+class _Rate:
+    """The share of drafted tokens that were right, of those before which all were."""
+
+    def __init__(self, right: float = 0.0, seen: float = 0.0) -> None:
+        self.right = right
+        self.seen = seen
+
+    def add(self, right: int, seen: int, memory: float) -> None:
+        keep = max(0.0, 1.0 - seen / memory)
+        self.right = self.right * keep + right
+        self.seen = self.seen * keep + seen
+
+
+class RequestRates:
+    """What one sequence's drafts have shown, by source."""
+
+    def __init__(self) -> None:
+        self.by_source: dict[str, _Rate] = {}
+
+
+class AcceptanceRates:
+    """What the drafts of all requests have shown, by source and strength."""
+
+    def __init__(self) -> None:
+        self._rates: dict[tuple[str, int], _Rate] = {}
+
+    def rate(self, source: str, strength: int, request: RequestRates) -> float:
+        """How likely a drafted token is right if all before it are, above 0 and below 1."""
+        shared = self._rates.get((source, strength))
+        right, seen = (0.0, 0.0) if shared is None else (shared.right, shared.seen)
+        rate = (right + _FIRST_RATE * _FIRST_WEIGHT) / (seen + _FIRST_WEIGHT)
+        own = request.by_source.get(source)
+        if own is not None:
+            rate = (own.right + rate * _SHARED_WEIGHT) / (own.seen + _SHARED_WEIGHT)
+        return min(max(rate, 1e-3), 0.999)
+
+    def learn(self, source: str, draft: Draft, tokens: Sequence[int], request: RequestRates) -> None:
+        """Compare a draft with the tokens that came.
+
+        Args:
+            source: the drafter's.
+            draft: what it had guessed, verified or not.
+            tokens: what came, the first of them in the draft's first place.
+            request: of the sequence.
+        """
+        length = min(len(draft.token_ids), len(tokens))
+        if not length:
+            return
+        right = matching(draft.token_ids, tokens)
+        seen = min(right + 1, length)
+        self._rates.setdefault((source, draft.strength), _Rate()).add(right, seen, _SHARED_MEMORY)
+        request.by_source.setdefault(source, _Rate()).add(right, seen, _REQUEST_MEMORY)
+
+
+def matching(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many leading tokens two sequences have in common."""
+    count = 0
+    for a, b in zip(draft, tokens, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

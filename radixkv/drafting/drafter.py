@@ -1,0 +1,89 @@
+"""What a drafter is: it sees the tokens of a sequence, and guesses the next ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from radixkv.cache import BlockTable
+    from radixkv.drafting.acceptance import RequestRates
+    from radixkv.drafting.document import Document
+
+
+class Grammar(Protocol):
+    """What drafters ask of the grammar that constrains an answer."""
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that spell what must come next, if that is known."""
+
+
+class Draft(NamedTuple):
+    """A guess of the next tokens.
+
+    Attributes:
+        token_ids: the next token first.
+        strength: how good the reason for it is, as a number of the drafter's own, such as the length of a match. How often
+            drafts prove right is learned for each strength apart.
+    """
+
+    token_ids: Sequence[int]
+    strength: int = 0
+
+
+NO_DRAFT = Draft(())
+
+
+@dataclass(eq=False)
+class DraftContext:
+    """A sequence as drafters see it. They must not change it.
+
+    Attributes:
+        token_ids: prompt and answer so far; grows in place.
+        num_prompt_tokens: how many of them are the prompt.
+        namespace: only what was cached under it may be looked at: a draft of another tenant's text would tell by its timing.
+        prediction: what the client expects of the answer, as token ids.
+        grammar: constrains the answer, in the state after the last token; None: unconstrained.
+        table: the sequence's blocks.
+        own, predicted: prompt and answer, and the prediction, as documents in which token runs are found; for drafters that
+            keep them.
+        rates: how often drafts for this sequence proved right.
+        proposed: of each source what was drafted last, until it is known whether that was right.
+        num_idle: how often in a row no source had the next token right.
+    """
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    namespace: str = ""
+    prediction: Sequence[int] = ()
+    grammar: Grammar | None = None
+    table: BlockTable | None = None
+    own: Document | None = None
+    predicted: Document | None = None
+    rates: RequestRates | None = None
+    proposed: dict[str, Draft] = field(default_factory=dict)
+    num_idle: int = 0
+
+
+class Drafter(ABC):
+    """Guesses how sequences go on; make a subclass and give it to an engine as ``speculative_config={"drafters": [...]}``.
+
+    It is called in every step for every sequence that decodes, so it should take microseconds. What it returns is checked: if
+    it raises, guesses ids outside the vocabulary or more than asked, that draft is dropped.
+
+    Attributes:
+        source: its name in metrics; a subclass sets it.
+    """
+
+    source: ClassVar[str]
+
+    @abstractmethod
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        """The guess; `NO_DRAFT` where there is none.
+
+        Args:
+            context: the sequence.
+            max_tokens: expected at most, at least 1.
+        """

@@ -1,0 +1,86 @@
+"""Where runs of k tokens occurred last: a table of hashes that is bounded in memory, and may forget.
+
+The table is direct-mapped and holds only places, not the runs: who finds a place compares the tokens there. So an entry takes
+four bytes, a newer run simply takes the place of an older one, and what an entry points to may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BASE = 0x9E3779B97F4A7C15
+_MIX = 0xD6E8FEB86659FD93
+_MASK = 2**64 - 1
+_NOWHERE = -1
+
+MAX_RUN = 8
+_POWERS = [pow(_BASE, i, 2**64) for i in range(MAX_RUN + 1)]
+_POWERS_ON_HOST = np.array(_POWERS, dtype=np.uint64)
+# So that tokens of id 0 count, too.
+_SUMS = [sum(_POWERS[:k]) for k in range(MAX_RUN + 1)]
+
+
+def kgram_hash(tokens: Sequence[int], seed: int = 0) -> int:
+    """The hash of a run of tokens, as `kgram_hashes` computes it.
+
+    Args:
+        tokens: the run, of at most `MAX_RUN`.
+        seed: of a namespace, say: the same runs have other hashes under another.
+    """
+    k = len(tokens)
+    value: int = sum(map(mul, reversed(tokens), _POWERS)) + _SUMS[k] + seed * _POWERS[k] & _MASK
+    return value
+
+
+def kgram_hashes(tokens: NDArray[np.int32], k: int, seed: int = 0) -> NDArray[np.uint64]:
+    """The hashes of all runs of ``k`` tokens, ``[tokens - k + 1]``, in order; a polynomial modulo 2**64.
+
+    Args:
+        tokens: at least ``k``.
+        k: length of a run, at most `MAX_RUN`.
+        seed: as for `kgram_hash`.
+    """
+    hashes: NDArray[np.uint64] = np.convolve(tokens.astype(np.uint64), _POWERS_ON_HOST[:k], "valid")
+    hashes += np.uint64(_SUMS[k] + seed * _POWERS[k] & _MASK)
+    return hashes
+
+
+class KGramTable:
+    """Places by hash.
+
+    Args:
+        num_entries: how many it can hold; rounded up to a power of two.
+    """
+
+    def __init__(self, num_entries: int) -> None:
+        self._bits = max(4, (max(num_entries, 1) - 1).bit_length())
+        self._places: NDArray[np.int32] = np.full(1 << self._bits, _NOWHERE, dtype=np.int32)
+        # Single entries are reached several times as fast this way.
+        self._entries = memoryview(self._places)  # type: ignore[arg-type]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the table."""
+        return self._places.nbytes
+
+    def put_all(self, hashes: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
+        """Note where runs occur; of equal hashes the last place stays.
+
+        Args:
+            hashes: from `kgram_hashes`.
+            places: at least 0, one for each.
+        """
+        self._places[(hashes * np.uint64(_MIX)) >> np.uint64(64 - self._bits)] = places
+
+    def put(self, value: int, place: int) -> None:
+        """`put_all` of one."""
+        self._entries[(value * _MIX & _MASK) >> 64 - self._bits] = place
+
+    def get(self, value: int) -> int:
+        """Where a run of this hash may have occurred last; below 0: nowhere."""
+        place: int = self._entries[(value * _MIX & _MASK) >> 64 - self._bits]
+        return place

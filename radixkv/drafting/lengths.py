@@ -1,0 +1,47 @@
+"""How many tokens of each draft are worth their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixkv.drafting.step_times import StepTimes
+
+
+def choose_lengths(
+    rates: Sequence[float],
+    max_lengths: Sequence[int],
+    num_rows: int,
+    num_sampled: int,
+    times: StepTimes,
+    max_rows: int,
+) -> list[int]:
+    """Of each draft the number of tokens with which the step brings the most tokens a second, by what is expected.
+
+    The i-th token of a draft is kept with probability ``rate ** i``. The likeliest tokens of all drafts come first.
+
+    Args:
+        rates: of each draft, how likely a token is right if those before it are.
+        max_lengths: tokens of each draft.
+        num_rows: of the step without drafts.
+        num_sampled: tokens that it brings without drafts.
+        times: of steps by number of rows.
+        max_rows: for drafts.
+    """
+    if not rates:
+        return []
+    lengths = np.array(max_lengths)
+    exponents = np.arange(1, max(max_lengths) + 1)
+    gains = np.array(rates)[:, None] ** exponents
+    gains[exponents > lengths[:, None]] = 0.0
+    flat = gains.reshape(-1)
+    count = min(int((flat > 0).sum()), max_rows)
+    order = np.argsort(-flat, kind="stable")[:count]
+    tokens = num_sampled + np.concatenate(([0.0], flat[order].cumsum()))
+    seconds = times.predict(num_rows + np.arange(count + 1))
+    best = int((tokens / seconds).argmax())
+    chosen = np.zeros(len(flat), dtype=np.bool_)
+    chosen[order[:best]] = True
+    result: list[int] = chosen.reshape(gains.shape).sum(1).tolist()
+    return result

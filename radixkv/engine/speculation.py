@@ -1,0 +1,297 @@
+"""Which drafts are verified in a step, and what is learned from it.
+
+::
+
+    schedule ──> draft ──────────────────────────> execute ──> process ──────────────────> settle
+                 every drafter is asked; the        rows for    drawn tokens are appended   rates and step times
+                 best drafts get rows while         drafts      for as long as drafts       are learned
+                 rows are worth their time                      proved right
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radixkv.cache import PrefixCache
+from radixkv.config import ResolvedEngineConfig, SpeculativeConfig
+from radixkv.drafting import Draft, DraftContext, Drafter
+from radixkv.drafting.acceptance import AcceptanceRates, RequestRates
+from radixkv.drafting.drafter import NO_DRAFT
+from radixkv.drafting.lengths import choose_lengths
+from radixkv.drafting.sources import drafters
+from radixkv.drafting.step_times import StepTimes
+from radixkv.drafting.tree_index import TreeIndex
+from radixkv.outputs import DraftCounts
+from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.request import TokenSequence
+from radixkv.scheduling.sequence_blocks import SequenceBlocks
+
+logger = logging.getLogger(__name__)
+
+
+# Rows that drafts may add to a step, for each sequence that it may have: each takes a row of logits.
+MAX_DRAFTS_PER_SEQUENCE = 4
+# Where steps are launched before the last one's tokens are known, drafters are asked at least once in so many steps.
+_ASKED_EVERY = 16
+# Among many sequences, those of which nothing was right so often in a row are asked about in one step of four.
+_MANY_SEQUENCES = 5
+_MAX_IDLE = 8
+_ASKED_ONE_IN = 4
+# Drafts that are right less often than this do not make a step wait for tokens.
+_WORTH_WAITING = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A sequence's best draft, of which as many tokens are verified as are worth it."""
+
+    sequence: TokenSequence
+    source: str
+    token_ids: Sequence[int]
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A sequence that decodes in the batch: its length before, and the source of the draft that is verified."""
+
+    sequence: TokenSequence
+    num_tokens: int
+    source: str | None = None
+
+
+class Speculator:
+    """Drafts for the batches of one engine.
+
+    Args:
+        drafters: asked in this order; of drafts that promise as much, the first is taken.
+        blocks: of the sequences.
+        max_tokens: of a draft.
+        max_rows: that drafts may add to a batch.
+        max_batched_tokens: of a batch.
+        vocab_size: drafted ids are below this.
+        clock: seconds.
+
+    Attributes:
+        counts: drafted and accepted tokens by source, since the engine was made.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        blocks: SequenceBlocks,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_batched_tokens: int,
+        vocab_size: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._drafters = drafters
+        self._blocks = blocks
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._max_batched_tokens = max_batched_tokens
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._rates = AcceptanceRates()
+        self._times = StepTimes()
+        self._warned: set[str] = set()
+        self._pending: list[_Pending] = []
+        self._started = 0.0
+        self._num_unasked = 0
+        self._num_steps = 0
+        self.counts: dict[str, DraftCounts] = {}
+
+    def wants_tokens(self, batch: Batch) -> bool:
+        """Whether the tokens of a batch in flight should be fetched before the next step, because drafts may follow them.
+
+        So it is while what was drafted last seems good. Else, now and then: drafters see no token that is in flight.
+        """
+        self._num_unasked += 1
+        if self._num_unasked >= _ASKED_EVERY:
+            return True
+        for row in batch.sampled:
+            context = row.sequence.drafting
+            if context is not None and any(
+                self._rates.rate(source, draft.strength, _rates_of(context)) > _WORTH_WAITING
+                and len(draft.token_ids) > 1
+                for source, draft in context.proposed.items()
+            ):
+                return True
+        return False
+
+    def draft(self, batch: Batch) -> None:
+        """Give the batch the drafts that are worth verifying, with writable slots for them."""
+        self._started = self._clock()
+        self._num_steps += 1
+        self._pending = []
+        candidates: list[_Candidate] = []
+        is_turn_of_idle = len(batch.chunks) < _MANY_SEQUENCES or self._num_steps % _ASKED_ONE_IN == 0
+        for group, sequence, _, completes in batch.chunks:
+            request = group.request
+            state = sequence.sampling
+            if not completes or state is None or sequence.num_placeholders:
+                continue
+            if len(request.sequences) < request.num_seqs or request.wants_prompt_logprobs:
+                continue  # its samples are about to fork, or its rows are the prompt's
+            self._num_unasked = 0
+            most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
+            context = self._context(sequence)
+            context.proposed.clear()
+            if most > 0 and (is_turn_of_idle or context.num_idle < _MAX_IDLE):
+                candidate = self._best(sequence, context, most)
+                if candidate is not None:
+                    candidates.append(candidate)
+            self._pending.append(_Pending(sequence, len(sequence.token_ids)))
+        if candidates:
+            self._choose(batch, candidates)
+
+    def settle(self, batch: Batch) -> None:
+        """Learn from the batch that `draft` was called with, now that it is processed."""
+        for pending in self._pending:
+            sequence, context = pending.sequence, pending.sequence.drafting
+            if context is None:
+                continue
+            tokens = sequence.token_ids[pending.num_tokens : sequence.num_known_tokens]
+            for source, draft in context.proposed.items():
+                self._rates.learn(source, draft, tokens, _rates_of(context))
+            right = any(draft.token_ids[:1] == tokens[:1] for draft in context.proposed.values())
+            context.num_idle = 0 if right else context.num_idle + 1
+            verified = batch.drafts.get(sequence)
+            if verified is not None and pending.source is not None:
+                # The last token was drawn behind the accepted ones.
+                self._count(sequence, pending.source, len(verified), max(len(tokens) - 1, 0))
+        if batch.chunks and len(self._pending) == len(batch.chunks) and all(c.num_tokens == 1 for c in batch.chunks):
+            self._times.observe(batch.num_tokens, self._clock() - self._started)
+        self._pending = []
+
+    def _best(self, sequence: TokenSequence, context: DraftContext, most: int) -> _Candidate | None:
+        """Ask every drafter; the draft of which the most tokens can be expected to be right."""
+        best, expected = None, 0.0
+        for drafter in self._drafters:
+            draft = self._ask(drafter, context, most)
+            if not draft.token_ids:
+                continue
+            context.proposed[drafter.source] = draft
+            rate = self._rates.rate(drafter.source, draft.strength, _rates_of(context))
+            tokens = rate * (1 - rate ** len(draft.token_ids)) / (1 - rate)
+            if tokens > expected:
+                best, expected = _Candidate(sequence, drafter.source, draft.token_ids, rate), tokens
+        if best is None:
+            return None
+        token_ids = self._useful(sequence, best.token_ids)
+        return _Candidate(sequence, best.source, token_ids, best.rate) if token_ids else None
+
+    def _ask(self, drafter: Drafter, context: DraftContext, most: int) -> Draft:
+        try:
+            draft = drafter.draft(context, most)
+            token_ids = draft.token_ids
+            if len(token_ids) > most:
+                raise ValueError(f"expected at most {most} tokens, got {len(token_ids)}")
+            if len(token_ids) and not all(
+                isinstance(token_id, int) and 0 <= token_id < self._vocab_size for token_id in token_ids
+            ):
+                raise ValueError(f"expected ids from 0 to {self._vocab_size - 1}, got {list(token_ids)!r:.80}")
+        except Exception as error:  # a drafter may be anybody's, and a draft is never needed
+            if drafter.source not in self._warned:
+                self._warned.add(drafter.source)
+                logger.warning(
+                    "drafter %r: its draft is dropped, and this is said once: %s: %s",
+                    drafter.source, type(error).__name__, error,
+                )  # fmt: skip
+            return NO_DRAFT
+        return draft
+
+    def _context(self, sequence: TokenSequence) -> DraftContext:
+        context = sequence.drafting
+        if context is None:
+            request = sequence.request
+            context = sequence.drafting = DraftContext(
+                sequence.token_ids,
+                request.num_prompt_tokens,
+                request.namespace,
+                prediction=request.prediction,
+                grammar=None if sequence.sampling is None else sequence.sampling.grammar,
+                rates=RequestRates(),
+            )
+        context.table = sequence.table
+        return context
+
+    @staticmethod
+    def _useful(sequence: TokenSequence, token_ids: Sequence[int]) -> Sequence[int]:
+        """Without what cannot be accepted: tokens that end the answer, which the row before them draws, and what follows."""
+        state = sequence.sampling
+        assert state is not None
+        ends = sequence.request.end_token_ids | state.params.end_token_ids
+        for index, token_id in enumerate(token_ids):
+            if token_id in ends:
+                token_ids = token_ids[:index]
+                break
+        if state.grammar is not None and token_ids:
+            token_ids = token_ids[: state.grammar.num_allowed(token_ids)]
+        return token_ids
+
+    def _choose(self, batch: Batch, candidates: list[_Candidate]) -> None:
+        """As many rows as are worth their time, and as there are blocks for."""
+        rates = [candidate.rate for candidate in candidates]
+        sizes = [len(candidate.token_ids) for candidate in candidates]
+        num_sampled = sum(chunk.completes for chunk in batch.chunks)
+        num_rows = batch.num_tokens
+        room = min(self._max_rows, self._max_batched_tokens - num_rows)
+        lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max(room, 0))
+        sources: dict[TokenSequence, str] = {}
+        for candidate, length in zip(candidates, lengths, strict=True):
+            if not length:
+                continue
+            sequence = candidate.sequence
+            length = self._blocks.reserve_free(sequence, sequence.num_pending + length) - sequence.num_pending
+            if length > 0:
+                batch.drafts[sequence] = candidate.token_ids[:length]
+                sources[sequence] = candidate.source
+        if sources:
+            self._pending = [_Pending(p.sequence, p.num_tokens, sources.get(p.sequence)) for p in self._pending]
+
+    def _count(self, sequence: TokenSequence, source: str, num_drafted: int, num_accepted: int) -> None:
+        for counts in (self.counts, sequence.request.metrics.drafts):
+            entry = counts.setdefault(source, DraftCounts())
+            entry.drafted += num_drafted
+            entry.accepted += num_accepted
+
+
+def make_speculator(
+    config: SpeculativeConfig,
+    engine_config: ResolvedEngineConfig,
+    cache: PrefixCache,
+    index: TreeIndex,
+    blocks: SequenceBlocks,
+    vocab_size: int,
+    clock: Callable[[], float],
+) -> Speculator:
+    """As configured.
+
+    Args:
+        config: the drafts'.
+        engine_config: the engine's.
+        cache: to draft from.
+        index: one of the cache's observers.
+        blocks: of the sequences.
+        vocab_size: of the model.
+        clock: in seconds.
+    """
+    return Speculator(
+        [*config.drafters, *drafters(cache, index)],
+        blocks,
+        max_tokens=config.num_speculative_tokens,
+        max_rows=MAX_DRAFTS_PER_SEQUENCE * engine_config.max_num_seqs,
+        max_batched_tokens=engine_config.max_num_batched_tokens,
+        vocab_size=vocab_size,
+        clock=clock,
+    )
+
+
+def _rates_of(context: DraftContext) -> RequestRates:
+    assert context.rates is not None
+    return context.rates

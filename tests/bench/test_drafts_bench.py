@@ -1,0 +1,34 @@
+"""The benchmark of drafts on a tiny model: the same tokens, counted, written and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.chat_templates import TEMPLATES, make_tokenizer
+from support.model_zoo import build
+
+from radixkv.bench.drafts import run_drafts
+
+
+def test_rows_are_measured_compared_and_written(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(TEMPLATES["json"])
+
+    def model() -> Any:
+        return build("llama", {"vocab_size": len(tokenizer), "max_position_embeddings": 2048})
+
+    figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    console = Console(file=(tmp_path / "out.txt").open("w"), width=200)
+    run_drafts(console, 1, "16 ", "float32", 12, figures, plot, model, tokenizer)
+    again, creative = json.loads(figures.read_text())["rows"]
+    assert again["name"] == "asked again, 16 side by side"
+    assert again["tokens"] == creative["tokens"] == 16 * 12
+    assert again["differences"] == creative["differences"] == []
+    assert sum(counts["accepted"] for counts in again["drafts"].values()) > 16
+    assert 0 <= creative["repeated_share"] <= 1
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="no kind of work"):
+        run_drafts(console, 1, "nothing", "float32", 12, None, None, model, tokenizer)

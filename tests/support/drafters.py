@@ -1,0 +1,93 @@
+"""Drafters for tests: one that knows the answers, and one that guesses badly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from radixkv import LLM
+from radixkv.drafting import Draft, DraftContext, Drafter
+from radixkv.engine.speculation import Speculator
+
+
+class Oracle(Drafter):
+    """Knows whole sequences; of each guess, some tokens are wrong on purpose.
+
+    Args:
+        seed: of the errors.
+        error_rate: how likely a token is replaced.
+        vocab_size: replacements are below this.
+    """
+
+    source = "oracle"
+
+    def __init__(self, seed: int = 0, error_rate: float = 0.0, vocab_size: int = 100) -> None:
+        self._random = random.Random(seed)
+        self._error_rate = error_rate
+        self._vocab_size = vocab_size
+        self.sequences: list[Sequence[int]] = []
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        known = len(context.token_ids)
+        fitting = [each for each in self.sequences if list(each[:known]) == context.token_ids]
+        if not fitting:
+            return Draft(())
+        token_ids = self._random.choice(fitting)[known : known + max_tokens]
+        wrong = [self._random.randrange(self._vocab_size) for _ in token_ids]
+        return Draft(
+            [b if self._random.random() < self._error_rate else a for a, b in zip(token_ids, wrong, strict=True)]
+        )
+
+
+class Guesser(Drafter):
+    """Guesses what nobody asked for: random tokens, too many, ids outside the vocabulary, no ids at all; or it raises.
+
+    Args:
+        seed: of what it does.
+        vocab_size: of the model.
+        bad: whether it also does what is refused.
+    """
+
+    source = "guesser"
+
+    def __init__(self, seed: int, vocab_size: int, bad: bool = True) -> None:
+        self._random = random.Random(seed)
+        self._vocab_size = vocab_size
+        self._bad = bad
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        guess: list[Any] = [
+            self._random.randrange(self._vocab_size) for _ in range(self._random.randint(0, max_tokens))
+        ]
+        if not self._bad:
+            return Draft(guess)
+        kind = self._random.randrange(6)
+        if kind == 0:
+            raise RuntimeError("a drafter that fails")
+        if kind == 1:
+            return Draft([3] * (max_tokens + 1))
+        if kind == 2:
+            return Draft([*guess[1:], self._random.choice([-1, self._vocab_size, "3", None, 3.0])])
+        return Draft(guess) if kind < 5 else None  # type: ignore[return-value]
+
+
+def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
+    """Drafts for an engine that was made without, as long as all rows take the same time."""
+    ticks = iter(range(10**9))
+    return Speculator(
+        drafters,
+        llm.engine.scheduler.blocks,
+        max_tokens=8,
+        max_rows=256,
+        max_batched_tokens=llm.engine.max_num_batched_tokens,
+        vocab_size=llm.engine.loaded.vocab_size,
+        clock=lambda: float(next(ticks)),
+    )
+
+
+def use_ticks(llm: LLM) -> None:
+    """Every step takes as long as any other, by the clock from which the worth of rows is learned: drafts are verified."""
+    ticks = iter(range(10**9))
+    assert llm.engine._speculator is not None
+    llm.engine._speculator._clock = lambda: float(next(ticks))
