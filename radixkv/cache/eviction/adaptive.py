@@ -100,6 +100,7 @@ class Adaptive:
         self._lru.end(num_blocks, idle_since, evicted)
 
     def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        """See `TreeObserver.on_remove`."""
         num_blocks = node.num_blocks - start
         if evicted:
             self._lru.evict(num_blocks)
@@ -107,6 +108,7 @@ class Adaptive:
             self._lru.replace(num_blocks, node.last_use)
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        """See `TreeObserver.on_clear`."""
         # LRU gives up its oldest instead: which ones were cleared is forgotten with them.
         self._lru.evict(sum(node.num_blocks for node in nodes if node.lock_count == 0))
 
