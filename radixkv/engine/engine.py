@@ -19,33 +19,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.cache.observer import TreeObserver
-from radixkv.config import EngineConfig, ResolvedEngineConfig
+from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
+from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
-from radixkv.engine.speculation import MAX_DRAFTS_PER_SEQUENCE, Speculator, make_speculator
+from radixkv.engine.speculation import Speculator, make_speculator
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
-from radixkv.memory import Fp8KVPool, KVPool, KVScales
-from radixkv.memory.kv_pool import block_nbytes
-from radixkv.model.kv_quantisation import calibrate_kv_scales, resolve_kv_cache_dtype
+from radixkv.model.kv_quantisation import resolve_kv_cache_dtype
 from radixkv.model.loader import LoadedModel
-from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
 from radixkv.outputs import CompletionOutput, DraftCounts
 from radixkv.prompts import encode_bad_words
 from radixkv.sampling.beam_search import BeamSearch
 from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
-from radixkv.sampling.exponential import draw_in_every_way
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.batch import Batch
@@ -83,33 +79,15 @@ class Engine:
     ) -> None:
         must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
-        block_size, num_blocks = config.block_size, config.num_blocks
+        block_size = config.block_size
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.loaded = loaded
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.max_num_seqs = config.max_num_seqs
         self.enable_prefix_caching = config.enable_prefix_caching
         self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
-        shapes = self._runner.layer_shapes
-        scales = None
-        if config.kv_cache_dtype == "fp8":
-            scales = calibrate_kv_scales(self._runner, loaded, config.attention_backend, block_size)
-        max_logit_rows = config.max_num_seqs
-        if config.speculation is not None:
-            max_logit_rows = min(max_logit_rows * (1 + MAX_DRAFTS_PER_SEQUENCE), config.max_num_batched_tokens)
-        if num_blocks is None:
-            num_blocks = choose_num_blocks(
-                block_nbytes(shapes, block_size, element_type),
-                config.max_num_seqs * -(-loaded.max_model_len // block_size),
-                loaded.device,
-                kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-                gpu_memory_utilization=config.gpu_memory_utilization,
-                measure_activations=lambda: self._runner.measure_activations(
-                    config.max_num_batched_tokens, max_logit_rows, draw_in_every_way
-                ),
-                measure_graphs=lambda: self._measure_graphs(config, element_type, scales),
-            )
-        self.pool = self._use_new_pool(config, num_blocks, element_type, scales)
+        self.pool = set_up_pool(self._runner, loaded, config, element_type)
+        num_blocks = self.pool.num_blocks
         self._runner.capture_graphs()
         events, self._publisher = None, None
         if config.kv_events_endpoint is not None:
@@ -164,25 +142,6 @@ class Engine:
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
-
-    def _use_new_pool(
-        self, config: ResolvedEngineConfig, num_blocks: int, element_type: torch.dtype, scales: KVScales | None
-    ) -> KVPool:
-        """Have the runner keep keys and values in a pool of so many blocks."""
-        shapes, loaded = self._runner.layer_shapes, self.loaded
-        if scales is None:
-            pool = KVPool(shapes, num_blocks, config.block_size, element_type, loaded.device)
-        else:
-            pool = Fp8KVPool(shapes, num_blocks, config.block_size, scales, loaded.dtype, loaded.device)
-        self._runner.use_pool(
-            pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager
-        )
-        return pool
-
-    def _measure_graphs(self, config: ResolvedEngineConfig, element_type: torch.dtype, scales: KVScales | None) -> int:
-        """The bytes that CUDA graphs will take; a single block serves to capture some."""
-        self._use_new_pool(config, 1, element_type, scales)
-        return self._runner.measure_graphs(lambda: free_memory(self.loaded.device))
 
     @property
     def draft_counts(self) -> Mapping[str, DraftCounts]:

@@ -1,0 +1,66 @@
+"""How large the pool of keys and values is, and how the runner comes to use it."""
+
+from __future__ import annotations
+
+import torch
+
+from radixkv.config import ResolvedEngineConfig
+from radixkv.engine.speculation import MAX_DRAFTS_PER_SEQUENCE
+from radixkv.memory import Fp8KVPool, KVPool
+from radixkv.memory.kv_pool import block_nbytes
+from radixkv.model.kv_quantisation import calibrate_kv_scales
+from radixkv.model.loader import LoadedModel
+from radixkv.model.pool_sizing import choose_num_blocks, free_memory
+from radixkv.model.runner import ModelRunner
+from radixkv.sampling.exponential import draw_in_every_way
+
+
+def set_up_pool(
+    runner: ModelRunner, loaded: LoadedModel, config: ResolvedEngineConfig, element_type: torch.dtype
+) -> KVPool:
+    """Make the pool that ``config`` asks for, of as many blocks as fit where it does not say, and have the runner use it.
+
+    Args:
+        runner: of the model.
+        loaded: the model.
+        config: as resolved for the model's device.
+        element_type: of stored keys and values.
+
+    Raises:
+        ValueError: the device or its memory does not allow what ``config`` asks for.
+        MemoryError: no room for the blocks.
+    """
+    block_size, num_blocks = config.block_size, config.num_blocks
+    scales = None
+    if config.kv_cache_dtype == "fp8":
+        scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
+
+    def use_pool(num_blocks: int) -> KVPool:
+        if scales is None:
+            pool = KVPool(runner.layer_shapes, num_blocks, block_size, element_type, loaded.device)
+        else:
+            pool = Fp8KVPool(runner.layer_shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
+        runner.use_pool(pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager)
+        return pool
+
+    def measure_graphs() -> int:
+        """The bytes that CUDA graphs will take; a single block serves to capture some."""
+        use_pool(1)
+        return runner.measure_graphs(lambda: free_memory(loaded.device))
+
+    max_logit_rows = config.max_num_seqs
+    if config.speculation is not None:
+        max_logit_rows = min(max_logit_rows * (1 + MAX_DRAFTS_PER_SEQUENCE), config.max_num_batched_tokens)
+    if num_blocks is None:
+        num_blocks = choose_num_blocks(
+            block_nbytes(runner.layer_shapes, block_size, element_type),
+            config.max_num_seqs * -(-loaded.max_model_len // block_size),
+            loaded.device,
+            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            measure_activations=lambda: runner.measure_activations(
+                config.max_num_batched_tokens, max_logit_rows, draw_in_every_way
+            ),
+            measure_graphs=measure_graphs,
+        )
+    return use_pool(num_blocks)
