@@ -28,6 +28,7 @@ __all__ = [
     "PinQuotaExceeded",
     "PromptTooLongError",
     "QueueFullError",
+    "ReplicasLostError",
     "RequestTimeoutError",
     "RequestTooLargeError",
     "StepFailedError",
@@ -63,6 +64,10 @@ class NoBlocksLeftError(EngineError):
 
 class StructuredOutputError(EngineError, ValueError):
     """A request's grammar cannot be followed further."""
+
+
+class ReplicasLostError(EngineError):
+    """A request could not be finished: each replica that it was sent to broke off, or none is left."""
 
 
 class StepFailedError(EngineError):

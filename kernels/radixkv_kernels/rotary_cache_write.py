@@ -5,7 +5,8 @@ Rotary embedding (Su et al. 2021) in the form that transformers' models have, ha
     first'  = first * cos - second * sin
     second' = second * cos + first * sin
 
-computed in float32 and rounded once. A model that rotates fewer dimensions than a head has leaves the others as they are.
+computed in float32 and rounded once. For engines that rotate themselves: in RadixKV a model's own code does it, and
+`write_cache` follows. A model that rotates fewer dimensions than a head has leaves the others as they are.
 
 Bytes moved: those of `write_cache`, and each query read and written, ``2 * tokens * query heads * key dim`` elements, and
 cosines and sines, ``2 * rotary dim`` elements per token. The floor on a GPU of B bytes/s is their sum over B. 256 decoding

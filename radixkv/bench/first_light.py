@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -22,7 +23,10 @@ from typing import IO, Any
 
 from rich.console import Console
 
+import radixkv
 from radixkv.bench.gpu_targets import next_steps
+
+_ROOT = Path(radixkv.__file__).parents[1]
 
 # With less left of the time for all, no part is begun.
 MIN_SECONDS = 30.0
@@ -126,7 +130,11 @@ class FirstLight:
             if before is not None:  # the part goes on with its own --resume
                 part_json.write_text(json.dumps(before))
             command = [part_json.as_posix() if argument == "{json}" else argument for argument in part.command]
-            result = self.results[part.name] = {"status": CUT_SHORT, "command": command, "seconds": 0.0}
+            result = self.results[part.name] = {
+                "status": CUT_SHORT,
+                "command": [_without_folders(argument) for argument in part.command],
+                "seconds": 0.0,
+            }
             if before is not None:
                 result["report"] = before
             start = self._clock()
@@ -150,7 +158,8 @@ class FirstLight:
             reader.join(timeout=_POLL_SECONDS)
             result["seconds"] = round(self._clock() - start, 1)
             result["exit_status"] = exit_status
-            result["last_lines"] = list(last_lines)
+            if exit_status != 0:
+                result["last_lines"] = [_without_folders(line) for line in last_lines]
             if exit_status is not None:
                 result["status"] = DONE if exit_status == 0 else FAILED
             elif limit == part.seconds:
@@ -226,6 +235,8 @@ def run_first_light(
                 raise ValueError(f"{option}: expected one of {', '.join(names)}, got {name!r}")
     if resume and json_path is None:
         raise ValueError("--resume: expected --json with the file of the earlier run")
+    if json_path is not None and json_path.exists() and not resume:
+        raise ValueError(f"--json: {json_path} is there already; --resume adds to it")
     light = FirstLight(console, json_path)
     if resume:
         light.resume()
@@ -240,3 +251,8 @@ def run_first_light(
     if json_path is not None:
         console.print(f"all of it is in {json_path}", markup=False)
     return complete and all(light.results[part.name]["status"] in (DONE, SKIPPED) for part in wanted)
+
+
+def _without_folders(text: str) -> str:
+    """Nothing of where on this machine Python and the checkout are."""
+    return text.replace(sys.executable, "python").replace(f"{_ROOT}{os.sep}", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -71,9 +72,12 @@ class _Lines(StreamingResponse):
 
 async def _lines(stream: RequestStream) -> AsyncGenerator[bytes, None]:
     try:
+        has_begun = False
         async for delta in stream:
             assert isinstance(delta, RequestOutput)
-            yield encode_delta(delta)
+            # Of a long prompt these are hundreds of kilobytes, and the same each time.
+            yield encode_delta(replace(delta, prompt_logprobs=None) if has_begun else delta)
+            has_begun = has_begun or any(output.token_ids for output in delta.outputs)
     except EngineError as error:  # the status is sent, so it is a line of its own
         yield encode_error(error)
 

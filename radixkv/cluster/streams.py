@@ -19,15 +19,11 @@ from typing import Any
 import httpx
 
 from radixkv.cluster.wire import decode_delta, encode_request, error_of
-from radixkv.errors import EngineError
+from radixkv.errors import ReplicasLostError
 from radixkv.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from radixkv.prompts import Prompt
+from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import SamplingParams
-
-
-class ReplicasLostError(EngineError):
-    """A request could not be finished: each replica that it was sent to broke off, or none is left."""
 
 
 class _LostError(Exception):
@@ -71,10 +67,14 @@ class ReplicaStreams:
             tenant: on whose behalf.
 
         Raises:
-            ValueError: the replica refuses the request, as any would.
+            ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is there without a seed, or not of
+                each sample.
             StructuredOutputError: as `AsyncLLM.generate`.
             ReplicasLostError: it was lost ``max_attempts`` times, or there is no other replica.
         """
+        params = with_answer_form(params, prompt.answer_form)
+        if prompt.resume:
+            _check_resumed(prompt.resume, params)
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
@@ -93,11 +93,13 @@ class ReplicaStreams:
                 async with aclosing(self._pieces(placement, encode_request(sent, params, priority, tenant))) as pieces:
                     async for line in pieces:
                         delta = received.add(decode_delta(line, known))
-                        self._router.prefilled(placement)
-                        metrics.first_token_time = metrics.first_token_time or time.monotonic()
+                        has_tokens = any(output.token_ids for output in delta.outputs)
+                        if has_tokens:
+                            self._router.prefilled(placement)
+                            metrics.first_token_time = metrics.first_token_time or time.monotonic()
                         if delta.finished:
                             metrics.finished_time = time.monotonic()
-                        if delta.finished or any(output.token_ids for output in delta.outputs):
+                        if delta.finished or has_tokens:
                             yield delta
                         if delta.finished:
                             return
@@ -146,7 +148,8 @@ class _Received:
 
     def __init__(self, count: int, resumed: Sequence[CompletionOutput]) -> None:
         by_index = {output.index: output for output in resumed}
-        self._outputs = [by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count)]
+        samples = (by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count))
+        self._outputs = [replace(output, token_ids=list(output.token_ids)) for output in samples]
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: Any = None
 
@@ -161,24 +164,31 @@ class _Received:
         for part in delta.outputs:
             if part.finish_reason == "abort":
                 part = replace(part, finish_reason=None, stop_reason=None)
-            before = self._outputs[part.index]
-            self._outputs[part.index] = replace(
-                before,
-                token_ids=[*before.token_ids, *part.token_ids],
-                cumulative_logprob=part.cumulative_logprob,
-                finish_reason=part.finish_reason,
-                stop_reason=part.stop_reason,
-            )
+            whole = self._outputs[part.index]
+            whole.token_ids += part.token_ids
+            whole.cumulative_logprob = part.cumulative_logprob
+            whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
             parts.append(part)
-        if self._num_cached_tokens is None:
+        # One that is drained before the first token has computed nothing of the prompt.
+        finished = delta.finished and all(output.finish_reason is not None for output in self._outputs)
+        if self._num_cached_tokens is None and (finished or any(part.token_ids for part in parts)):
             self._num_cached_tokens, self._prompt_logprobs = delta.num_cached_tokens, delta.prompt_logprobs
         return replace(
             delta,
             outputs=parts,
-            finished=delta.finished and all(output.finish_reason is not None for output in self._outputs),
-            num_cached_tokens=self._num_cached_tokens,
+            finished=finished,
+            num_cached_tokens=self._num_cached_tokens or 0,
             prompt_logprobs=self._prompt_logprobs,
         )
+
+
+def _check_resumed(resumed: Sequence[CompletionOutput], params: SamplingParams) -> None:
+    """As a replica would, which sees a seed and all samples in any case."""
+    if params.seed is None and not params.greedy:
+        raise ValueError("resume: expected a seed, or greedy sampling: what follows would be of other random numbers")
+    indices = sorted(output.index for output in resumed)
+    if indices != list(range(params.n)):
+        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
 
 
 async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:

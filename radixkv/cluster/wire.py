@@ -18,7 +18,10 @@ from radixkv.tools.grammar import AnswerFrame
 
 
 def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant: str) -> bytes:
-    """A request; what its prompt's ``resume`` holds is sent without texts and log-probabilities, which nobody needs."""
+    """A request, whose ``params`` are those that `with_answer_form` gives.
+
+    What its prompt's ``resume`` holds is sent without texts and log-probabilities, which nobody needs.
+    """
     resume = [asdict(replace(output, text="", logprobs=None, answer=None)) for output in prompt.resume]
     return json.dumps(
         {
@@ -27,6 +30,7 @@ def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant
             "read_cache": prompt.read_cache,
             "write_cache": prompt.write_cache,
             "resume": resume,
+            "prediction": [int(token_id) for token_id in prompt.prediction],
             "params": {field.name: _plain(getattr(params, field.name)) for field in fields(params)},
             "priority": priority,
             "tenant": tenant,
@@ -54,6 +58,7 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams, int, str]:
         read_cache=sent["read_cache"],
         write_cache=sent["write_cache"],
         resume=[CompletionOutput(**output) for output in sent["resume"]],
+        prediction=sent["prediction"],
     )
     return prompt, SamplingParams(**params), sent["priority"], sent["tenant"]
 

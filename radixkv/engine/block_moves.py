@@ -11,9 +11,10 @@ Eviction only lists what was evicted: its bytes stay in place until the next ste
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,12 +24,14 @@ from radixkv.cache import BlockTable, NodeSnapshot, PrefixCache
 from radixkv.cache.block_hash import namespace_hash, next_hashes
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
-from radixkv.cache.tokens import decode
+from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
 from radixkv.tiers.known_blocks import KnownBlocks
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import namespace_group
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
+
+_log = logging.getLogger(__name__)
 
 # Read at once of what is not evicted, which can wait: so many take a few milliseconds of a step.
 _BLOCKS_PER_STEP = 32
@@ -37,6 +40,15 @@ _MAX_WAIT_SECONDS = 1.0
 
 # Blocks of a prefix, and where in the pool they are.
 _Part = tuple[PrefixBlocks, NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Evicted:
+    """Blocks that were evicted together, and are still in place."""
+
+    part: PrefixBlocks
+    block_ids: NDArray[np.int32]
+    hashes: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -83,7 +95,7 @@ class BlockMoves(TreeObserver):
         self._block_bytes = block_bytes
         self._on_clear = on_clear
         self._stopped = False
-        self._evicted: list[_Part] = []
+        self._evicted: list[_Evicted] = []
         self._wanted: deque[_Wanted] = deque()
 
     # -- called by the tree --------------------------------------------------------------------------------------
@@ -107,7 +119,7 @@ class BlockMoves(TreeObserver):
             self._wanted.clear()
         else:
             group = namespace_group(namespace)
-            self._evicted = [each for each in self._evicted if namespace_group(each[0].namespace) != group]
+            self._evicted = [each for each in self._evicted if namespace_group(each.part.namespace) != group]
             self._wanted = deque(each for each in self._wanted if namespace_group(each.namespace) != group)
         self._on_clear(namespace)
 
@@ -119,9 +131,11 @@ class BlockMoves(TreeObserver):
             self._want(table.node)
 
     def loaded(self, table: BlockTable) -> None:
-        """What the table holds was loaded: it is below."""
+        """What the table holds beyond what it had from the tree was loaded: it is below."""
         if table.node is not None:
-            self._known.add(self._path_hashes(table.node))
+            # What was in the tree already may never have been written.
+            start = table.num_cached_tokens * TOKEN_BYTES // self._block_bytes
+            self._known.add(self._path_hashes(table.node)[start:])
 
     def stop(self) -> None:
         """Send nothing more down."""
@@ -131,7 +145,14 @@ class BlockMoves(TreeObserver):
 
     def settle(self, cache: PrefixCache) -> None:
         """Read the bytes of what was evicted, and some of what else goes down. Nothing was written since the evictions."""
-        parts = [part for part in self._evicted if self._writer.reserve(part[0].num_blocks)]
+        parts = []
+        for evicted in self._evicted:
+            part, hashes = evicted.part, evicted.hashes
+            # The first ones: of a prefix, what follows a gap cannot be found.
+            count = self._writer.reserve_some(part.num_blocks)
+            self._known.discard(hashes[count:])
+            if count:
+                parts.append((replace(part, stop=part.start + count), evicted.block_ids[:count]))
         self._evicted.clear()
         if self._wanted:
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
@@ -150,6 +171,8 @@ class BlockMoves(TreeObserver):
     def write_hot(self, cache: PrefixCache, seconds_left: Callable[[], float]) -> None:
         """Send everything in the tree down while there is time left, what was used last first."""
         self._wanted.clear()
+        # A tier that failed meanwhile has dropped what was sent; those that have a block do not write it again.
+        self._known.clear()
         parents: dict[int, NodeSnapshot | None] = {}
         nodes: list[tuple[str, NodeSnapshot]] = []
         for namespace, root in cache.tree_snapshot().items():
@@ -184,7 +207,7 @@ class BlockMoves(TreeObserver):
         if start < stop:
             tokens = self._path_tokens(node, stop)
             part = PrefixBlocks(node.namespace, tokens, node.depth + start, node.depth + stop)
-            self._evicted.append((part, node.block_ids(start, stop)))
+            self._evicted.append(_Evicted(part, node.block_ids(start, stop), hashes[start:stop]))
             self._known.add(hashes[start:stop])
 
     def _want(self, node: Node) -> None:
@@ -219,7 +242,13 @@ class BlockMoves(TreeObserver):
     def _send(self, parts: list[_Part]) -> None:
         if not parts:
             return
-        data = self._rows.read(np.concatenate([ids for _, ids in parts]))
+        try:
+            data = self._rows.read(np.concatenate([ids for _, ids in parts]))
+        except RuntimeError as error:  # torch's, for want of memory: requests go on without
+            self._writer.drop(sum(part.num_blocks for part, _ in parts))
+            self._known.clear()
+            _log.warning("blocks on their way below the pool are lost: %s", error)
+            return
         self._writer.put([part for part, _ in parts], partial(self._rows.to_host, data, self._rows.fence()))
 
     def _num_whole(self, node: Node) -> int:

@@ -97,6 +97,9 @@ class Engine:
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
         self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
+        if self.tiers is not None:
+            # However an engine comes to its end, what is queued is written, and folders are free again.
+            weakref.finalize(self, self.tiers.close)
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
@@ -118,9 +121,6 @@ class Engine:
             loads=None if self.tiers is None else self.tiers.use_cache(self.cache),
             on_reuse=None if self.tiers is None else self.tiers.on_reuse,
         )
-        if self.tiers is not None:
-            # However an engine comes to its end, what is queued is written.
-            weakref.finalize(self, self.tiers.close)
         self.grammars = GrammarCompiler(loaded)
         self._seeds = random.Random(config.seed)
         # Text of a single token, for log-probabilities.
@@ -396,10 +396,10 @@ class Engine:
 
     @contextmanager
     def _observing(self, batch: Batch) -> Iterator[None]:
-        """Let tiers learn what computing costs."""
+        """Let tiers learn what computing costs; of a batch that stays in flight, this would be what launching it costs."""
         began = time.monotonic()
         yield
-        if self.tiers is not None and batch.chunks:
+        if self.tiers is not None and batch.chunks and self._in_flight is not batch:
             num_prompt_tokens = sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
             self.tiers.observe_step(num_prompt_tokens, batch.num_tokens, time.monotonic() - began)
 

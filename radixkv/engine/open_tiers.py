@@ -28,9 +28,9 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
 
     Raises:
         ImportError: a key needs cryptography, or a server redis, and that is not installed.
-        OSError: a file of a key or a secret cannot be read or made.
+        OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
-        ValueError: a size does not suffice for one block, or a file holds no key.
+        ValueError: a size does not suffice for one block, a file holds no key, or a server is shared without a secret.
     """
     fingerprint = block_fingerprint(loaded, pool)
     capacities = [_MANY_BLOCKS]
@@ -43,6 +43,7 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
         None if config.cache_secret_file is None else Path(config.cache_secret_file),
         None if config.disk_cache is None else Path(config.disk_cache),
         config.shared_cache,
+        read_only=config.disk_cache_read_only,
     )
     with ExitStack() as opened:  # of several, the first are closed if a later one cannot be opened
         tiers: list[Tier] = []

@@ -79,12 +79,15 @@ def _resume(request: Request, output: CompletionOutput, tokenizer: Any) -> Token
 
 
 def _replay(sequence: TokenSequence, token_ids: Sequence[int]) -> None:
+    state = sequence.sampling
+    grammar = None if state is None else state.grammar
     for number, token_id in enumerate(token_ids, start=1):
         append_token(sequence, token_id)
-        state = sequence.sampling
-        if state is not None and state.grammar is not None and state.grammar.failure is not None:
+        if grammar is not None and grammar.failure is not None:
             raise ValueError(f"resume: sample {sequence.index}: token {number} is not what structured_outputs allow")
         if sequence.finish_reason is not None and number < len(token_ids):
             raise ValueError(
                 f"resume: sample {sequence.index}: expected {number} tokens, with which it had ended, got {len(token_ids)}"
             )
+    if grammar is not None:
+        grammar.budget.forgive()

@@ -135,7 +135,8 @@ class Speculator:
             state = sequence.sampling
             if not completes or state is None or sequence.num_placeholders:
                 continue
-            if len(request.sequences) < request.num_seqs or request.wants_prompt_logprobs:
+            wants_prompt_rows = request.wants_prompt_logprobs and request.metrics.first_token_time is None
+            if len(request.sequences) < request.num_seqs or wants_prompt_rows:
                 continue  # its samples are about to fork, or its rows are the prompt's
             self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
@@ -158,7 +159,7 @@ class Speculator:
             tokens = sequence.token_ids[pending.num_tokens : sequence.num_known_tokens]
             for source, draft in context.proposed.items():
                 self._rates.learn(source, draft, tokens, _rates_of(context))
-            right = any(draft.token_ids[:1] == tokens[:1] for draft in context.proposed.values())
+            right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in context.proposed.values())
             context.num_idle = 0 if right else context.num_idle + 1
             verified = batch.drafts.get(sequence)
             if verified is not None and pending.source is not None:
@@ -189,6 +190,8 @@ class Speculator:
         try:
             draft = drafter.draft(context, most)
             token_ids = draft.token_ids
+            if not isinstance(draft.strength, int):
+                raise TypeError(f"expected a whole number as its strength, got {draft.strength!r:.80}")
             if len(token_ids) > most:
                 raise ValueError(f"expected at most {most} tokens, got {len(token_ids)}")
             if len(token_ids) and not all(
@@ -280,7 +283,13 @@ def make_speculator(
         blocks: of the sequences.
         vocab_size: of the model.
         clock: in seconds.
+
+    Raises:
+        ValueError: a drafter has no name.
     """
+    for drafter in config.drafters:
+        if not isinstance(getattr(drafter, "source", None), str):
+            raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
     return Speculator(
         [*config.drafters, *drafters(cache, index)],
         blocks,

@@ -71,7 +71,7 @@ class _Replica:
         number: its bit in the index.
         queued: tokens that were sent to it and are not computed yet, as far as is known.
         waiting: the requests they belong to, in the order in which they were sent.
-        num_decoding: requests that have their first token and have not ended.
+        decoding: requests that have their first token and have not ended.
         progressed: when the first of those began to be computed, at the earliest.
         seconds_per_token: of prefill, averaged; None: not measured yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
@@ -81,7 +81,7 @@ class _Replica:
     number: int
     queued: int = 0
     waiting: dict[Placement, None] = field(default_factory=dict)
-    num_decoding: int = 0
+    decoding: set[Placement] = field(default_factory=set)
     progressed: float = 0.0
     seconds_per_token: float | None = None
     sent_tokens: float = 0.0
@@ -226,7 +226,7 @@ class Router:
             if hit >= num_prompt_tokens:
                 hit = num_prompt_tokens - 1  # the last token is always computed
             rate = replica.seconds_per_token or self._seconds_per_token
-            seconds = rate * (weight * (num_prompt_tokens - hit) + self._decode_weight * replica.num_decoding)
+            seconds = rate * (weight * (num_prompt_tokens - hit) + self._decode_weight * len(replica.decoding))
             if replica.waiting:
                 seconds += replica.seconds_left(now, rate)
             if (
@@ -254,7 +254,7 @@ class Router:
         replica, now = self._replicas.get(placement.replica), self._clock()
         self._leave_queue(placement, now)
         if replica is not None:
-            replica.num_decoding += 1
+            replica.decoding.add(placement)
         if replica is not None and placement.num_tokens >= _MIN_MEASURED_TOKENS:
             measured = (now - max(placement.sent, replica.progressed)) / placement.num_tokens
             before = replica.seconds_per_token
@@ -270,7 +270,7 @@ class Router:
         if not placement.prefilled:
             self._leave_queue(placement, self._clock())
         elif (replica := self._replicas.get(placement.replica)) is not None:
-            replica.num_decoding -= 1
+            replica.decoding.discard(placement)  # not there if the replica was removed meanwhile, and is back
 
     def _leave_queue(self, placement: Placement, now: float) -> None:
         placement.prefilled = True

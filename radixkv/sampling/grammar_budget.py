@@ -27,6 +27,10 @@ class GrammarBudget:
         """Note processor time that was taken in the present step."""
         self._step_seconds += seconds
 
+    def forgive(self) -> None:
+        """Forget what was taken in the present step: not the request's doing, but a replay of what was paid for elsewhere."""
+        self._step_seconds = 0.0
+
     def _settle(self, share: float) -> bool:
         self._debt_seconds = max(0.0, self._debt_seconds + self._step_seconds - share)
         self._step_seconds = 0.0

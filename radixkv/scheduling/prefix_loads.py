@@ -243,12 +243,15 @@ class PrefixLoads:
         """Take blocks for a load that is to begin; False: there are none, and the group has to fit without."""
         cache, request = self._cache, group.request
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
-        if stop - first > num_spare_blocks():
-            return False
         tokens = look_up.tokens[: stop * size * TOKEN_BYTES]
         table = cache.open_fill(
             np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
         )
+        # Counted now that the table has locked what is cached, and with what the group computes after the load: else running
+        # groups would be preempted for it, or it would be evicted before the group fits.
+        if -(-len(group.prompt) // size) - first > num_spare_blocks():
+            cache.abort(table)
+            return False
         try:
             cache.reserve(table, stop * size)
         except OutOfBlocks:

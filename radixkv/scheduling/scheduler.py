@@ -314,6 +314,7 @@ class Scheduler:
         request = group.request
         self.shares.charge(request.tenant, computed=group.num_pending - 1, reused=group.num_computed_at_start)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = group.num_computed_at_start
-            request.metrics.clip_loaded_tokens(group.num_computed_at_start)
+            # Of a resumed request, tokens of its answer may have been cached, too.
+            request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)
+            request.metrics.clip_loaded_tokens(request.num_cached_tokens)
             request.metrics.scheduled_time = time.monotonic()

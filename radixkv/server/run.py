@@ -27,7 +27,7 @@ from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
-from radixkv.tiers.namespace_secret import find_secret, is_server
+from radixkv.tiers.namespace_secret import find_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -252,20 +252,14 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
     """The secret of the tenants' namespaces, where blocks outlive the process; None: a random one will do.
 
     Raises:
-        OSError, ValueError: it cannot be read or made.
-        ValueError: none is named, and a server that is shared has no place for it.
+        OSError, ValueError: see `find_secret`.
     """
     secret_file, disk_cache = options.get("cache_secret_file"), options.get("disk_cache")
-    shared_cache = options.get("shared_cache")
-    if shared_cache is not None and is_server(shared_cache) and secret_file is None:
-        raise ValueError(
-            "cache_secret_file: expected a file where shared_cache is a server, the same on all machines that share it: "
-            "without, they could not find what the others computed"
-        )
     return find_secret(
         None if secret_file is None else Path(secret_file),
         None if disk_cache is None else Path(disk_cache),
-        shared_cache,
+        options.get("shared_cache"),
+        read_only=bool(options.get("disk_cache_read_only")),
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path
 
 from radixkv.tiers.store_folder import open_private
+
+_log = logging.getLogger(__name__)
 
 _NAME = "namespaces.secret"
 _NUM_BYTES = 32
@@ -17,17 +20,20 @@ def is_server(store: str) -> bool:
     return "://" in store
 
 
-def find_secret(secret_file: Path | None, disk_cache: Path | None, shared_cache: str | None) -> bytes | None:
-    """The secret that a configuration of tiers names; None: it names no file, and no folder in which to keep one.
+def find_secret(
+    secret_file: Path | None, disk_cache: Path | None, shared_cache: str | None, *, read_only: bool = False
+) -> bytes | None:
+    """The secret that a configuration of tiers names; None: there is nothing for which one is needed beyond the process.
 
     Args:
         secret_file: 64 hexadecimal digits.
         disk_cache: a folder.
         shared_cache: a folder or a server. What is shared by folder has its secret there, since all machines need it.
+        read_only: nothing is written into ``disk_cache``.
 
     Raises:
-        OSError: a file can be neither read nor written.
-        ValueError: the file holds something else.
+        OSError: ``secret_file`` cannot be read.
+        ValueError: the file holds something else; or none is named, and a server that is shared has no place for one.
     """
     if secret_file is not None:
         try:
@@ -41,30 +47,48 @@ def find_secret(secret_file: Path | None, disk_cache: Path | None, shared_cache:
                 f"{_NUM_BYTES}` prints"
             )
         return secret
-    if shared_cache is not None and not is_server(shared_cache):
-        return namespace_secret(Path(shared_cache))
-    return None if disk_cache is None else namespace_secret(disk_cache)
+    if shared_cache is not None and is_server(shared_cache):
+        raise ValueError(
+            "cache_secret_file: expected a file where shared_cache is a server, the same on all machines that share it: "
+            "without, they could not find what the others computed"
+        )
+    if shared_cache is not None:
+        return _secret_or_random(Path(shared_cache), may_make=True)
+    return None if disk_cache is None else _secret_or_random(disk_cache, may_make=not read_only)
 
 
-def namespace_secret(folder: Path) -> bytes:
-    """The folder's secret, drawn at random when it is first asked for; the folder is made if it is not there.
+def _secret_or_random(folder: Path, may_make: bool) -> bytes:
+    """The folder's secret; where it can be neither read nor made, tiers warn and go on, and so does this."""
+    try:
+        return namespace_secret(folder, may_make)
+    except OSError as error:
+        _log.warning("%s; what is stored is named by a random secret, and not found after a restart", error)
+        return secrets.token_bytes(_NUM_BYTES)
+
+
+def namespace_secret(folder: Path, may_make: bool = True) -> bytes:
+    """The folder's secret.
+
+    Args:
+        folder: is made if it is not there.
+        may_make: draw a secret at random, and make the folder, where there is none.
 
     Raises:
         OSError: it can be neither read nor written.
         ValueError: the file holds something else.
     """
     path = folder / _NAME
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
+    if may_make and not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_name(f"{_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
-        with open(draft, "wb", opener=open_private) as file:
-            file.write(secrets.token_bytes(_NUM_BYTES))
         try:
+            with open(draft, "wb", opener=open_private) as file:
+                file.write(secrets.token_bytes(_NUM_BYTES))
             os.link(draft, path)  # unlike a rename, it leaves another process's secret in place
         except FileExistsError:
             pass
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
     secret = path.read_bytes()
     if len(secret) != _NUM_BYTES:
         raise ValueError(f"{path}: expected {_NUM_BYTES} bytes, got {len(secret)}: remove it to have it made again")

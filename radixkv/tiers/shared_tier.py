@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -84,7 +85,9 @@ class SharedTier:
         self._counters = StoreCounters()
         self._backoff = Backoff(store.description, clock)
         # Paths that are to be cleared. Until the store has done so, nothing below them is read.
-        self._uncleared: set[str] = set()
+        # Read by any thread; bound anew, under the lock, with each change.
+        self._uncleared: frozenset[str] = frozenset()
+        self._clearing = threading.Lock()
         self._closed = False
         self._writer = BackgroundWriter("shared-tier", block_format.block_bytes, queue_bytes, self._write)
 
@@ -134,8 +137,8 @@ class SharedTier:
         if self._closed:
             return
         path = self._codec.name + ("" if namespace is None else f"/{namespace.hex()}")
-        self._uncleared = self._uncleared | {path}
-        self._writer.cancel(namespace, self._clear)
+        self._note_uncleared(path)
+        self._writer.cancel(namespace, partial(self._clear, path))
 
     def flush(self, timeout: float | None = None) -> bool:
         return self._writer.flush(timeout)
@@ -181,6 +184,8 @@ class SharedTier:
                 self._clear_store()
                 blobs = {}
                 for pending in batch:
+                    if pending.cancelled:
+                        continue
                     header, body = self._codec.encode(pending.key, pending.block.data)
                     blobs[self._name(pending.key)] = b"".join((header, body))
                 written = self._store.write(blobs)
@@ -195,7 +200,9 @@ class SharedTier:
             write_seconds=self._clock() - begin,
         )
 
-    def _clear(self) -> None:
+    def _clear(self, path: str) -> None:
+        # Once more: a batch that was being written when the path was cleared may have put something back.
+        self._note_uncleared(path)
         if self._backoff.ready:
             try:
                 self._clear_store()
@@ -205,7 +212,12 @@ class SharedTier:
     def _clear_store(self) -> None:
         for path in self._uncleared:
             self._store.clear(path)
-            self._uncleared = self._uncleared - {path}
+            with self._clearing:
+                self._uncleared = self._uncleared - {path}
+
+    def _note_uncleared(self, path: str) -> None:
+        with self._clearing:
+            self._uncleared = self._uncleared | {path}
 
     def _delete(self, name: str) -> None:
         if self._backoff.ready:

@@ -74,6 +74,21 @@ class BlockWriter:
             self._num_queued += num_blocks
             return True
 
+    def reserve_some(self, num_blocks: int) -> int:
+        """`reserve` for as many blocks as there is room for now; the others are counted as dropped."""
+        with self._changed:
+            count = min(num_blocks, max(0, self._max_blocks - self._num_queued))
+            self._num_queued += count
+            self.num_dropped += num_blocks - count
+            return count
+
+    def drop(self, num_blocks: int) -> None:
+        """Give back room for blocks that are not put after all."""
+        with self._changed:
+            self._num_queued -= num_blocks
+            self.num_dropped += num_blocks
+            self._changed.notify_all()
+
     def put(self, parts: list[PrefixBlocks], fetch: Callable[[], BlockBytes]) -> None:
         """Write blocks for which room was reserved.
 

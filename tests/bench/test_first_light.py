@@ -47,7 +47,9 @@ def test_a_crash_takes_nothing_else_along(tmp_path: Path, capfd: pytest.CaptureF
     printed = capfd.readouterr().out
     assert "about to crash" in printed
     assert "- crash failed after 0 s: advice of crash" in printed
-    assert run(path, [missing, part("figures", WRITE)])
+    with pytest.raises(ValueError, match=r"--json: .* is there already; --resume adds to it"):
+        run(path, [part("figures", WRITE)], only=["figures"])
+    assert run(tmp_path / "another.json", [missing, part("figures", WRITE)])
 
 
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], float]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from support.model_zoo import build_supported
 
-from radixkv import LLM, AsyncLLM, CompletionOutput, SamplingParams, StructuredOutputsParams
+from radixkv import (
+    LLM,
+    AsyncLLM,
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from radixkv.cluster import ReplicaStreams, replica_app
-from radixkv.cluster.streams import ReplicasLostError
+from radixkv.cluster.streams import _Received
+from radixkv.errors import ReplicasLostError
+from radixkv.outputs import Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.routing import Router
 
@@ -172,5 +182,41 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
             (output,) = await answer
             assert output.token_ids == expected.outputs[0].token_ids
             assert output.finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(llm: LLM) -> None:
+    known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
+    received = _Received(1, ())
+    drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
+    assert not received.add(drained).finished
+    begun = replace(
+        known,
+        outputs=[CompletionOutput(0, "a", [7], 0.0)],
+        num_cached_tokens=1,
+        prompt_logprobs=[None, {6: Logprob(-1.0, 1, None)}],
+    )
+    delta = received.add(begun)
+    assert (delta.num_cached_tokens, delta.prompt_logprobs) == (1, begun.prompt_logprobs)
+    later = received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
+    assert later.prompt_logprobs == begun.prompt_logprobs
+    assert received.outputs[0].token_ids == [7, 8]
+
+
+def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> None:
+    (prompt,) = as_prompts("One, two,", llm.engine.loaded)
+    begun = replace(prompt, resume=[CompletionOutput(0, "", [7], 0.0)])
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            streams, transport = replicas(engine, [])
+            with pytest.raises(ValueError, match="resume: expected a seed, or greedy sampling"):
+                await collect(streams, begun, SamplingParams(max_tokens=4))
+            with pytest.raises(
+                ValueError, match=r"resume: expected one output for each of n=2 samples, got those of \[0\]"
+            ):
+                await collect(streams, begun, SamplingParams(max_tokens=4, seed=1, n=2))
+            assert transport.num_requests == 0
 
     asyncio.run(main())

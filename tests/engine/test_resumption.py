@@ -175,3 +175,14 @@ def test_tokens_that_the_grammar_forbids_are_refused(llm: LLM) -> None:
 def test_resume_takes_outputs_only(llm: LLM) -> None:
     with pytest.raises(TypeError, match="'resume' must be a list of CompletionOutput, got"):
         llm.generate({"prompt": PROMPT, "resume": [[1, 2]]}, GREEDY, use_tqdm=False)
+
+
+def test_cached_tokens_are_the_prompt_s_alone() -> None:
+    llm = LLM(build_supported("llama"), num_blocks=40, block_size=4)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    prompt: Any = {"prompt_token_ids": [4, 5, 6]}
+    (whole,) = llm.generate([prompt], params, use_tqdm=False)
+    begun = replace(whole.outputs[0], token_ids=whole.outputs[0].token_ids[:20], finish_reason=None, text="")
+    (rest,) = llm.generate([{**prompt, "resume": [begun]}], params, use_tqdm=False)
+    assert rest.num_cached_tokens == 3
+    assert rest.outputs[0].token_ids == whole.outputs[0].token_ids[20:]

@@ -290,3 +290,77 @@ def test_a_second_engine_finds_what_the_first_left_and_another_model_does_not() 
             model.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-3
         llm = LLM(model, **{"block_size": 4, "num_blocks": 80, "tiers": [tier], **options})
         assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_a_prefix_whose_tail_was_loaded_is_written_whole() -> None:
+    """Its head had been in the pool, and was never below: it must not count as written with the rest."""
+    tier = DictTier()
+    llm = make(tiers=[tier], cache_write_policy="write-back")
+    answers(llm, PROMPTS[:1])
+    cache = llm.engine.cache
+    with_room = cache.open([1], "evicts")
+    cache.reserve(with_room, (cache.num_free_blocks + 6) * cache.block_size)  # six blocks of the prefix's end go down
+    cache.abort(with_room)
+    assert llm.engine.tiers.flush(60.0)
+    num_below = len(tier.blocks)
+    assert 0 < num_below < 12
+    answers(llm, PROMPTS[:1])
+    assert tier.num_read
+    evict_all(llm)
+    assert len(tier.blocks) == 12
+    (output,) = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    assert output.metrics.loaded_tokens == {"dict": 40}
+
+
+def test_more_than_the_queue_holds_goes_down_as_far_as_it_does() -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier], cache_write_policy="write-back")
+    answers(llm, PROMPTS[:1])
+    writer = llm.engine.tiers._writer
+    writer._max_blocks = 5
+    evict_all(llm)
+    assert len(tier.blocks) == 5
+    assert writer.num_dropped == 7
+    answers(llm, PROMPTS[:1])  # what was dropped is not taken for written
+    evict_all(llm)
+    assert len(tier.blocks) == 10
+
+
+def test_a_pool_that_cannot_be_read_loses_blocks_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DictTier()
+    llm = make(tiers=[tier], cache_write_policy="write-back")
+    expected = answers(llm)
+
+    def read(ids: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.tiers._rows, "read", read)
+        evict_all(llm)
+        assert answers(llm) == expected
+    assert not tier.blocks
+    evict_all(llm)
+    assert tier.blocks  # there is room in the queue again
+
+
+def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        make(disk_cache=str(tmp_path / "blocks"), record_trace=str(tmp_path / "none" / "trace"))
+    gc.collect()
+    llm = make(disk_cache=str(tmp_path / "blocks"))
+    llm.shutdown()
+
+
+def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    make(disk_cache=str(folder), disk_cache_read_only=True).shutdown()
+    assert not (folder / "namespaces.secret").exists()
+    (tmp_path / "file").write_text("in the way")
+    llm = make(disk_cache=str(tmp_path / "file" / "blocks"))
+    assert answers(llm)
+    llm.shutdown()
+
+
+def test_a_shared_server_needs_a_secret_that_others_have() -> None:
+    with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
+        make(shared_cache="redis://localhost:1/0")

@@ -98,7 +98,7 @@ def test_decoding_sequences_count_until_they_end(router: Router) -> None:
     assert elsewhere.replica != first.replica
     router.finish(first)
     router.finish(elsewhere)
-    assert all(replica.num_decoding == 0 and not replica.waiting for replica in router._replicas.values())
+    assert all(not replica.decoding and not replica.waiting for replica in router._replicas.values())
     assert all(replica.queued == 0 for replica in router._replicas.values())
 
 
@@ -135,6 +135,16 @@ def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
     router.add("a")
     assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_hit_tokens == 0
     assert router.choose([1], 17, excluded=["a", "b", "c"]) is None
+
+
+def test_what_ends_on_a_replica_that_is_back_is_not_counted_twice(router: Router) -> None:
+    placement = router.choose([1, 2], 32)
+    assert placement is not None
+    router.prefilled(placement)
+    router.remove(placement.replica)
+    router.add(placement.replica)
+    router.finish(placement)
+    assert [len(replica.decoding) for replica in router._replicas.values()] == [0] * len(router.replicas)
 
 
 def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Router) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,26 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: 
     put(tier, KEYS[:4], BLOCKS[:4])
     assert tier.contains_prefix(KEYS[:4]) == 4
     tier.close()
+
+
+def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
+    open_tier: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, writes = threading.Event(), threading.Event()
+    tier, other = open_tier(), open_tier()
+    write = tier._store.write
+
+    def wait(blobs: Any) -> int:
+        writes.set()
+        assert may_write.wait(60)
+        return write(blobs)
+
+    monkeypatch.setattr(tier._store, "write", wait)
+    tier.put_many(KEYS[:1], BLOCKS[:1])
+    assert writes.wait(60)
+    tier.put_many(KEYS, BLOCKS)  # behind the batch that is being written
+    tier.clear(KEYS[0].namespace)
+    may_write.set()
+    assert tier.flush(60)
+    assert [other.contains_prefix(KEYS[start:]) for start in range(6)] == [0] * 6
+    assert tier.contains_prefix(KEYS[1:]) == 0
