@@ -60,7 +60,8 @@ def test_a_whole_engine_against_torchs_attention_and_modules(
     results = []
     for backend in ("native", "torch"):
         monkeypatch.setattr(
-            "radixkv.llm.load_model", lambda *args, native, wanted=backend == "native": load_model(*args, native=wanted)
+            "radixkv.llm.load_model",
+            lambda *args, wanted=backend == "native", **options: load_model(*args, **{**options, "native": wanted}),
         )
         llm = LLM(build("llama", WIDE).to(dtype), attention_backend=backend, **options)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in stem_and_tails()], params, use_tqdm=False)
