@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from radixkv.cluster.wire import decode_delta, encode_request, error_of
+from radixkv.engine.resumption import check_resumable
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
@@ -74,7 +75,7 @@ class ReplicaStreams:
         """
         params = with_answer_form(params, prompt.answer_form)
         if prompt.resume:
-            _check_resumed(prompt.resume, params)
+            check_resumable(params, prompt.resume)  # here: a replica sees a seed and every sample in any case
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
@@ -180,15 +181,6 @@ class _Received:
             num_cached_tokens=self._num_cached_tokens or 0,
             prompt_logprobs=self._prompt_logprobs,
         )
-
-
-def _check_resumed(resumed: Sequence[CompletionOutput], params: SamplingParams) -> None:
-    """As a replica would, which sees a seed and all samples in any case."""
-    if params.seed is None and not params.greedy:
-        raise ValueError("resume: expected a seed, or greedy sampling: what follows would be of other random numbers")
-    indices = sorted(output.index for output in resumed)
-    if indices != list(range(params.n)):
-        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
 
 
 async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:

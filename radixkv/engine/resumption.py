@@ -33,14 +33,8 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
     params = request.params
     if not isinstance(params, SamplingParams):
         raise ValueError("resume: a beam search cannot be resumed; start it anew")
-    if params.seed is None and not params.greedy:
-        raise ValueError(
-            "resume: expected params with a seed, or greedy ones: the engine's own seed is not known elsewhere"
-        )
+    check_resumable(params, outputs)
     by_index = {output.index: output for output in outputs}
-    if len(by_index) != len(outputs) or set(by_index) != set(range(params.n)):
-        indices = [output.index for output in outputs]
-        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
     for output in outputs:
         _validate(output, request, params, vocab_size)
     if not any(output.token_ids or output.finish_reason for output in outputs):
@@ -48,6 +42,21 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
     for index in range(params.n):
         request.sequences.append(_resume(request, by_index[index], tokenizer))
     request.resumed = True
+
+
+def check_resumable(params: SamplingParams, outputs: Sequence[CompletionOutput]) -> None:
+    """What of a resumed request can be checked without the model.
+
+    Raises:
+        ValueError: there is neither a seed nor greedy sampling, or not one output for each sample.
+    """
+    if params.seed is None and not params.greedy:
+        raise ValueError(
+            "resume: expected params with a seed, or greedy ones: the engine's own seed is not known elsewhere"
+        )
+    indices = [output.index for output in outputs]
+    if sorted(indices) != list(range(params.n)):
+        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
 
 
 def _validate(output: CompletionOutput, request: Request, params: SamplingParams, vocab_size: int) -> None:

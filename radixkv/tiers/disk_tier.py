@@ -149,12 +149,7 @@ class DiskTier:
                 with self._lock:
                     self._num_reading -= 1
                     self._lock.notify_all()
-        self._counters.add(
-            hit_blocks=count,
-            missed_blocks=len(keys) - count,
-            read_bytes=count * self._codec.format.block_bytes,
-            read_seconds=self._clock() - begin,
-        )
+        self._counters.add_read(count, len(keys), self._codec.format.block_bytes, self._clock() - begin)
         return count
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:

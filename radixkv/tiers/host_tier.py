@@ -79,12 +79,7 @@ class HostTier:
             for key in reversed(keys[: len(rows)]):
                 self._entries.move_to_end(key.digest)
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
-        self._counters.add(
-            hit_blocks=len(rows),
-            missed_blocks=len(keys) - len(rows),
-            read_bytes=out[: len(rows)].nbytes,
-            read_seconds=self._clock() - began,
-        )
+        self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, self._clock() - began)
         return len(rows)
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:

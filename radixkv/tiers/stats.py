@@ -54,6 +54,22 @@ class StoreCounters:
             for name, amount in amounts.items():
                 self._totals[name] += amount
 
+    def add_read(self, num_hits: int, num_asked: int, block_bytes: int, seconds: float) -> None:
+        """Count a call of `Tier.get_many`.
+
+        Args:
+            num_hits: blocks that it returned.
+            num_asked: blocks that it was asked for.
+            block_bytes: of one block.
+            seconds: that it took.
+        """
+        self.add(
+            hit_blocks=num_hits,
+            missed_blocks=num_asked - num_hits,
+            read_bytes=num_hits * block_bytes,
+            read_seconds=seconds,
+        )
+
     def read(self) -> StoreStats:
         """The totals now."""
         with self._lock:

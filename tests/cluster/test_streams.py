@@ -211,7 +211,7 @@ def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> N
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             streams, transport = replicas(engine, [])
-            with pytest.raises(ValueError, match="resume: expected a seed, or greedy sampling"):
+            with pytest.raises(ValueError, match="resume: expected params with a seed, or greedy ones"):
                 await collect(streams, begun, SamplingParams(max_tokens=4))
             with pytest.raises(
                 ValueError, match=r"resume: expected one output for each of n=2 samples, got those of \[0\]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -74,10 +74,19 @@ def parse_policies(text: str) -> list[str]:
     Raises:
         ValueError: there is no such policy.
     """
-    names = list(POLICIES) if text == "all" else [part.strip() for part in text.split(",")]
+    return parse_names("--policy", text, POLICIES)
+
+
+def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Names from ``one,another``, or all that are known from ``all``.
+
+    Raises:
+        ValueError: there is no such name; the message names the option.
+    """
+    names = list(known) if text == "all" else [part.strip() for part in text.split(",")]
     for name in names:
-        if name not in POLICIES:
-            raise ValueError(f"--policy: expected all or some of {', '.join(POLICIES)}, got {name!r}")
+        if name not in known:
+            raise ValueError(f"{option}: expected all or some of {', '.join(known)}, got {name!r}")
     return names
 
 

@@ -24,7 +24,7 @@ from radixkv.observe.simulate.replicas.choosers import (
 )
 from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
-from radixkv.observe.simulate.report import load, parse_sizes
+from radixkv.observe.simulate.report import load, parse_names, parse_sizes
 from radixkv.observe.simulate.trace import Trace
 from radixkv.routing import Router
 
@@ -90,11 +90,7 @@ def parse_routers(text: str) -> list[str]:
     Raises:
         ValueError: there is no such router.
     """
-    names = list(ROUTERS) if text == "all" else [part.strip() for part in text.split(",")]
-    for name in names:
-        if name not in ROUTERS:
-            raise ValueError(f"--router: expected all or some of {', '.join(ROUTERS)}, got {name!r}")
-    return names
+    return parse_names("--router", text, ROUTERS)
 
 
 def run_router(
