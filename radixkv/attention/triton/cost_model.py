@@ -6,7 +6,7 @@ launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -224,3 +224,24 @@ def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placemen
         tiles[tile_rows] = (MAX_LEVELS + 1) * (ranges + num_rows // (tile_rows // group))
         fewest_rows = tile_rows // group + 1
     return tiles
+
+
+def partials_nbytes(
+    num_rows: int, heads: Iterable[tuple[int, LayerShape]], dtype: torch.dtype, placement: Placement
+) -> int:
+    """Bytes of the partial results that any batch of so many rows may need, of all shapes of heads together.
+
+    Args:
+        num_rows: of the batch.
+        heads: query heads of a layer, and what the layer stores per token; each pair once.
+        dtype: of queries.
+        placement: on the GPU.
+    """
+    nbytes = 0
+    for num_query_heads, num_kv_heads, value_dim in {
+        (count, each.num_kv_heads, each.value_dim) for count, each in heads
+    }:
+        group = num_query_heads // num_kv_heads
+        tiles = max_tiles(num_rows, group, dtype, placement)
+        nbytes += 4 * max_partials(num_rows, tiles, group, num_kv_heads, placement) * num_query_heads * (value_dim + 1)
+    return nbytes
