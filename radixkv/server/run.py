@@ -107,6 +107,7 @@ async def _serve(
     from radixkv.server.app import create_app
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
     from radixkv.server.metrics import ServerMetrics
+    from radixkv.server.open_connections import OpenConnections, possible_connections
     from radixkv.server.service import Service, max_characters
     from radixkv.server.time_limits import TimeLimits
     from radixkv.server.token_text import TokenTexts
@@ -138,7 +139,8 @@ async def _serve(
         access_log=write_log,
         tracer=tracer,
     )
-    limits = ConnectionLimits(config.receive_timeout, config.send_timeout)
+    open_connections = OpenConnections(possible_connections())
+    limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
     uvicorn_config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
