@@ -29,6 +29,7 @@ __all__ = [
     "PromptTooLongError",
     "QueueFullError",
     "ReplicasLostError",
+    "RequestCrashesError",
     "RequestTimeoutError",
     "RequestTooLargeError",
     "StepFailedError",
@@ -68,6 +69,10 @@ class StructuredOutputError(EngineError, ValueError):
 
 class ReplicasLostError(EngineError):
     """A request could not be finished: each replica that it was sent to broke off, or none is left."""
+
+
+class RequestCrashesError(EngineError):
+    """A request was running on two replicas when they died, at the same token: it would take others with it."""
 
 
 class StepFailedError(EngineError):

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.tools.chat_format import AnswerForm
@@ -68,7 +68,7 @@ class Prompt:
 
 
 def as_prompts(
-    prompts: PromptInput | Sequence[PromptInput], loaded: LoadedModel, add_special_tokens: bool = True
+    prompts: PromptInput | Sequence[PromptInput], loaded: TextInterface, add_special_tokens: bool = True
 ) -> list[Prompt]:
     """One prompt or a list of them, tokenized.
 
@@ -155,7 +155,7 @@ def _as_template_call(call: Any) -> dict[str, Any]:
 
 def render_chat(
     messages: Sequence[Message],
-    loaded: LoadedModel,
+    loaded: TextInterface,
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
@@ -229,7 +229,7 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
     return variables or {}
 
 
-def encode_rendered(text: str, loaded: LoadedModel, add_special_tokens: bool = False) -> list[int]:
+def encode_rendered(text: str, loaded: TextInterface, add_special_tokens: bool = False) -> list[int]:
     """Token ids of a text in which the chat template has already written every special token, unless some are to be added.
 
     Raises:
@@ -238,7 +238,7 @@ def encode_rendered(text: str, loaded: LoadedModel, add_special_tokens: bool = F
     return encode("messages", text, loaded, add_special_tokens=add_special_tokens)
 
 
-def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: bool = True) -> list[int]:
+def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of the text of an argument.
 
     Raises:
@@ -252,7 +252,7 @@ def encode(name: str, text: str, loaded: LoadedModel, *, add_special_tokens: boo
     return ids
 
 
-def encode_bad_words(words: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
+def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
     """Token ids of words that may not be generated: each as a text begins with it, and as it follows a space.
 
     Raises:
@@ -265,7 +265,7 @@ def encode_bad_words(words: Sequence[str], loaded: LoadedModel) -> list[list[int
 
 def as_chat_prompts(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
-    loaded: LoadedModel,
+    loaded: TextInterface,
     cache_salt: str | None = None,
     cache: Mapping[str, bool] | None = None,
     *,
@@ -342,7 +342,7 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _as_prompt(prompt: PromptInput, loaded: LoadedModel, add_special_tokens: bool) -> Prompt:
+def _as_prompt(prompt: PromptInput, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     if not isinstance(prompt, Mapping):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from radixkv.cache.block_pool import BlockIds
 from radixkv.cache.block_store import BlockStore
 from radixkv.cache.errors import InvalidArgumentError, InvariantViolation, OutOfBlocks
-from radixkv.cache.node import Match, Node
+from radixkv.cache.match import Match
+from radixkv.cache.node import Node
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 
 
@@ -132,7 +133,7 @@ class BlockTable:
         store = self._store
         num_tokens = match.num_tokens
         self._past = past
-        self._ids = store.tree.path_blocks(match)
+        self._ids = match.path_blocks()
         self._num_blocks = self._num_published = len(self._ids)
         self._node = store.tree.lock(match)
         if match.num_partial_tokens:

@@ -110,7 +110,7 @@ class CacheView:
         """
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
-        return np.empty(0, dtype=np.int32) if match is None else self._tree.path_blocks(match)
+        return np.empty(0, dtype=np.int32) if match is None else match.path_blocks()
 
     def continuation(self, table: BlockTable, tokens: TokenIds, max_tokens: int) -> list[int]:
         """What is cached of how a live sequence may go on. Changes nothing.
@@ -181,3 +181,13 @@ class CacheView:
         """The root of a namespace and the ``max_nodes`` nodes that were used last, in bounded time; None: it is empty."""
         root = self._tree.roots.get(namespace)
         return None if root is None else outline(root, max_nodes)
+
+    def block_hashes(self) -> NDArray[np.uint64]:
+        """The hashes of all whole blocks that are cached, in no order (see `radixkv.cache.block_hash`)."""
+        block_bytes, num_tokens = self.block_size * TOKEN_BYTES, self.block_size
+        hashes = [
+            np.frombuffer(node.block_hashes(block_bytes), dtype=np.uint64)[: node.num_tokens // num_tokens]
+            for node in self._tree.nodes()
+            if node.num_blocks
+        ]
+        return np.concatenate([np.empty(0, dtype=np.uint64), *hashes])

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from radixkv.cache.block_hash import next_hash, next_hashes
 from radixkv.cache.eviction import LearningPolicy
-from radixkv.cache.node import Match, Node
+from radixkv.cache.match import Match
+from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
 

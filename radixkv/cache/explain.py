@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.evicted import EvictedBlocks, EvictedPrefixes
-from radixkv.cache.node import Match
+from radixkv.cache.match import Match
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 
@@ -133,7 +133,7 @@ def _evicted_parts(
 ) -> Iterator[tuple[int, int, EvictedBlocks]]:
     """What was evicted along the prompt, from the last cached block boundary on: start and stop, in tokens."""
     start = 0 if match is None else match.num_tokens - match.num_partial_tokens
-    before = namespace_hash(namespace) if match is None else tree.hash_before(match)
+    before = namespace_hash(namespace) if match is None else match.hash_before(block_size * TOKEN_BYTES)
     for record, num_tokens in evicted.follow(before, prompt, start * TOKEN_BYTES):
         yield start, start + num_tokens, record
         start += num_tokens

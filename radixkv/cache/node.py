@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -151,21 +150,3 @@ class Root(Node):
         super().__init__(None, bytearray(), array("i"), 0)
         self.namespace = namespace
         self.hashes = array("Q", [namespace_hash(namespace)])
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """How far a prompt is cached.
-
-    Attributes:
-        num_tokens: length of the longest cached prefix.
-        node: the node in which it ends.
-        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
-        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
-    """
-
-    num_tokens: int
-    node: Node
-    num_node_blocks: int
-    num_partial_tokens: int = 0
-    partial_block: int = -1

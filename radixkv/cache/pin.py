@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from radixkv.cache.errors import ClosedError, InvalidArgumentError, PinQuotaExceeded
-from radixkv.cache.node import Match, Node
+from radixkv.cache.match import Match
+from radixkv.cache.node import Node
 from radixkv.cache.radix_tree import RadixTree
 
 

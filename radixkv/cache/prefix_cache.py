@@ -29,7 +29,7 @@ from radixkv.cache.event_recorder import EventRecorder
 from radixkv.cache.events import EventLog
 from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, ClockedPolicy, EvictionPolicy, LearningPolicy
-from radixkv.cache.node import Match
+from radixkv.cache.match import Match
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.pin import Pin, Pins
 from radixkv.cache.radix_tree import RadixTree
@@ -336,6 +336,14 @@ class PrefixCache(CacheView):
                 raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")
             check_count(f"limits[{owner!r}]", limit, 0)
         self._tree.limit_owners(limits)
+
+    def add_observer(self, observer: TreeObserver) -> None:
+        """Notify an observer of changes of the tree from now on; what is cached already, `block_hashes` tells."""
+        self._tree.add_observer(observer)
+
+    def remove_observer(self, observer: TreeObserver) -> None:
+        """Notify it no more."""
+        self._tree.remove_observer(observer)
 
     def drain_copies(self) -> list[BlockCopy]:
         """The block copies queued since the last call, to be carried out in this order before any other write.

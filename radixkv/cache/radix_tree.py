@@ -23,7 +23,8 @@ import numpy as np
 from radixkv.cache.block_pool import BlockIds, BlockPool
 from radixkv.cache.children import Children
 from radixkv.cache.eviction import EvictionPolicy, LearningPolicy
-from radixkv.cache.node import Match, Node, Root
+from radixkv.cache.match import Match, match_in_first_block, match_inside
+from radixkv.cache.node import Node, Root
 from radixkv.cache.observer import TreeObserver, handlers
 from radixkv.cache.owner_limits import OwnerLimits
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
@@ -63,9 +64,9 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
         self._now = now
-        self._observers = observers
+        self._observers = list(observers)
         self._owner_limits: OwnerLimits | None = None
-        self._notify(observers)
+        self._notify()
         self.roots: dict[str, Root] = {}
         self.num_blocks = 0
         self.num_evictable_blocks = 0
@@ -84,9 +85,20 @@ class RadixTree:
         own = self.policy if self._owner_limits is None else self._owner_limits.policy
         self._owner_limits = OwnerLimits(limits, own, self.nodes()) if limits else None
         self.policy = self._owner_limits or own
-        self._notify([*self._observers, *filter(None, [self._owner_limits])])
+        self._notify()
 
-    def _notify(self, observers: Sequence[TreeObserver | LearningPolicy]) -> None:
+    def add_observer(self, observer: TreeObserver) -> None:
+        """Notify it, too, from now on."""
+        self._observers.append(observer)
+        self._notify()
+
+    def remove_observer(self, observer: TreeObserver) -> None:
+        """Notify it no more."""
+        self._observers.remove(observer)
+        self._notify()
+
+    def _notify(self) -> None:
+        observers = [*self._observers, *filter(None, [self._owner_limits])]
         self._on_insert = handlers(observers, "on_insert")
         self._on_split = handlers(observers, "on_split")
         self._on_remove = handlers(observers, "on_remove")
@@ -105,44 +117,13 @@ class RadixTree:
         while node.children is not None:
             child = node.children.by_key.get(prompt[offset : offset + size])
             if child is None:
-                return self._match_in_first_block(node, prompt, offset)
+                return match_in_first_block(node, prompt, offset, size)
             if not prompt.startswith(child.tokens, offset):
-                return self._match_inside(child, prompt, offset)
+                return match_inside(child, prompt, offset, size)
             node = child
             offset += len(child.tokens)
         whole, partial = divmod(node.num_tokens, self._block_size)
         return Match(offset // TOKEN_BYTES, node, whole, partial, node.blocks[-1] if partial else -1)
-
-    def _match_in_first_block(self, node: Node, prompt: bytes, offset: int) -> Match:
-        """No child begins with the prompt's next block: its nearest neighbours in order share the most of it."""
-        assert node.children is not None
-        key = prompt[offset : offset + self._block_bytes]
-        num_before = offset // TOKEN_BYTES
-        nearest, common = node.children.nearest(key)
-        if nearest is None:
-            return Match(num_before, node, node.num_blocks)
-        return Match(num_before + common, nearest, 0, common, nearest.blocks[0])
-
-    def _match_inside(self, node: Node, prompt: bytes, offset: int) -> Match:
-        common = common_tokens(prompt, offset, node.tokens)
-        whole, partial = divmod(common, self._block_size)
-        block = node.blocks[whole] if partial else -1
-        return Match(offset // TOKEN_BYTES + common, node, whole, partial, block)
-
-    def path_blocks(self, match: Match) -> BlockIds:
-        """The whole blocks of a matched prefix, from the first on."""
-        last, *before = match.node.path()
-        return np.concatenate(
-            [*(node.block_ids() for node in reversed(before)), last.block_ids(0, match.num_node_blocks)]
-        )
-
-    def hash_before(self, match: Match) -> int:
-        """The hash of the last whole block of a match, or of its namespace."""
-        node, num_blocks = match.node, match.num_node_blocks
-        while not num_blocks and node.parent is not None:
-            node = node.parent
-            num_blocks = len(node.blocks)
-        return node.block_hashes(self._block_bytes)[max(0, num_blocks - 1)]
 
     # -- locks ---------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,29 @@
-"""The private interface of a replica: `POST /generate`, for an ingress that has the secret. Users never reach it."""
+"""The private interface of a replica, for an ingress that has the secret. Users never reach it.
+
+::
+
+    POST /generate      a request; a line for each piece of its answers
+    GET  /events        which blocks are cached and how much there is to do, as it changes (`radixkv.cluster.feed`)
+    GET  /description   what runs here (`radixkv.cluster.description`)
+    POST /drain         take no new requests; ingresses move what runs elsewhere
+    POST /clear         forget what is cached of a tenant, or everything
+    PUT  /tenants       what each tenant may have
+    GET  /metrics       for Prometheus
+    GET  /health        the only one without the secret
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import wraps
 from http import HTTPStatus
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,18 +31,32 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cluster.wire import decode_request, encode_delta, encode_error
+from radixkv.cluster.announcement import Announcements
+from radixkv.cluster.description import ReplicaDescription, describe
+from radixkv.cluster.wire import (
+    decode_request,
+    decode_selection,
+    decode_shares,
+    encode_beams,
+    encode_delta,
+    encode_error,
+    encode_refusal,
+)
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
+from radixkv.server.metrics import EngineCollector
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def replica_app(llm: AsyncLLM, secret: str) -> ASGIApp:
+def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | None = None) -> ASGIApp:
     """An application for a socket of its own, beside or instead of the public server's.
 
     Args:
         llm: whose answers it gives.
         secret: that each request must bring as ``Authorization: Bearer SECRET``; it is checked before the body is read.
+        drain: called by ``POST /drain``, in addition to `AsyncLLM.start_draining`: to end the process when it has finished.
 
     Raises:
         ValueError: the secret is shorter than 16 characters, or not ASCII.
@@ -34,23 +64,91 @@ def replica_app(llm: AsyncLLM, secret: str) -> ASGIApp:
     if len(secret) < 16 or not secret.isascii():
         raise ValueError("secret: expected at least 16 ASCII characters")
     expected = f"Bearer {secret}".encode()
+    announcements = Announcements(llm)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(llm))
+    # Described once: reading the files of a large model takes seconds.
+    described: list[asyncio.Task[ReplicaDescription]] = []
 
+    def private(endpoint: _Endpoint) -> _Endpoint:
+        @wraps(endpoint)
+        async def checked(request: Request) -> Response:
+            if not hmac.compare_digest(request.headers.get("authorization", "").encode(errors="replace"), expected):
+                return _refusal(HTTPStatus.UNAUTHORIZED, PermissionError("the replica's secret is missing or wrong"))
+            try:
+                return await endpoint(request)
+            except (DrainingError, EngineDeadError, QueueFullError) as error:
+                return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
+            except (ValueError, TypeError, KeyError) as error:
+                return _refusal(HTTPStatus.BAD_REQUEST, error)
+
+        return checked
+
+    @private
     async def generate(request: Request) -> Response:
-        if not hmac.compare_digest(request.headers.get("authorization", "").encode(errors="replace"), expected):
-            return _refusal(HTTPStatus.UNAUTHORIZED, PermissionError("the replica's secret is missing or wrong"))
-        try:
-            prompt, params, priority, tenant = decode_request(await request.body())
-            (stream,) = await llm.submit([prompt], params, priority=priority, tenant=tenant)
-        except (DrainingError, EngineDeadError, QueueFullError) as error:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
-        except (ValueError, TypeError, KeyError) as error:
-            return _refusal(HTTPStatus.BAD_REQUEST, error)
+        prompt, params, priority, tenant = decode_request(await request.body())
+        (stream,) = await llm.submit([prompt], params, priority=priority, tenant=tenant)
         return _Lines(stream)
+
+    @private
+    async def events(request: Request) -> Response:
+        return _Records(announcements.subscribe(), media_type="application/octet-stream")
+
+    @private
+    async def description(request: Request) -> Response:
+        if llm.death is not None:
+            raise llm.death
+        if not described:
+            described.append(asyncio.ensure_future(describe(llm)))
+        return JSONResponse((await asyncio.shield(described[0])).as_json())
+
+    @private
+    async def start_draining(request: Request) -> Response:
+        llm.start_draining()
+        announcements.announce()
+        if drain is not None:
+            drain()
+        return JSONResponse({"unfinished_requests": llm.num_unfinished})
+
+    @private
+    async def clear(request: Request) -> Response:
+        selection = decode_selection(await request.body())
+        return JSONResponse((await llm.call(selection.clear))._asdict())
+
+    @private
+    async def tenants(request: Request) -> Response:
+        await llm.set_tenants(decode_shares(await request.body()))
+        return Response()
+
+    @private
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def health(request: Request) -> Response:
         return Response(status_code=HTTPStatus.OK if llm.death is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    return Starlette(routes=[Route("/generate", generate, methods=["POST"]), Route("/health", health)])
+    return Starlette(
+        routes=[
+            Route("/generate", generate, methods=["POST"]),
+            Route("/events", events),
+            Route("/description", description),
+            Route("/drain", start_draining, methods=["POST"]),
+            Route("/clear", clear, methods=["POST"]),
+            Route("/tenants", tenants, methods=["PUT"]),
+            Route("/metrics", metrics),
+            Route("/health", health),
+        ]
+    )
+
+
+class _Records(StreamingResponse):
+    """What is told to one ingress, until it goes away."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send)
 
 
 class _Lines(StreamingResponse):
@@ -74,7 +172,9 @@ async def _lines(stream: RequestStream) -> AsyncGenerator[bytes, None]:
     try:
         has_begun = False
         async for delta in stream:
-            assert isinstance(delta, RequestOutput)
+            if not isinstance(delta, RequestOutput):
+                yield encode_beams(delta)
+                continue
             # Of a long prompt these are hundreds of kilobytes, and the same each time.
             yield encode_delta(replace(delta, prompt_logprobs=None) if has_begun else delta)
             has_begun = has_begun or any(output.token_ids for output in delta.outputs)
@@ -83,4 +183,4 @@ async def _lines(stream: RequestStream) -> AsyncGenerator[bytes, None]:
 
 
 def _refusal(status: HTTPStatus, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status)
+    return JSONResponse(encode_refusal(error), status)

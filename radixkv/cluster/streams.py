@@ -3,32 +3,86 @@
 The ingress keeps the tokens that it has delivered. When a replica dies, is drained or breaks off, another one gets the prompt
 with those tokens, and goes on with the next (`radixkv.engine.resumption`): who reads sees a pause, and then the text that he
 would have got anyhow.
+
+A request that makes engines crash would take one replica after the other with it, and the streams that are moved with it are
+suspected like itself. So, of the suspected ones, a replica gets the next when it has computed a token of the one before;
+and one that was running on two replicas when they died, without a token in between, is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 import httpx
 
-from radixkv.cluster.wire import decode_delta, encode_request, error_of
+from radixkv.cluster.losses import Losses, LostError
+from radixkv.cluster.received import Received
+from radixkv.cluster.wire import decode_beams, decode_delta, encode_request, error_of, has_crashed
 from radixkv.engine.resumption import check_resumable
-from radixkv.errors import ReplicasLostError
-from radixkv.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError
+from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
-from radixkv.sampling_params import SamplingParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+
+_SECONDS_FOR_HEALTH = 2.0
 
 
-class _LostError(Exception):
-    """The replica broke off; another one may go on."""
+class _RefusedError(Exception):
+    """The replica does not take the request now."""
+
+    def __init__(self, full: QueueFullError | None) -> None:
+        super().__init__()
+        self.full = full
+
+
+class _MovedError(Exception):
+    """The stream is to go elsewhere."""
+
+
+class _Ticket:
+    """A request on a replica, which can be called away from there.
+
+    Args:
+        replica: the name.
+
+    Attributes:
+        accepted: whether the replica has taken it.
+        scope: in which it waits for its next line; None: it does not wait.
+    """
+
+    __slots__ = ("_called_away", "_died", "_replica", "accepted", "scope")
+
+    def __init__(self, replica: str) -> None:
+        self.accepted = False
+        self.scope: asyncio.Timeout | None = None
+        self._replica = replica
+        self._called_away = self._died = False
+
+    def call_away(self, *, died: bool) -> None:
+        """Leave the replica, which is drained, or has died."""
+        self._called_away, self._died = True, died
+        if self.scope is not None:
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+    def check(self) -> None:
+        """Raise if it was called away.
+
+        Raises:
+            LostError, _MovedError: why.
+        """
+        if self._died:
+            raise LostError(f"{self._replica}: it died", died=self.accepted)
+        if self._called_away:
+            raise _MovedError
 
 
 class ReplicaStreams:
@@ -36,16 +90,24 @@ class ReplicaStreams:
 
     Args:
         router: knows the replicas by the names that ``clients`` have.
-        clients: to each replica's `replica_app`, by name; its base address is the replica's. It may change at any time.
+        clients: to each replica's `replica_app`, by name; its base address is the replica's. It may change at any time: a
+            replica that was started anew gets a client of its own.
         secret: the replicas'.
-        max_attempts: replicas that one request is sent to at most.
+        max_attempts: replicas that may lose a request before its next token.
+        wait_seconds: for a replica to come, where there is none; see `welcome`.
 
     Raises:
         ValueError: ``max_attempts`` is below 1.
     """
 
     def __init__(
-        self, router: Router, clients: Mapping[str, httpx.AsyncClient], secret: str, *, max_attempts: int = 4
+        self,
+        router: Router,
+        clients: Mapping[str, httpx.AsyncClient],
+        secret: str,
+        *,
+        max_attempts: int = 4,
+        wait_seconds: float = 0.0,
     ) -> None:
         if max_attempts < 1:
             raise ValueError(f"max_attempts: expected a whole number of at least 1, got {max_attempts!r}")
@@ -53,10 +115,21 @@ class ReplicaStreams:
         self._clients = clients
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._max_attempts = max_attempts
+        self._wait_seconds = wait_seconds
         self._seeds = random.SystemRandom()
+        self._tickets: dict[str, set[_Ticket]] = {}
+        self._trials: dict[str, asyncio.Lock] = {}
+        self._arrival = asyncio.Event()
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, *, priority: int = 0, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        on_accepted: Callable[[], object] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, piece by piece, as `AsyncLLM.generate` does; leaving the iteration early aborts it.
 
@@ -66,121 +139,238 @@ class ReplicaStreams:
             request_id: that the outputs show.
             priority: among the tenant's own requests.
             tenant: on whose behalf.
+            on_accepted: called once, when a replica has taken the request.
 
         Raises:
             ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is there without a seed, or not of
                 each sample.
             StructuredOutputError: as `AsyncLLM.generate`.
-            ReplicasLostError: it was lost ``max_attempts`` times, or there is no other replica.
+            QueueFullError: all replicas have too much to do.
+            RequestCrashesError: two replicas died while they ran it, at the same token.
+            ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """
         params = with_answer_form(params, prompt.answer_form)
         if prompt.resume:
             check_resumable(params, prompt.resume)  # here: a replica sees a seed and every sample in any case
         if params.seed is None and not params.greedy:
             params = replace(params, seed=self._seeds.getrandbits(63))
-        hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, metrics)
-        received = _Received(params.n, prompt.resume)
-        excluded: set[str] = set()
-        reason: Exception | None = None
-        while len(excluded) < self._max_attempts:
-            placement = self._router.choose(hashes, len(prompt.token_ids), excluded)
-            if placement is None:
-                break
-            excluded.add(placement.replica)
-            sent = replace(prompt, resume=received.outputs)
-            try:
-                async with aclosing(self._pieces(placement, encode_request(sent, params, priority, tenant))) as pieces:
-                    async for line in pieces:
-                        delta = received.add(decode_delta(line, known))
-                        has_tokens = any(output.token_ids for output in delta.outputs)
-                        if has_tokens:
-                            self._router.prefilled(placement)
-                            metrics.first_token_time = metrics.first_token_time or time.monotonic()
-                        if delta.finished:
-                            metrics.finished_time = time.monotonic()
-                        if delta.finished or has_tokens:
-                            yield delta
-                        if delta.finished:
-                            return
-            except _LostError as error:
-                reason = error
-            finally:
-                self._router.finish(placement)
-        raise ReplicasLostError(f"request {request_id!r} was lost by {len(excluded)} replicas: {reason}") from reason
+        received = Received(params.n, prompt.resume)
 
-    async def _pieces(self, placement: Placement, body: bytes) -> AsyncGenerator[dict[str, Any], None]:
-        """The lines of one replica up to the last, which is finished.
+        def body() -> bytes:
+            return encode_request(replace(prompt, resume=received.outputs), params, priority, tenant)
+
+        async with aclosing(self._lines(request_id, prompt, body, on_accepted)) as lines:
+            async for line in lines:
+                delta = received.add(decode_delta(line, known))
+                has_tokens = any(output.token_ids for output in delta.outputs)
+                if has_tokens:
+                    metrics.first_token_time = metrics.first_token_time or time.monotonic()
+                if delta.finished:
+                    metrics.finished_time = time.monotonic()
+                if delta.finished or has_tokens:
+                    yield delta
+                if delta.finished:
+                    return
+
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        on_accepted: Callable[[], object] | None = None,
+    ) -> BeamSearchOutput:
+        """The best continuations of a prompt, as `AsyncLLM.beam_search` finds them; a search that is lost is begun anew.
+
+        Args:
+            prompt: tokenized.
+            params: of the search.
+            request_id: for errors.
+            priority: among the tenant's own requests.
+            tenant: on whose behalf.
+            on_accepted: called once, when a replica has taken the request.
 
         Raises:
-            ValueError: it refuses the request.
-            _LostError: there is no such last line.
+            Exception: what `generate` raises.
         """
-        client = self._clients.get(placement.replica)
-        if client is None:
-            raise _LostError(f"{placement.replica}: gone")
+        params = with_answer_form(params, prompt.answer_form)
+        metrics = RequestMetrics(arrival_time=time.monotonic())
+        body = encode_request(prompt, params, priority, tenant)
+        async with aclosing(self._lines(request_id, prompt, lambda: body, on_accepted)) as lines:
+            async for line in lines:
+                if "beams" in line:
+                    metrics.first_token_time = metrics.finished_time = time.monotonic()
+                    return decode_beams(line, metrics)
+        raise AssertionError("only its result ends a search")
+
+    def welcome(self) -> None:
+        """A replica has come: who waits for one tries again."""
+        self._arrival.set()
+        self._arrival = asyncio.Event()
+
+    def move(self, replica: str) -> bool:
+        """Continue the streams of a replica elsewhere, at once; False: there is nowhere else, so they go on there."""
+        if not any(other != replica for other in self._router.replicas):
+            return False
+        self._call_away(replica, died=False)
+        return True
+
+    def abandon(self, replica: str) -> None:
+        """A replica has died: do not wait for it any longer."""
+        self._call_away(replica, died=True)
+
+    def num_streams(self, replica: str) -> int:
+        """How many are on a replica."""
+        return len(self._tickets.get(replica, ()))
+
+    def _call_away(self, replica: str, *, died: bool) -> None:
+        for ticket in self._tickets.get(replica, ()):
+            ticket.call_away(died=died)
+
+    async def _lines(
+        self, request_id: str, prompt: Prompt, body: Callable[[], bytes], on_accepted: Callable[[], object] | None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Lines of one replica after the other. It does not end by itself: who has the last line leaves it.
+
+        Args:
+            body: of the request, with what was received until now.
+        """
+        hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
+        losses = Losses(request_id, self._max_attempts)
+        while True:
+            placement, client = await self._choose(hashes, len(prompt.token_ids), losses, request_id)
+            ticket = _Ticket(placement.replica)
+            tickets = self._tickets.setdefault(placement.replica, set())
+            tickets.add(ticket)
+            trial = self._trials.setdefault(placement.replica, asyncio.Lock()) if losses.suspected else None
+            try:
+                if trial is not None:
+                    await trial.acquire()
+                async with aclosing(self._lines_of(placement.replica, client, body(), ticket)) as lines:
+                    async for line in lines:
+                        if line is None:
+                            ticket.accepted = True
+                            if on_accepted is not None:
+                                on_accepted()
+                                on_accepted = None
+                            continue
+                        if "beams" in line or any(output[2] for output in line["outputs"]):
+                            self._router.prefilled(placement)
+                            losses.progress()
+                            if trial is not None:
+                                trial.release()
+                                trial = None
+                        yield line
+            except _RefusedError as error:
+                losses.note_refusal(placement.replica, client, error.full)
+            except LostError as error:
+                losses.note_loss(placement.replica, client, error)
+            except _MovedError:
+                pass
+            finally:
+                if trial is not None and trial.locked():
+                    trial.release()
+                tickets.discard(ticket)
+                self._router.finish(placement)
+
+    async def _choose(
+        self, hashes: Sequence[int], num_tokens: int, losses: Losses, request_id: str
+    ) -> tuple[Placement, httpx.AsyncClient]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._wait_seconds
+        while True:
+            refused = losses.refused_by(self._clients)
+            placement = self._router.choose(hashes, num_tokens, refused | losses.lost_by(self._clients))
+            if placement is None:  # better one that lost it than none
+                placement = self._router.choose(hashes, num_tokens, refused)
+            if placement is not None:
+                client = self._clients.get(placement.replica)
+                if client is not None:
+                    return placement, client
+                self._router.finish(placement)
+            losses.raise_if_full()
+            if loop.time() >= until:
+                raise ReplicasLostError(f"request {request_id!r}: there is no replica")
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    await self._arrival.wait()
+
+    async def _lines_of(
+        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: _Ticket
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """None when a replica has taken the request, and its lines.
+
+        Raises:
+            ValueError: it refuses the request, as any would.
+            _RefusedError: it does not take it now.
+            _MovedError: the request was called away, or the last line is not its end.
+            LostError: there is no last line.
+        """
+        async with aclosing(self._received(replica, client, body)) as lines:
+            while True:
+                ticket.check()
+                try:
+                    async with asyncio.timeout(None) as ticket.scope:
+                        line = await anext(lines)
+                except TimeoutError:
+                    ticket.check()
+                    raise
+                except StopAsyncIteration:
+                    raise _MovedError from None  # the last line was not the end: the replica is drained
+                finally:
+                    ticket.scope = None
+                yield line
+
+    async def _received(
+        self, replica: str, client: httpx.AsyncClient, body: bytes
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """None, then the lines of one replica up to the last, which is finished."""
+        accepted = False
         try:
             async with client.stream("POST", "/generate", content=body, headers=self._headers) as response:
                 if response.status_code != HTTPStatus.OK:
                     await response.aread()
-                    message = f"{placement.replica}: {response.status_code} {response.text:.300}"
-                    if response.status_code == HTTPStatus.BAD_REQUEST:
-                        raise ValueError(str(response.json()["error"]))
-                    raise _LostError(message)
+                    raise _refusal(replica, response)
+                accepted = True
+                yield None
                 async with aclosing(_whole_lines(response)) as lines:
                     async for line in lines:
                         piece = json.loads(line)
                         if "error" in piece:
-                            lasting = error_of(piece)
-                            if lasting is not None:
-                                raise lasting
-                            raise _LostError(f"{placement.replica}: {piece['error']}")
+                            raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
                         yield piece
                         if piece["finished"]:
-                            break  # aborted by the replica, if it was not the end
+                            return  # aborted by the replica, if it was not the end
         except httpx.TransportError as error:
-            raise _LostError(f"{placement.replica}: {error!r}") from error
-        raise _LostError(f"{placement.replica}: it broke off")
+            raise LostError(f"{replica}: {error!r}", died=accepted and await self._is_dead(client)) from error
+        raise LostError(f"{replica}: it broke off", died=await self._is_dead(client))
+
+    async def _is_dead(self, client: httpx.AsyncClient) -> bool:
+        try:
+            response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
+        except (httpx.TransportError, RuntimeError):  # of a closed client
+            return True
+        return response.status_code != HTTPStatus.OK
 
 
-class _Received:
-    """What has been received of each sample, so that another replica can go on."""
-
-    def __init__(self, count: int, resumed: Sequence[CompletionOutput]) -> None:
-        by_index = {output.index: output for output in resumed}
-        samples = (by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count))
-        self._outputs = [replace(output, token_ids=list(output.token_ids)) for output in samples]
-        self._num_cached_tokens: int | None = None
-        self._prompt_logprobs: Any = None
-
-    @property
-    def outputs(self) -> list[CompletionOutput]:
-        """Nothing, where nothing has been received: then samples share the computation of their prompt."""
-        return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
-
-    def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it, to whom a replica that is drained ends nothing."""
-        parts = []
-        for part in delta.outputs:
-            if part.finish_reason == "abort":
-                part = replace(part, finish_reason=None, stop_reason=None)
-            whole = self._outputs[part.index]
-            whole.token_ids += part.token_ids
-            whole.cumulative_logprob = part.cumulative_logprob
-            whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason
-            parts.append(part)
-        # One that is drained before the first token has computed nothing of the prompt.
-        finished = delta.finished and all(output.finish_reason is not None for output in self._outputs)
-        if self._num_cached_tokens is None and (finished or any(part.token_ids for part in parts)):
-            self._num_cached_tokens, self._prompt_logprobs = delta.num_cached_tokens, delta.prompt_logprobs
-        return replace(
-            delta,
-            outputs=parts,
-            finished=finished,
-            num_cached_tokens=self._num_cached_tokens or 0,
-            prompt_logprobs=self._prompt_logprobs,
-        )
+def _refusal(replica: str, response: httpx.Response) -> Exception:
+    """Why a request was not taken."""
+    try:
+        answer = response.json()
+        kind, message = answer["kind"], answer["error"]
+    except (ValueError, KeyError, TypeError):
+        return LostError(f"{replica}: {response.status_code} {response.text:.300}")
+    if kind == QueueFullError.__name__:
+        return _RefusedError(QueueFullError(message, answer["retry_after"]))
+    if kind == DrainingError.__name__:
+        return _RefusedError(None)
+    if response.status_code == HTTPStatus.BAD_REQUEST:
+        return error_of(answer) or ValueError(message)
+    return LostError(f"{replica}: {response.status_code} {message}")
 
 
 async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:

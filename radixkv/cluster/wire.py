@@ -8,16 +8,49 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from types import MappingProxyType
 from typing import Any
 
-from radixkv.errors import EngineError, StructuredOutputError
-from radixkv.outputs import CompletionOutput, Logprob, RequestOutput, SampleLogprobs
+from radixkv.engine.clearing import NamespaceSelection
+from radixkv.errors import (
+    EngineDeadError,
+    EngineError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestTooLargeError,
+    StepFailedError,
+    StructuredOutputError,
+)
+from radixkv.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SampleLogprobs,
+)
 from radixkv.prompts import Prompt
-from radixkv.sampling_params import SamplingParams, StructuredOutputsParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tools.grammar import AnswerFrame
 
+# What any replica would answer, by its name; of refused requests, each other `ValueError` and `TypeError`, too.
+_LASTING: Mapping[str, type[Exception]] = MappingProxyType(
+    {
+        error.__name__: error
+        for error in (
+            StructuredOutputError,
+            PromptTooLongError,
+            RequestTooLargeError,
+            ValueError,
+            TypeError,
+        )
+    }
+)
 
-def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant: str) -> bytes:
+
+def encode_request(prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int, tenant: str) -> bytes:
     """A request, whose ``params`` are those that `with_answer_form` gives.
 
     What its prompt's ``resume`` holds is sent without texts and log-probabilities, which nobody needs.
@@ -31,6 +64,7 @@ def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant
             "write_cache": prompt.write_cache,
             "resume": resume,
             "prediction": [int(token_id) for token_id in prompt.prediction],
+            "use_beam_search": isinstance(params, BeamSearchParams),
             "params": {field.name: _plain(getattr(params, field.name)) for field in fields(params)},
             "priority": priority,
             "tenant": tenant,
@@ -38,7 +72,7 @@ def encode_request(prompt: Prompt, params: SamplingParams, priority: int, tenant
     ).encode()
 
 
-def decode_request(body: bytes) -> tuple[Prompt, SamplingParams, int, str]:
+def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchParams, int, str]:
     """The prompt, its parameters, the priority and the tenant.
 
     Raises:
@@ -50,7 +84,7 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams, int, str]:
         frame = params["structured_outputs"]["frame"]
         structured = {**params["structured_outputs"], "frame": None if frame is None else AnswerFrame(**frame)}
         params["structured_outputs"] = StructuredOutputsParams(**structured)
-    if params["logit_bias"] is not None:
+    if params.get("logit_bias") is not None:
         params["logit_bias"] = {int(token_id): bias for token_id, bias in params["logit_bias"].items()}
     prompt = Prompt(
         sent["prompt_token_ids"],
@@ -60,7 +94,8 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams, int, str]:
         resume=[CompletionOutput(**output) for output in sent["resume"]],
         prediction=sent["prediction"],
     )
-    return prompt, SamplingParams(**params), sent["priority"], sent["tenant"]
+    kind = BeamSearchParams if sent["use_beam_search"] else SamplingParams
+    return prompt, kind(**params), sent["priority"], sent["tenant"]
 
 
 def encode_delta(delta: RequestOutput) -> bytes:
@@ -89,15 +124,89 @@ def encode_delta(delta: RequestOutput) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
+def encode_beams(output: BeamSearchOutput) -> bytes:
+    """The only line of a beam search."""
+    beams = [
+        [
+            beam.tokens,
+            [_encode_logprobs(entry) for entry in beam.logprobs],
+            beam.cum_logprob,
+            beam.text,
+            beam.finish_reason,
+            beam.stop_reason,
+        ]
+        for beam in output.sequences
+    ]
+    line = {
+        "beams": beams,
+        "finished": True,
+        "num_prompt_tokens": output.num_prompt_tokens,
+        "num_cached_tokens": output.num_cached_tokens,
+    }
+    return json.dumps(line).encode() + b"\n"
+
+
+def decode_beams(line: Mapping[str, Any], metrics: RequestMetrics) -> BeamSearchOutput:
+    """What `encode_beams` wrote, with the times of the request."""
+    sequences = [
+        BeamSearchSequence(tokens, _decode_logprobs(logprobs) or [], cumulative, text, finish_reason, stop_reason)
+        for tokens, logprobs, cumulative, text, finish_reason, stop_reason in line["beams"]
+    ]
+    return BeamSearchOutput(sequences, line["num_prompt_tokens"], line["num_cached_tokens"], metrics)
+
+
 def encode_error(error: EngineError) -> bytes:
     """A line that says why there is no further one."""
-    is_lasting = isinstance(error, StructuredOutputError)
-    return json.dumps({"error": str(error), "is_lasting": is_lasting}).encode() + b"\n"
+    return json.dumps(encode_refusal(error)).encode() + b"\n"
 
 
-def error_of(line: Mapping[str, Any]) -> StructuredOutputError | None:
+def encode_refusal(error: Exception) -> dict[str, Any]:
+    """Why a request was refused, or ended."""
+    return {
+        "error": str(error),
+        "kind": type(error).__name__,
+        "retry_after": error.retry_after if isinstance(error, QueueFullError) else None,
+    }
+
+
+def error_of(line: Mapping[str, Any]) -> Exception | None:
     """The error that any replica would meet; None: another one may go on."""
-    return StructuredOutputError(line["error"]) if line["is_lasting"] else None
+    kind = _LASTING.get(line["kind"])
+    return None if kind is None else kind(line["error"])
+
+
+def has_crashed(line: Mapping[str, Any]) -> bool:
+    """Whether the engine crashed while it ran the request."""
+    return line["kind"] in (EngineDeadError.__name__, StepFailedError.__name__)
+
+
+def encode_selection(selection: NamespaceSelection) -> bytes:
+    """Which namespaces to clear."""
+    return json.dumps({"name": selection.name, "derived": selection.derived}).encode()
+
+
+def decode_selection(body: bytes) -> NamespaceSelection:
+    """What `encode_selection` wrote.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is something else.
+    """
+    sent = json.loads(body)
+    return NamespaceSelection(sent["name"], sent["derived"])
+
+
+def encode_shares(shares: Mapping[str, TenantShare]) -> bytes:
+    """What each tenant may have."""
+    return json.dumps({name: asdict(share) for name, share in shares.items()}).encode()
+
+
+def decode_shares(body: bytes) -> dict[str, TenantShare]:
+    """What `encode_shares` wrote.
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    return {name: TenantShare(**share) for name, share in json.loads(body).items()}
 
 
 def decode_delta(line: Mapping[str, Any], known: RequestOutput) -> RequestOutput:

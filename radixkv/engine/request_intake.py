@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from radixkv.engine.engine import Engine
 from radixkv.engine.fair_thread import FairThread
 from radixkv.engine.panics import as_exception
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
+from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_places import QueuePlaces
 from radixkv.scheduling.request import Request
@@ -55,6 +57,19 @@ class PreparedRequest:
         )
 
 
+class IntakeEngine(Protocol):
+    """What is asked of the engine, or of the engines elsewhere, that will run the requests."""
+
+    @property
+    def loaded(self) -> TextInterface: ...
+
+    @property
+    def grammars(self) -> GrammarCompiler: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+
 class RequestIntake:
     """Refuses requests that may not come in now, and tokenizes and compiles what the others need, in threads of its own.
 
@@ -73,7 +88,7 @@ class RequestIntake:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: IntakeEngine,
         max_unfinished: int | None,
         max_seqs_per_request: int,
         tenants: Mapping[str, TenantShare],
@@ -82,9 +97,8 @@ class RequestIntake:
         self.death: EngineDeadError | None = None
         self._loaded = engine.loaded
         self._grammars = engine.grammars
-        self._max_num_seqs = engine.max_num_seqs
-        self._max_unfinished = max_unfinished
         self._max_seqs_per_request = max_seqs_per_request
+        self._engine = engine
         self._places = QueuePlaces(max_unfinished, tenants)
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = FairThread("radixkv-grammar")
@@ -101,6 +115,15 @@ class RequestIntake:
     @tenants.setter
     def tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         self._places.tenants = tenants
+
+    @property
+    def max_unfinished(self) -> int | None:
+        """Requests that may be unfinished at a time; None: any number."""
+        return self._places.num_places
+
+    @max_unfinished.setter
+    def max_unfinished(self, count: int | None) -> None:
+        self._places.num_places = count
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
@@ -153,12 +176,12 @@ class RequestIntake:
             ValueError: there will never be so many places.
         """
         self._refuse_if_stopped()
-        if self._max_unfinished is not None and count > self._max_unfinished:
-            raise ValueError(f"prompts: expected at most {self._max_unfinished} in one request, got {count}")
+        if self.max_unfinished is not None and count > self.max_unfinished:
+            raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
         refusal = self._places.refusal(tenant, count)
         if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
-            seconds = math.ceil(self._mean_seconds * count / self._max_num_seqs)
+            seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
 
     def take_places(self, count: int, tenant: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from radixkv.engine.thread import RequestUpdate
-from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
 
 OutputDelta = RequestOutput | BeamSearchOutput
 
@@ -20,9 +20,13 @@ class RequestStream:
     Args:
         request_id: the request's.
         on_close: called once, when the stream is closed or read to its end.
+        times: of a request that runs in another process; None: its engine has them.
     """
 
-    def __init__(self, request_id: str, on_close: Callable[[RequestStream], None]) -> None:
+    def __init__(
+        self, request_id: str, on_close: Callable[[RequestStream], None], times: RequestMetrics | None = None
+    ) -> None:
+        self.times = times
         self.request_id = request_id
         self.ended = False
         self._on_close: Callable[[RequestStream], None] | None = on_close

@@ -18,6 +18,10 @@ class EngineStats:
     Attributes:
         num_running: requests of which at least one sequence runs.
         num_waiting: requests of which none does.
+        num_queued_tokens: of prompts, that are to be computed before their first tokens; those that are cached count, too,
+            until their request runs.
+        num_queued: groups of sequences to which these belong.
+        num_decoding: the others.
         num_preemptions, num_steps: since the engine was made.
         num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
         last_batch: the sequences and tokens of the latest step.
@@ -37,6 +41,9 @@ class EngineStats:
     cache: CacheStats
     drafts: Mapping[str, DraftCounts]
     tiers: TierTotals | None = None
+    num_queued_tokens: int = 0
+    num_queued: int = 0
+    num_decoding: int = 0
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -48,6 +55,11 @@ def engine_stats(engine: Engine) -> EngineStats:
     scheduler, cache = engine.scheduler, engine.cache
     running = {group.request.request_id for group in scheduler.running}
     waiting = {group.request.request_id for group in scheduler.waiting} - running
+    pending = [group.num_pending for group in scheduler.running]
+    num_prefilling = sum(count > 1 for count in pending)
+    num_queued_tokens = sum(count for count in pending if count > 1) + sum(
+        len(group.prompt) for group in scheduler.waiting
+    )
     return EngineStats(
         num_running=len(running),
         num_waiting=len(waiting),
@@ -59,5 +71,8 @@ def engine_stats(engine: Engine) -> EngineStats:
         last_batch=engine.last_batch,
         cache=cache.stats,
         tiers=None if engine.tiers is None else engine.tiers.totals,
+        num_queued_tokens=num_queued_tokens,
+        num_queued=num_prefilling + len(scheduler.waiting),
+        num_decoding=len(pending) - num_prefilling,
         drafts={source: replace(counts) for source, counts in engine.draft_counts.items()},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,13 +38,32 @@ def model_fingerprint(model: transformers.PreTrainedModel, quantization: str | N
             raise ValueError(
                 "model: its weights cannot be named, because an LLM without tiers has repacked them: load it again"
             )
-        named = _digest(model)
+        named = tensors_digest(model)
         setattr(model, _ATTRIBUTE, named)
     return f"{named}:{quantization}"
 
 
+def files_digest(folder: Path) -> str:
+    """Names a model by the bytes of the files it is loaded from: its weights and its configuration.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json")):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while part := file.read(1 << 24):
+                digest.update(part)
+    return digest.hexdigest()
+
+
 @torch.inference_mode()
-def _digest(model: transformers.PreTrainedModel) -> str:
+def tensors_digest(model: transformers.PreTrainedModel) -> str:
+    """Names a model by its configuration and the bytes of its tensors, as far as no compiled code has repacked them."""
     configuration: dict[str, Any] = {
         name: value for name, value in model.config.to_dict().items() if name not in _WITHOUT
     }

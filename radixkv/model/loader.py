@@ -30,6 +30,7 @@ from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.text_interface import TextInterface
 from radixkv.tools.chat_format import ChatFormat
 from radixkv_cpu import QuantisedWeight, library
 
@@ -42,37 +43,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(TextInterface):
     """A model that can run over KV cache blocks, with the properties that the engine needs.
 
     Attributes:
-        tokenizer: None where the model has none; prompts and answers are then token ids only.
-        max_model_len: tokens of a sequence at most, prompt and answer together.
-        eos_token_ids: tokens that end an answer.
-        chat_format: how its answers to conversations are written; None where it has no chat template.
         fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for.
     """
 
     model: transformers.PreTrainedModel
-    tokenizer: Any
-    name: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
-    chat_format: ChatFormat | None
     fingerprint: str | None = None
-
-    def require_tokenizer(self) -> Any:
-        """The tokenizer.
-
-        Raises:
-            ValueError: there is none.
-        """
-        if self.tokenizer is None:
-            raise ValueError(f"{self.name} has no tokenizer: pass prompts as {{'prompt_token_ids': [...]}}")
-        return self.tokenizer
 
 
 def load_model(
@@ -140,7 +121,7 @@ def load_model(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         dtype=model.dtype,
         device=model.device,
-        chat_format=_chat_format(tokenizer, config),
+        chat_format=chat_format_of(tokenizer, config),
         fingerprint=named,
     )
 
@@ -331,7 +312,8 @@ def _silence_transformers() -> Iterator[None]:
         transformers_logging.enable_progress_bar()
 
 
-def _chat_format(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
+def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
+    """How answers to conversations are written; None: there is no chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     return ChatFormat.of(tokenizer, config.tool_call_parser, config.reasoning_parser)

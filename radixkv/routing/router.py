@@ -76,6 +76,7 @@ class _Replica:
         seconds_per_token: of prefill, averaged; None: not measured yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or does while no event has told so.
+        others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
     """
 
     number: int
@@ -87,6 +88,8 @@ class _Replica:
     sent_tokens: float = 0.0
     sent_at: float = 0.0
     expected: set[int] = field(default_factory=set)
+    others_queued: int = 0
+    others_decoding: int = 0
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
         """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
@@ -193,6 +196,25 @@ class Router:
             self._held.clear(replica.number)
             replica.expected.clear()
 
+    def report(self, name: str, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+        """Take note of what a replica says that it has to do, for all who send it requests.
+
+        What exceeds what was sent from here is others': so several routers that know nothing of each other agree, as late as
+        the reports come. Those of replicas that are not there are ignored.
+
+        Args:
+            name: the replica's.
+            queued_tokens: of prompts, that it has not computed yet.
+            num_queued: requests to which these belong.
+            num_decoding: requests that have their first token and have not ended.
+        """
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        of_others = max(0, num_queued - len(replica.waiting))
+        replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
+        replica.others_decoding = max(0, num_decoding - len(replica.decoding))
+
     def choose(
         self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()
     ) -> Placement | None:
@@ -226,7 +248,9 @@ class Router:
             if hit >= num_prompt_tokens:
                 hit = num_prompt_tokens - 1  # the last token is always computed
             rate = replica.seconds_per_token or self._seconds_per_token
-            seconds = rate * (weight * (num_prompt_tokens - hit) + self._decode_weight * len(replica.decoding))
+            num_decoding = len(replica.decoding) + replica.others_decoding
+            num_tokens = weight * (num_prompt_tokens - hit) + self._decode_weight * num_decoding
+            seconds = rate * (num_tokens + replica.others_queued)
             if replica.waiting:
                 seconds += replica.seconds_left(now, rate)
             if (

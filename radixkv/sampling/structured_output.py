@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, locate_refusal, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
@@ -198,7 +198,7 @@ class GrammarCompiler:
         clock: processor time of the calling thread, in seconds.
     """
 
-    def __init__(self, loaded: LoadedModel, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, loaded: TextInterface, clock: Callable[[], float] = time.thread_time) -> None:
         self._loaded = loaded
         threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="radixkv-bitmasks")
         self._shared = _Shared(clock, threads)

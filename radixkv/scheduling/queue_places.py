@@ -31,26 +31,26 @@ class QueuePlaces:
     """
 
     def __init__(self, num_places: int | None, tenants: Mapping[str, TenantShare]) -> None:
-        self._num_places = num_places
+        self.num_places = num_places
         self.tenants = tenants
         self._taken: Counter[str] = Counter()
 
     def refusal(self, tenant: str, count: int) -> str | None:
         """Why ``tenant`` may not have ``count`` more places now; None: it may."""
-        if self._num_places is None:
+        if self.num_places is None:
             return None
         num_taken = self._taken.total()
-        if num_taken + count > self._num_places:
-            return f"{num_taken} requests are unfinished, and at most {self._num_places} may be"
+        if num_taken + count > self.num_places:
+            return f"{num_taken} requests are unfinished, and at most {self.num_places} may be"
         if {tenant, *self.tenants, *self._taken} == {tenant} and (not tenant or tenant in self.tenants):
             return None
         weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
         of_mean = weights[tenant] * len(weights) / sum(weights.values())
-        allowed = _PLACES_PER_FREE_PLACE * of_mean * (self._num_places - num_taken)
+        allowed = _PLACES_PER_FREE_PLACE * of_mean * (self.num_places - num_taken)
         if self._taken[tenant] + count > allowed:
             return (
                 f"{self._taken[tenant]} requests of yours are unfinished, of {num_taken} in all; "
-                f"the remaining {self._num_places - num_taken} places are kept for others"
+                f"the remaining {self.num_places - num_taken} places are kept for others"
             )
         return None
 

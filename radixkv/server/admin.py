@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from http import HTTPStatus
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
+from radixkv.async_llm import AsyncLLM
 from radixkv.cache import InvariantViolation
-from radixkv.engine.engine import Engine
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
+from radixkv.server.tenants import Tenants
 
 
 class ClearRequest(StrictModel):
@@ -52,32 +53,14 @@ class DrainResponse(BaseModel):
     unfinished_requests: int
 
 
-def admin_routes(service: Service) -> APIRouter:
-    """The endpoints; all need the admin key."""
+def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
+    """The endpoints for one engine; all need the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
-    llm = service.llm
 
     @router.post("/clear_cache")
     async def clear_cache(body: ClearRequest) -> ClearResponse:
         """Clear cached prefixes: all, one tenant's, or one salt's."""
-        selected = _namespace_filter(body, service)
-
-        below = _cleared_below(body, service)
-
-        def clear(engine: Engine) -> tuple[int, int]:
-            namespaces = [name for name in engine.cache.namespaces if selected(name)]
-            num_freed = sum(engine.cache.clear(name) for name in namespaces)
-            engine.cache.clear(below)  # of what is not cached any more, something may be below the pool
-            return len(namespaces), num_freed
-
-        num_namespaces, num_freed = await llm.call(clear)
-        stats = llm.stats
-        return ClearResponse(
-            namespaces=num_namespaces,
-            freed_blocks=num_freed,
-            blocks_in_use=stats.num_blocks_in_use,
-            cached_blocks=stats.num_evictable_blocks,
-        )
+        return ClearResponse(**(await llm.call(selection_of(body, service.tenants).clear))._asdict())
 
     @router.post("/check")
     async def check() -> CheckResponse:
@@ -104,20 +87,9 @@ def admin_routes(service: Service) -> APIRouter:
     return router
 
 
-def _cleared_below(body: ClearRequest, service: Service) -> str | None:
-    """The namespace whose tenant is cleared below the pool; None: everything."""
+def selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:
+    """The namespaces that a request to clear selects."""
     if body.api_key is None and body.cache_salt is None:
-        return None
-    return service.tenants.selected_by_admin(body.api_key).namespace(body.cache_salt)
-
-
-def _namespace_filter(body: ClearRequest, service: Service) -> Callable[[str], bool]:
-    """A predicate: whether a request to clear selects a namespace."""
-    tenants = service.tenants
-    if body.api_key is None and body.cache_salt is None:
-        return lambda namespace: True
+        return NamespaceSelection()
     tenant = tenants.selected_by_admin(body.api_key)
-    if body.cache_salt is None:
-        return tenant.owns
-    selected = tenant.namespace(body.cache_salt)
-    return lambda namespace: namespace == selected
+    return NamespaceSelection(tenant.namespace(body.cache_salt), derived=body.cache_salt is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -42,6 +42,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     access_log: Callable[[str], object] | None = None,
     tracer: Tracer | None = None,
+    engine_routes: Sequence[APIRouter] = (),
 ) -> ASGIApp:
     """The server as an ASGI application.
 
@@ -52,6 +53,7 @@ def create_app(
         cors_origins: origins whose pages may call the server from a browser; "*": any.
         access_log: called with a line of JSON per request.
         tracer: records spans of every request.
+        engine_routes: in place of those that look into the engine, where it is not one engine that is served.
     """
     app = FastAPI(
         title="RadixKV",
@@ -82,10 +84,13 @@ def create_app(
     app.include_router(tokenization_routes(service))
     app.include_router(model_routes(service))
     app.include_router(metrics_routes(service.metrics))
-    app.include_router(live_state_routes(service))
     app.include_router(page_routes())
-    app.include_router(admin_routes(service))
-    app.include_router(insight_routes(service))
+    if service.engine is not None:
+        engine_routes = [
+            routes(service, service.engine) for routes in (live_state_routes, admin_routes, insight_routes)
+        ]
+    for router in engine_routes:
+        app.include_router(router)
     if tracer is None:
         return RequestLog(app, access_log)
     # Only here: it needs packages that others do without.

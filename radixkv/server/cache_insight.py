@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from radixkv.async_llm import AsyncLLM
 from radixkv.cache import Pin, PinQuotaExceeded
 from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
@@ -61,10 +62,9 @@ class PinList(BaseModel):
     pins: list[PinState]
 
 
-def insight_routes(service: Service) -> APIRouter:
-    """The endpoints; all need the admin key."""
+def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
+    """The endpoints for one engine; all need the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
-    llm = service.llm
     pin_numbers = itertools.count()
     # By pin id; accessed on the engine's thread only.
     pins: dict[str, Pin] = {}
@@ -142,7 +142,15 @@ def insight_routes(service: Service) -> APIRouter:
 
 
 async def explanations(service: Service, prompts: Sequence[Prompt]) -> list[CacheExplanation]:
-    """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts."""
+    """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
+
+    Raises:
+        ApiError: 501, there are several caches.
+    """
+    llm = service.engine
+    if llm is None:
+        message = "explain_cache: not over several replicas, each of which has a cache of its own"
+        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message, param="explain_cache")
 
     def explain(engine: Engine) -> tuple[list[PromptExplanation], KVTiers | None]:
         decode = engine.loaded.require_tokenizer().decode
@@ -161,7 +169,7 @@ async def explanations(service: Service, prompts: Sequence[Prompt]) -> list[Cach
             for one, prompt in zip(decoded, prompts, strict=True)
         ]
 
-    decoded, tiers = await service.llm.call(explain)
+    decoded, tiers = await llm.call(explain)
     if tiers is not None:
         # Not on the engine's thread: a shared store may take its time.
         decoded = await asyncio.to_thread(add_tiers, decoded, tiers)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
 from radixkv.server.chat_messages import Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
@@ -76,7 +76,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **(self.chat_template_kwargs or {})}
 
-    def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: LoadedModel) -> Prompt:
+    def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface) -> Prompt:
         """The request's ``messages``, see `as_messages`, as the chat template writes them.
 
         Raises:

@@ -22,6 +22,8 @@ from radixkv.errors import (
     NoBlocksLeftError,
     PromptTooLongError,
     QueueFullError,
+    ReplicasLostError,
+    RequestCrashesError,
     RequestTimeoutError,
     StructuredOutputError,
 )
@@ -80,7 +82,9 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(HTTPStatus.BAD_REQUEST, str(error), param="structured_outputs")
     if isinstance(error, RequestTimeoutError):
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout")
-    if isinstance(error, DrainingError | NoBlocksLeftError):
+    if isinstance(error, RequestCrashesError):  # not a 500, which clients send again
+        return ApiError(HTTPStatus.BAD_REQUEST, str(error), code="request_crashes_engine")
+    if isinstance(error, DrainingError | NoBlocksLeftError | ReplicasLostError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code="unavailable")
     if not isinstance(error, EngineDeadError):  # the engine logs this one itself, once
         _log.error("a request failed", exc_info=error)

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
@@ -55,7 +55,7 @@ class Generation:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: TextInterface,
         prompts: Sequence[Prompt],
         params: SamplingParams | BeamSearchParams,
         num_choices: int,

@@ -23,6 +23,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from radixkv import __version__
+from radixkv.async_llm import AsyncLLM
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.engine import Engine
@@ -125,10 +126,12 @@ class LiveStateCache:
 
     Args:
         service: the served model.
+        llm: its engine.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, llm: AsyncLLM) -> None:
         self._service = service
+        self._llm = llm
         self._latest: dict[str, tuple[float, LiveState]] = {}
         self._lock = asyncio.Lock()
 
@@ -146,7 +149,7 @@ class LiveStateCache:
             return state
 
     async def _refresh(self, tenant: Tenant) -> LiveState:
-        service, llm = self._service, self._service.llm
+        service, llm = self._service, self._llm
         snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
         stats = llm.stats
         trees = await llm.run_tokenizer(
@@ -186,10 +189,10 @@ class LiveStateCache:
         return lambda namespace: namespace == tenant.namespace()
 
 
-def live_state_routes(service: Service) -> APIRouter:
+def live_state_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     """`GET /live`, which the page polls once a second."""
     router = APIRouter()
-    live_states = LiveStateCache(service)
+    live_states = LiveStateCache(service, llm)
 
     @router.get("/live", tags=["observation"])
     async def live(tenant: CurrentTenant) -> LiveState:

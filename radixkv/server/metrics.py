@@ -11,11 +11,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.engine.kv_tiers import TierTotals
 from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
+from radixkv.server.served import ServedModel
 
 _PREFIX = "radixkv:"
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -25,9 +25,9 @@ _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 
 class ServerMetrics:
     """All metrics of one server, in a registry of their own, so that a process may have several servers."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: ServedModel) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(llm))
+        self.registry.register(EngineCollector(llm))
 
         def histogram(name: str, documentation: str, buckets: tuple[float, ...] = _LATENCY_BUCKETS) -> Histogram:
             return Histogram(_PREFIX + name, documentation, buckets=buckets, registry=self.registry)
@@ -92,10 +92,10 @@ class RequestTimer:
         self._metrics.finished.labels("abort").inc()
 
 
-class _EngineCollector(Collector):
+class EngineCollector(Collector):
     """Reads the engine's statistics, as they were after its latest step, at each scrape."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: ServedModel) -> None:
         self._llm = llm
 
     def collect(self) -> Iterator[Metric]:

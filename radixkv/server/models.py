@@ -81,6 +81,9 @@ def model_routes(service: Service) -> APIRouter:
         check_alive()
         if service.llm.draining:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is draining", code="unavailable")
+        obstacle = service.obstacle()
+        if obstacle is not None:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, obstacle, code="unavailable")
         return Response()
 
     return router

@@ -12,8 +12,7 @@ import os
 import signal
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,8 +30,10 @@ from radixkv.tiers.namespace_secret import find_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+    from starlette.types import ASGIApp
 
-    from radixkv.async_llm import AsyncLLM
+    from radixkv.server.served import ServedModel
+    from radixkv.server.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -53,31 +54,15 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         OSError: the address or the folder of disk_cache cannot be used.
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    keys_file = None if config.keys_file is None else Path(config.keys_file)
-    secret = namespaces_secret(options)
-    tenants = Tenants(
-        config.api_keys,
-        config.admin_key,
-        None if keys_file is None else read_keys_file(keys_file),
-        secret=secret,
-    )
-    _check(config)
-    write_log = None if config.access_log is None else open_access_log(str(config.access_log))
-    tracer = None
-    if config.otlp_traces_endpoint is not None:
-        from radixkv.server.tracing import otlp_tracer_provider
-
-        tracer = otlp_tracer_provider(config.otlp_traces_endpoint).get_tracer("radixkv")
+    start_logging()
+    tenants = make_tenants(config, namespaces_secret(options))
+    write_log, tracer = make_observers(config)
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
-    with _listener(config) as listener:
-        if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
-            raise ValueError(
-                f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
-                "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
-            )
+    with listener_for(config, tenants) as listener:
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
+        from radixkv.server.assembly import assemble_app, assemble_service
+        from radixkv.server.watchdog import watch_engine
 
         model = LLM(config.model, **options)
         model.get_tokenizer()
@@ -87,8 +72,14 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             tenants=tenants.shares,
             max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
         )
+
+        def make_app(drain: Callable[[], None]) -> tuple[Service, ASGIApp]:
+            service = assemble_service(llm, config, tenants, drain)
+            return service, assemble_app(service, config, write_log, tracer)
+
+        watch = partial(watch_engine, llm, config.step_timeout)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(_serve(llm, config, tenants, listener, write_log, tracer))
+            status = runner.run(serve(llm, config, tenants, listener, make_app, watch))
     if llm.abandoned:
         # The usual end of a process would wait for threads, and one is stuck.
         logging.shutdown()
@@ -96,49 +87,32 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     return status
 
 
-async def _serve(
-    llm: AsyncLLM,
+async def serve(
+    llm: ServedModel,
     config: ServerConfig,
     tenants: Tenants,
     listener: socket.socket,
-    write_log: Callable[[str], object] | None,
-    tracer: Tracer | None,
+    make_app: Callable[[Callable[[], None]], tuple[Service, ASGIApp]],
+    watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    from radixkv.server.app import create_app
+    """Serve what is there until SIGTERM or SIGINT, or until it dies.
+
+    Args:
+        llm: what is served.
+        config: the server's.
+        tenants: who may use it.
+        listener: bound, and not listening yet.
+        make_app: given what starts draining, the application and what its routes share.
+        watch: runs beside it.
+
+    Returns:
+        The exit status.
+    """
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
-    from radixkv.server.metrics import ServerMetrics
     from radixkv.server.open_connections import OpenConnections, possible_connections
-    from radixkv.server.service import Service, max_characters
-    from radixkv.server.time_limits import TimeLimits
-    from radixkv.server.token_text import TokenTexts
-    from radixkv.server.watchdog import watch_engine
 
     drain, abort = asyncio.Event(), asyncio.Event()
-    model_name, *other_names = config.served_model_name or (llm.loaded.name,)
-    service = Service(
-        llm=llm,
-        model_name=model_name,
-        other_names=tuple(other_names),
-        tenants=tenants,
-        metrics=ServerMetrics(llm),
-        token_texts=TokenTexts(llm.loaded.tokenizer),
-        max_characters=max_characters(llm.loaded),
-        started=int(time.time()),
-        drain=drain.set,
-        time_limits=TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout),
-        step_timeout=config.step_timeout,
-        shows_prompts_without_keys=not config.allow_unauthenticated,
-    )
-    app = create_app(
-        service,
-        config.max_body_bytes,
-        metrics_key=config.metrics_key,
-        # Browsers cannot connect to Unix sockets.
-        local_only=config.uds is None and not config.allow_unauthenticated,
-        cors_origins=config.cors_origins,
-        access_log=write_log,
-        tracer=tracer,
-    )
+    service, app = make_app(drain.set)
     open_connections = OpenConnections(possible_connections())
     limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
     uvicorn_config = uvicorn.Config(
@@ -154,7 +128,7 @@ async def _serve(
     )
     address = address_of(listener, encrypted=config.ssl_certfile is not None)
     server = _Server(uvicorn_config, f"{service.model_name} at {address}")
-    watch = asyncio.ensure_future(watch_engine(llm, config.step_timeout))
+    watching = None if watch is None else asyncio.ensure_future(watch())
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, lambda: abort.set() if drain.is_set() else drain.set())
@@ -173,7 +147,8 @@ async def _serve(
         finished = await llm.shutdown()
         server.should_exit = True
         await serving
-        watch.cancel()
+        if watching is not None:
+            watching.cancel()
     if llm.death is not None:
         return 1
     _log.info("stopped; %s", "all requests were answered" if finished else "some requests were aborted")
@@ -183,7 +158,7 @@ async def _serve(
 class _KeysReload:
     """Reads the file of keys anew; a bad file changes nothing and is one error in the log."""
 
-    def __init__(self, path: Path, tenants: Tenants, llm: AsyncLLM) -> None:
+    def __init__(self, path: Path, tenants: Tenants, llm: ServedModel) -> None:
         self._path = path
         self._tenants = tenants
         self._llm = llm
@@ -231,7 +206,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _check(config: ServerConfig) -> None:
+def check_config(config: ServerConfig) -> None:
     """Refuse options that would fail only after the model is loaded.
 
     Raises:
@@ -265,5 +240,55 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
     )
 
 
-def _listener(config: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
-    return tcp_listener(config.host, config.port) if config.uds is None else unix_listener(Path(config.uds))
+@contextlib.contextmanager
+def listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket]:
+    """A socket bound to the configured address.
+
+    Raises:
+        OSError: the address cannot be used.
+        ValueError: strangers could reach it.
+    """
+    own = tcp_listener(config.host, config.port) if config.uds is None else unix_listener(Path(config.uds))
+    with own as listener:
+        if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
+            raise ValueError(
+                f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
+                "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
+            )
+        yield listener
+
+
+def start_logging() -> None:
+    """To standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def make_tenants(config: ServerConfig, secret: bytes | None) -> Tenants:
+    """Who may use the server.
+
+    Args:
+        config: the server's.
+        secret: of the names of their namespaces; None: a random one.
+
+    Raises:
+        OSError, ValueError: the keys, or another option that would fail only later, cannot be used.
+    """
+    keys_file = None if config.keys_file is None else Path(config.keys_file)
+    keys = None if keys_file is None else read_keys_file(keys_file)
+    tenants = Tenants(config.api_keys, config.admin_key, keys, secret=secret)
+    check_config(config)
+    return tenants
+
+
+def make_observers(config: ServerConfig) -> tuple[Callable[[str], object] | None, Tracer | None]:
+    """What writes the access log, and what records spans; None for what was not asked for.
+
+    Raises:
+        OSError, ValueError: they cannot be made.
+    """
+    write_log = None if config.access_log is None else open_access_log(str(config.access_log))
+    if config.otlp_traces_endpoint is None:
+        return write_log, None
+    from radixkv.server.tracing import otlp_tracer_provider
+
+    return write_log, otlp_tracer_provider(config.otlp_traces_endpoint).get_tracer("radixkv")

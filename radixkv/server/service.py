@@ -9,13 +9,14 @@ from http import HTTPStatus
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.errors import PromptTooLongError
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
 from radixkv.server.rate_limits import RateLimits
+from radixkv.server.served import ServedModel
 from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
@@ -36,9 +37,10 @@ class Service:
         rate_limits: of tenants that have such.
         step_timeout: seconds after which a step of the engine is taken to be stuck.
         shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
+        obstacle: why no request can be answered now, for /ready; None: they can.
     """
 
-    llm: AsyncLLM
+    llm: ServedModel
     model_name: str
     tenants: Tenants
     metrics: ServerMetrics
@@ -52,11 +54,17 @@ class Service:
     rate_limits: RateLimits = field(default_factory=RateLimits)
     step_timeout: float = 300.0
     shows_prompts_without_keys: bool = True
+    obstacle: Callable[[], str | None] = lambda: None
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """All names by which requests select the model."""
         return (self.model_name, *self.other_names)
+
+    @property
+    def engine(self) -> AsyncLLM | None:
+        """The engine that is served; None: several elsewhere."""
+        return self.llm if isinstance(self.llm, AsyncLLM) else None
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.
@@ -118,6 +126,6 @@ def response_id(request_id: str, body: GenerationRequest) -> str:
     return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
 
 
-def max_characters(loaded: LoadedModel) -> int:
+def max_characters(loaded: TextInterface) -> int:
     """Characters of the longest possible prompt: as if every token were the longest of the vocabulary."""
     return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())

@@ -7,20 +7,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import EngineDeadError, RequestTimeoutError
-from radixkv.scheduling.request import Request
+from radixkv.outputs import RequestMetrics
+from radixkv.server.served import ServedModel
 
 
 class _Stage(NamedTuple):
     limit: float  # seconds from the request's arrival
     in_words: str
-    is_late: Callable[[Request], bool]  # what has not been reached then
+    is_late: Callable[[RequestMetrics], bool]  # what has not been reached then
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class TimeLimits:
     def stages(self) -> list[_Stage]:
         """The limits that there are, the first one first."""
         stages = [
-            (self.queue, "waited in the queue", lambda request: request.metrics.scheduled_time is None),
-            (self.first_token, "had no token", lambda request: request.metrics.first_token_time is None),
-            (self.total, "was not finished", lambda request: True),
+            (self.queue, "waited in the queue", lambda times: times.scheduled_time is None),
+            (self.first_token, "had no token", lambda times: times.first_token_time is None),
+            (self.total, "was not finished", lambda times: True),
         ]
         return sorted(_Stage(limit, words, is_late) for limit, words, is_late in stages if limit is not None)
 
@@ -60,7 +60,7 @@ class Deadlines:
         limits: of this request.
     """
 
-    def __init__(self, llm: AsyncLLM, limits: TimeLimits) -> None:
+    def __init__(self, llm: ServedModel, limits: TimeLimits) -> None:
         self._llm = llm
         self._stages = limits.stages
         self._arrival = time.monotonic()
@@ -93,22 +93,28 @@ class Deadlines:
             self._watch.cancel()
 
     async def _enforce(self, streams: Sequence[RequestStream]) -> None:
-        request_ids = [stream.request_id for stream in streams]
         with suppress(EngineDeadError):  # then they have failed already
             for stage in self._stages:
                 await asyncio.sleep(self._seconds_left(stage))
-                if await self._llm.call(partial(_any_late, request_ids, stage)):
-                    for request_id in request_ids:
-                        self._llm.fail(request_id, _too_late(stage))
+                if any(map(stage.is_late, await _times(self._llm, streams))):
+                    for stream in streams:
+                        self._llm.fail(stream.request_id, _too_late(stage))
                     return
 
     def _seconds_left(self, stage: _Stage) -> float:
         return max(0.0, self._arrival + stage.limit - time.monotonic())
 
 
-def _any_late(request_ids: Sequence[str], stage: _Stage, engine: Engine) -> bool:
-    found = (engine.unfinished_request(request_id) for request_id in request_ids)
-    return any(stage.is_late(request) for request in found if request is not None)
+async def _times(llm: ServedModel, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
+    """Of those that are unfinished."""
+    if not isinstance(llm, AsyncLLM):
+        return [stream.times for stream in streams if stream.times is not None and not stream.ended]
+
+    def of_engine(engine: Engine) -> list[RequestMetrics]:
+        found = (engine.unfinished_request(stream.request_id) for stream in streams)
+        return [replace(request.metrics) for request in found if request is not None]
+
+    return await llm.call(of_engine)
 
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Message, as_conversations, encode, encode_rendered, render_chat
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
@@ -112,7 +112,7 @@ def tokenization_routes(service: Service) -> APIRouter:
 
 
 def _tokenize(
-    body: TokenizeRequest, messages: list[Message], loaded: LoadedModel, texts: TokenTexts
+    body: TokenizeRequest, messages: list[Message], loaded: TextInterface, texts: TokenTexts
 ) -> TokenizeResponse:
     tokens = _encode(body, messages, loaded)
     return TokenizeResponse(
@@ -123,7 +123,7 @@ def _tokenize(
     )
 
 
-def _encode(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel) -> list[int]:
+def _encode(body: TokenizeRequest, messages: list[Message], loaded: TextInterface) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either prompt or messages")
     if body.prompt is not None:
@@ -140,7 +140,7 @@ def _encode(body: TokenizeRequest, messages: list[Message], loaded: LoadedModel)
     return encode_rendered(text, loaded)
 
 
-def _decode(body: DetokenizeRequest, loaded: LoadedModel) -> str:
+def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:
     tokenizer = loaded.require_tokenizer()
     for token_id in body.tokens:
         if token_id >= loaded.vocab_size:

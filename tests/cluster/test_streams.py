@@ -20,7 +20,7 @@ from radixkv import (
     StructuredOutputsParams,
 )
 from radixkv.cluster import ReplicaStreams, replica_app
-from radixkv.cluster.streams import _Received
+from radixkv.cluster.received import Received
 from radixkv.errors import ReplicasLostError
 from radixkv.outputs import Logprob, RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
@@ -58,6 +58,8 @@ class Breaking(httpx.AsyncBaseTransport):
         self.num_requests = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return await self._inner.handle_async_request(request)
         self.num_requests += 1
         cut = next(self._cuts)
         if cut is None:
@@ -188,7 +190,7 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
 
 def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(llm: LLM) -> None:
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = _Received(1, ())
+    received = Received(1, ())
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
     assert not received.add(drained).finished
     begun = replace(

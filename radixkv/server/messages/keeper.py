@@ -11,6 +11,7 @@ from radixkv.prompts import Prompt
 from radixkv.server.messages.pins import TenantPins
 from radixkv.server.messages.prefixes import marked_prefixes
 from radixkv.server.messages.translation import SECONDS, Breakpoint
+from radixkv.server.served import ServedModel
 
 
 class PrefixKeeper:
@@ -26,7 +27,7 @@ class PrefixKeeper:
 
     def __init__(
         self,
-        llm: AsyncLLM,
+        llm: ServedModel,
         pins: TenantPins,
         tenant: str,
         chat: Mapping[str, Any],
@@ -55,8 +56,8 @@ class PrefixKeeper:
         Returns:
             How many tokens are kept for five minutes, and for an hour.
         """
-        if not self._prefixes:
-            return 0, 0
+        if not self._prefixes or not isinstance(self._llm, AsyncLLM):
+            return 0, 0  # what several replicas keep, each decides by itself
         namespace = self._prompt.namespace
 
         def pin(engine: Engine) -> dict[float, int]:

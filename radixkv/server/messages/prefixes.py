@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from radixkv.model.loader import LoadedModel
+from radixkv.model.text_interface import TextInterface
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.messages.translation import FIELD_NAMES, Breakpoint
 from radixkv.server.translated_chat import translate
@@ -16,7 +16,7 @@ _NEXT_MESSAGE = {"role": "user", "content": ""}
 
 
 def marked_prefixes(
-    chat: Mapping[str, Any], breakpoints: Sequence[Breakpoint], prompt: Sequence[int], loaded: LoadedModel
+    chat: Mapping[str, Any], breakpoints: Sequence[Breakpoint], prompt: Sequence[int], loaded: TextInterface
 ) -> dict[float, Sequence[int]]:
     """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
 

@@ -1,0 +1,81 @@
+"""How far a prompt is cached: the node in which it leaves the tree, and where in that node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from radixkv.cache.block_pool import BlockIds
+from radixkv.cache.node import Node
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a prompt is cached.
+
+    Attributes:
+        num_tokens: length of the longest cached prefix.
+        node: the node in which it ends.
+        num_node_blocks: whole blocks of ``node`` that it covers; all of the path above is covered.
+        partial_block: the block that holds the prefix's last ``num_partial_tokens``, where it ends inside one.
+    """
+
+    num_tokens: int
+    node: Node
+    num_node_blocks: int
+    num_partial_tokens: int = 0
+    partial_block: int = -1
+
+    def path_blocks(self) -> BlockIds:
+        """The whole blocks of the prefix, from the first on."""
+        last, *before = self.node.path()
+        return np.concatenate(
+            [*(node.block_ids() for node in reversed(before)), last.block_ids(0, self.num_node_blocks)]
+        )
+
+    def hash_before(self, block_bytes: int) -> int:
+        """The hash of the prefix's last whole block, or of its namespace.
+
+        Args:
+            block_bytes: size of a block's encoded tokens.
+        """
+        node, num_blocks = self.node, self.num_node_blocks
+        while not num_blocks and node.parent is not None:
+            node = node.parent
+            num_blocks = len(node.blocks)
+        return node.block_hashes(block_bytes)[max(0, num_blocks - 1)]
+
+
+def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:
+    """No child of ``node`` begins with the prompt's next block: its nearest neighbours in order share the most of it.
+
+    Args:
+        node: one with children.
+        prompt: encoded.
+        offset: where in it the node ends.
+        block_bytes: size of a block's encoded tokens.
+    """
+    assert node.children is not None
+    key = prompt[offset : offset + block_bytes]
+    num_before = offset // TOKEN_BYTES
+    nearest, common = node.children.nearest(key)
+    if nearest is None:
+        return Match(num_before, node, node.num_blocks)
+    return Match(num_before + common, nearest, 0, common, nearest.blocks[0])
+
+
+def match_inside(child: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:
+    """The prompt begins like ``child``, and leaves it behind its first block.
+
+    Args:
+        child: the node.
+        prompt: encoded.
+        offset: where in it the node begins.
+        block_bytes: size of a block's encoded tokens.
+    """
+    common = common_tokens(prompt, offset, child.tokens)
+    whole, partial = divmod(common, block_bytes // TOKEN_BYTES)
+    block = child.blocks[whole] if partial else -1
+    return Match(offset // TOKEN_BYTES + common, child, whole, partial, block)

@@ -1,0 +1,105 @@
+"""What a replica announces to each ingress that reads its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.async_llm import AsyncLLM
+from radixkv.cluster.feed import BlockFeed, encode_held, encode_load
+from radixkv.engine.engine import Engine
+from radixkv.errors import EngineDeadError
+
+# Between two looks at what there is to do.
+_SECONDS_BETWEEN_LOADS = 0.2
+# However little changes, a reader that hears nothing for longer knows that the replica is gone.
+_LOADS_PER_HEARTBEAT = 5
+
+
+class Announcements:
+    """The readers of one replica's events.
+
+    Args:
+        llm: the replica's.
+    """
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._wakers: set[asyncio.Event] = set()
+        self._farewells: set[asyncio.Task[None]] = set()
+
+    def announce(self) -> None:
+        """Let every reader know at once what has changed."""
+        for waker in self._wakers:
+            waker.set()
+
+    async def subscribe(self) -> AsyncGenerator[bytes, None]:
+        """The records for one reader: what is held, then each change. They end when it is too slow, or the engine is dead."""
+        llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(awake.set)
+
+        def begin(engine: Engine) -> tuple[BlockFeed, NDArray[np.uint64]]:
+            feed = BlockFeed(engine.cache.block_size, wake)
+            engine.cache.add_observer(feed)
+            return feed, engine.cache.block_hashes()
+
+        try:
+            feed, held = await llm.call(begin)
+        except EngineDeadError:
+            return
+        self._wakers.add(awake)
+        try:
+            for record in encode_held(held):
+                yield record
+            told: dict[str, Any] = {}
+            silent = 0
+            while llm.death is None and not feed.overflowed:
+                load = _load(llm)
+                if load != told or silent >= _LOADS_PER_HEARTBEAT:
+                    told, silent = load, 0
+                    yield encode_load(load)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(awake.wait(), _SECONDS_BETWEEN_LOADS)
+                silent += 1
+                awake.clear()
+                records = feed.take()
+                if records:
+                    yield records
+        finally:
+            self._wakers.discard(awake)
+            # A task of its own: this one may be cancelled.
+            farewell = asyncio.ensure_future(self._forget(feed))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
+
+    async def _forget(self, feed: BlockFeed) -> None:
+        with suppress(EngineDeadError):
+            await self._llm.call(lambda engine: engine.cache.remove_observer(feed))
+
+
+def _load(llm: AsyncLLM) -> dict[str, Any]:
+    """What a replica has to do, and how it stands, in numbers."""
+    stats = llm.stats
+    return {
+        "draining": llm.draining,
+        "num_queued_tokens": stats.num_queued_tokens,
+        "num_queued": stats.num_queued,
+        "num_decoding": stats.num_decoding,
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "num_preemptions": stats.num_preemptions,
+        "num_steps": stats.num_steps,
+        "num_blocks": stats.num_blocks,
+        "num_free_blocks": stats.num_free_blocks,
+        "num_evictable_blocks": stats.num_evictable_blocks,
+        "cache": asdict(stats.cache),
+    }

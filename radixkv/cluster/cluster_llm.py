@@ -1,0 +1,318 @@
+"""Several replicas as one model: prompts are made here, without weights, and answered there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from radixkv.cache.stats import CacheStats
+from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.cluster.wire import encode_selection
+from radixkv.config import ModelConfig
+from radixkv.engine.clearing import Cleared, NamespaceSelection
+from radixkv.engine.engine import BatchSize
+from radixkv.engine.request_intake import RequestIntake
+from radixkv.engine.request_stream import RequestStream
+from radixkv.engine.stats import EngineStats
+from radixkv.errors import DrainingError, EngineDeadError
+from radixkv.model.default_model import DEFAULT_MODEL_NAME
+from radixkv.model.loader import chat_format_of, load_tokenizer
+from radixkv.model.text_interface import TextInterface
+from radixkv.outputs import RequestMetrics
+from radixkv.prompts import Prompt
+from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.tenant_share import TenantShare
+
+_T = TypeVar("_T")
+
+# Of what a replica tells of itself, what has the same name in `EngineStats` and is summed.
+_SUMMED = tuple(each.name for each in fields(EngineStats) if each.name.startswith("num_"))
+
+
+def text_interface(
+    replicas: ReplicaSet, model: str | Path | None = None, config: ModelConfig | None = None
+) -> TextInterface:
+    """How the model of the replicas reads and writes text; its tokenizer is loaded here.
+
+    Args:
+        replicas: with at least one that was reached.
+        model: hub id, folder or GGUF file of the tokenizer; None: what the replicas call their model.
+        config: how to read its answers (``tool_call_parser``, ``reasoning_parser``); None: `ModelConfig`'s defaults. A
+            ``tokenizer`` in it is used as it is.
+
+    Raises:
+        ModelLoadError: there is no tokenizer.
+        RuntimeError: no replica was reached yet.
+    """
+    if replicas.description is None:
+        raise RuntimeError("there was no replica yet: call add first")
+    identity, config = replicas.description.identity, config or ModelConfig()
+    tokenizer = config.tokenizer
+    if tokenizer is None:
+        name = identity["model"] if model is None else model
+        tokenizer = load_tokenizer(None if name == DEFAULT_MODEL_NAME else name)
+    return TextInterface(
+        tokenizer=tokenizer,
+        name=identity["model"],
+        max_model_len=identity["max_model_len"],
+        vocab_size=identity["vocab_size"],
+        eos_token_ids=frozenset(identity["eos_token_ids"]),
+        chat_format=chat_format_of(tokenizer, config),
+    )
+
+
+class _Capacity:
+    """What `RequestIntake` asks of an engine, of the replicas."""
+
+    def __init__(self, loaded: TextInterface, replicas: ReplicaSet) -> None:
+        self.loaded = loaded
+        self.grammars = GrammarCompiler(loaded)
+        self._replicas = replicas
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Of all of them together."""
+        return sum(capacity["max_num_seqs"] for capacity in self._replicas.capacities)
+
+
+class ClusterLLM:
+    """What `AsyncLLM` is to the server, over replicas.
+
+    Args:
+        loaded: how the model reads and writes text.
+        replicas: that answer.
+        max_queue: requests that may be unfinished beyond the sequences that run side by side on all replicas; None: any
+            number. Each replica has a bound of its own, too.
+        max_seqs_per_request: bound of ``n`` and of the beam width; None: half of what the smallest replica runs side by side.
+        tenants: what each tenant may have.
+    """
+
+    def __init__(
+        self,
+        loaded: TextInterface,
+        replicas: ReplicaSet,
+        *,
+        max_queue: int | None = None,
+        max_seqs_per_request: int | None = None,
+        tenants: Mapping[str, TenantShare] | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.replicas = replicas
+        self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
+        self._max_queue = max_queue
+        self._capacity = _Capacity(loaded, replicas)
+        smallest = min(capacity["max_num_seqs"] for capacity in replicas.capacities)
+        self._intake = RequestIntake(self._capacity, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
+        self._streams: dict[str, RequestStream] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ids = itertools.count()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> list[RequestStream]:
+        """As `AsyncLLM.submit`: when it returns, replicas have taken the requests.
+
+        Args:
+            prompts: tokenized.
+            params: of all of them.
+            request_id: of the first.
+            priority: among the tenant's own requests.
+            tenant: on whose behalf.
+
+        Raises:
+            Exception: what `AsyncLLM.submit` and `ReplicaStreams.generate` raise.
+        """
+        if self._max_queue is not None:
+            self._intake.max_unfinished = self._capacity.max_num_seqs + self._max_queue
+        await self._intake.prepare(prompts, params, priority, tenant)
+        self._intake.refuse_if_full(len(prompts), tenant)
+        base = f"request-{next(self._ids)}" if request_id is None else request_id
+        names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
+        for name in names:
+            if name in self._streams:
+                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
+        self._intake.take_places(len(streams), tenant)
+        self._streams.update(zip(names, streams, strict=True))
+        self._idle.clear()
+        accepted = [loop.create_future() for _ in streams]
+        for stream, prompt, taken in zip(streams, prompts, accepted, strict=True):
+            answer = self._answer(stream, prompt, self._bounded(params, prompt), priority, tenant, taken)
+            self._tasks[stream.request_id] = asyncio.ensure_future(answer)
+        try:
+            await asyncio.gather(*accepted)
+        except BaseException:
+            for stream, taken in zip(streams, accepted, strict=True):
+                stream.close()
+                if taken.done() and not taken.cancelled():
+                    taken.exception()
+            raise
+        return streams
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """As `AsyncLLM.fail`."""
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            stream.put(error)
+            self._tasks[request_id].cancel()
+
+    async def run_tokenizer(
+        self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
+    ) -> _T:
+        """As `AsyncLLM.run_tokenizer`.
+
+        Args:
+            function: given how the model reads text.
+            tenant: on whose behalf.
+            num_prompts: places in the queue that are taken meanwhile.
+
+        Raises:
+            Exception: what `AsyncLLM.run_tokenizer` raises.
+        """
+        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
+
+    # -- all replicas --------------------------------------------------------------------------------------------
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """What each tenant may have, here and on every replica."""
+        self._intake.tenants = tenants
+        await self.replicas.set_tenants(tenants)
+
+    async def clear(self, selection: NamespaceSelection) -> Cleared:
+        """Forget what is cached of these namespaces, on all replicas that are up.
+
+        Returns:
+            The sums; of ``namespaces``, that of the replica that had most of them.
+        """
+        answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection))
+        each = [Cleared(**answer.raise_for_status().json()) for answer in answers.values()]
+        return Cleared(
+            max((one.namespaces for one in each), default=0),
+            *(sum(column) for column in list(zip(*each, strict=True))[1:] or [(), (), ()]),
+        )
+
+    @property
+    def stats(self) -> EngineStats:
+        """The sums of what the replicas that are up told last."""
+        loads = list(self.replicas.loads.values())
+        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in _SUMMED}
+        sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed
+        counters = [load["cache"] for load in loads if load]
+        cache = CacheStats(**{each.name: sum(one[each.name] for one in counters) for each in fields(CacheStats)})
+        return EngineStats(**sums, last_batch=BatchSize(0, 0), cache=cache, drafts={})
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._intake.draining
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """None: a replica that dies is another one's work."""
+        return None
+
+    @property
+    def seconds_in_step(self) -> float:
+        """0: each replica watches its own engine."""
+        return 0.0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose stream is neither read to its end nor closed."""
+        return len(self._streams)
+
+    async def wait_for_death(self) -> EngineDeadError:
+        """Never returns."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def start_draining(self) -> None:
+        """From now on refuse new requests; unfinished ones go on."""
+        self._intake.draining = True
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> bool:
+        """Refuse new requests, give unfinished ones ``grace_seconds``, and abort the rest.
+
+        Returns:
+            Whether all requests finished without being aborted.
+        """
+        self._intake.draining = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        cut_short = list(self._streams.values())
+        for stream in cut_short:
+            self.fail(stream.request_id, DrainingError("the server is shutting down; the answer is incomplete"))
+        self._intake.shut_down()
+        return not cut_short
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
+        """With as many tokens as the smallest replica has room for, so that an answer ends in the same place on each."""
+        if not isinstance(params, SamplingParams) or params.max_tokens is not None or self.replicas.description is None:
+            return params
+        block_size = self.replicas.description.identity["block_size"]
+        num_slots = min(capacity["num_blocks"] for capacity in self.replicas.capacities) * block_size
+        room = min(self.loaded.max_model_len, num_slots + 1) - len(prompt.token_ids)
+        return replace(params, max_tokens=max(1, room))
+
+    async def _answer(
+        self,
+        stream: RequestStream,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        priority: int,
+        tenant: str,
+        taken: asyncio.Future[None],
+    ) -> None:
+        """Read a request's answer into its stream."""
+
+        def accept() -> None:
+            if not taken.done():
+                taken.set_result(None)
+
+        options: Any = {"priority": priority, "tenant": tenant, "on_accepted": accept}
+        streams, times = self.replicas.streams, stream.times
+        try:
+            if isinstance(params, BeamSearchParams):
+                stream.put(await streams.beam_search(prompt, params, stream.request_id, **options))
+                return
+            async for delta in streams.generate(prompt, params, stream.request_id, **options):
+                if times is not None and times.first_token_time is None:
+                    times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
+                stream.put(delta)
+        except Exception as error:
+            if taken.done():
+                stream.put(error)
+            else:
+                taken.set_exception(error)
+
+    def _forget(self, tenant: str, stream: RequestStream) -> None:
+        del self._streams[stream.request_id]
+        self._intake.give_back_place(tenant)
+        task = self._tasks.pop(stream.request_id)
+        if not stream.ended:
+            task.cancel()  # which closes its connection, and so aborts it where it runs
+        if not self._streams:
+            self._idle.set()

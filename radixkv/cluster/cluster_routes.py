@@ -1,0 +1,126 @@
+"""What the server's routes tell of an engine, told of all replicas: sums, or a plain no."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+
+from radixkv import __version__
+from radixkv.cluster.cluster_llm import ClusterLLM
+from radixkv.server.admin import ClearRequest, ClearResponse, DrainResponse, selection_of
+from radixkv.server.authentication import CurrentTenant, administrator
+from radixkv.server.errors import ApiError
+from radixkv.server.live_state import Blocks, LiveState, Tokens
+from radixkv.server.service import Service
+
+_OF_ONE_ENGINE = ("check", "snapshot", "pins")
+
+
+class ReplicaState(BaseModel):
+    """One replica.
+
+    Attributes:
+        streams: of this ingress.
+        running: requests of all ingresses.
+        waiting: likewise.
+        queued_tokens: of prompts, to be computed.
+    """
+
+    name: str
+    up: bool
+    draining: bool
+    streams: int
+    running: int
+    waiting: int
+    queued_tokens: int
+    blocks: int
+    cached_blocks: int
+
+
+class ReplicaList(BaseModel):
+    """All replicas."""
+
+    replicas: list[ReplicaState]
+
+
+def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
+    """`/live` with totals, `/replicas`, and the parts of `/admin` that mean something for several replicas."""
+    router = APIRouter()
+    admin = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
+
+    @router.get("/live", tags=["observation"])
+    async def live(tenant: CurrentTenant) -> LiveState:
+        """The sums over all replicas; what each has cached, it alone knows."""
+        return _totals(service, llm)
+
+    @admin.get("/replicas")
+    async def replicas() -> ReplicaList:
+        """Each replica, as it told of itself last."""
+        return ReplicaList(replicas=[_state(llm, name) for name in llm.replicas.names])
+
+    @admin.post("/clear_cache")
+    async def clear_cache(body: ClearRequest) -> ClearResponse:
+        """Clear cached prefixes on all replicas that are up: all, one tenant's, or one salt's."""
+        return ClearResponse(**(await llm.clear(selection_of(body, service.tenants)))._asdict())
+
+    @admin.post("/drain")
+    async def drain() -> DrainResponse:
+        """Refuse new requests here, and finish the unfinished ones. Replicas go on."""
+        service.drain()
+        return DrainResponse(unfinished_requests=llm.num_unfinished)
+
+    @admin.api_route("/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def of_one_engine(name: str) -> None:
+        """What only an engine itself can tell or do."""
+        if name.partition("/")[0] not in _OF_ONE_ENGINE:
+            raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
+        message = f"/admin/{name}: not over several replicas, each of which has a cache of its own"
+        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message)
+
+    router.include_router(admin)
+    return router
+
+
+def _state(llm: ClusterLLM, name: str) -> ReplicaState:
+    load = llm.replicas.load_of(name)
+    return ReplicaState(
+        name=name,
+        up=name in llm.replicas.available,
+        draining=bool(load.get("draining")),
+        streams=llm.replicas.streams.num_streams(name),
+        running=load.get("num_running", 0),
+        waiting=load.get("num_waiting", 0),
+        queued_tokens=load.get("num_queued_tokens", 0),
+        blocks=load.get("num_blocks", 0),
+        cached_blocks=load.get("num_evictable_blocks", 0),
+    )
+
+
+def _totals(service: Service, llm: ClusterLLM) -> LiveState:
+    stats, description = llm.stats, llm.replicas.description
+    assert description is not None
+    return LiveState(
+        model=service.model_name,
+        version=__version__,
+        draining=llm.draining,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        preemptions=stats.num_preemptions,
+        evicted_blocks=stats.cache.evicted_blocks,
+        blocks=Blocks(
+            total=stats.num_blocks,
+            in_use=stats.num_blocks_in_use,
+            cached=stats.num_evictable_blocks,
+            free=stats.num_free_blocks,
+            block_size=description.identity["block_size"],
+        ),
+        tokens=Tokens(
+            queried=stats.cache.queried_tokens,
+            reused=stats.cache.reused_tokens,
+            computed=stats.cache.computed_tokens,
+        ),
+        requests=[],
+        trees=[],
+    )

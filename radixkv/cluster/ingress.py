@@ -1,0 +1,95 @@
+"""The public server over replicas: the same application as over an engine of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
+from radixkv.cluster.cluster_routes import cluster_routes
+from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.config import ModelConfig
+from radixkv.server.assembly import assemble_app, assemble_service
+from radixkv.server.config import ServerConfig
+from radixkv.server.keys import read_keys_file
+from radixkv.server.service import Service
+from radixkv.server.tenants import Tenants
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+def namespace_secret(secret: str) -> bytes:
+    """By which an ingress names its tenants' namespaces: every ingress with the replicas' secret names them alike.
+
+    Args:
+        secret: the replicas'.
+    """
+    return hmac.digest(secret.encode(), b"radixkv namespaces", hashlib.sha256)
+
+
+class Ingress:
+    """An ASGI application that answers OpenAI's API by replicas.
+
+    Attributes:
+        llm: the replicas as one model.
+        service: what the routes share.
+    """
+
+    def __init__(self, llm: ClusterLLM, service: Service, app: ASGIApp) -> None:
+        self.llm = llm
+        self.service = service
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def create_ingress(
+    config: ServerConfig,
+    replicas: ReplicaSet,
+    *,
+    model_config: ModelConfig | None = None,
+    tenants: Tenants | None = None,
+    drain: Callable[[], None] | None = None,
+    write_log: Callable[[str], object] | None = None,
+    tracer: Tracer | None = None,
+) -> Ingress:
+    """The server's application over replicas.
+
+    It keeps nothing that matters: another one over the same replicas may answer the next request.
+
+    Args:
+        config: the server's; its ``model`` is where the tokenizer is found, by default the replicas' name of their model.
+        replicas: with at least one that was reached; others may come and go.
+        model_config: how answers are read, see `text_interface`.
+        tenants: who may use it; None: those of ``config``.
+        drain: what ``POST /admin/drain`` does; None: refuse new requests.
+        write_log: called with each line of the access log; None: there is none.
+        tracer: records spans of every request; None: nobody does.
+
+    Raises:
+        RuntimeError: no replica was reached yet.
+        ModelLoadError: there is no tokenizer.
+        ValueError: an option is impossible over replicas, or the keys are.
+    """
+    if config.queue_timeout is not None:
+        raise ValueError("queue_timeout: how long requests wait on replicas is not known here; use first_token_timeout")
+    if tenants is None:
+        keys = None if config.keys_file is None else read_keys_file(Path(config.keys_file))
+        tenants = Tenants(config.api_keys, config.admin_key, keys, secret=namespace_secret(replicas.secret))
+    llm = ClusterLLM(
+        text_interface(replicas, config.model, model_config),
+        replicas,
+        max_queue=config.max_queue,
+        max_seqs_per_request=config.max_seqs_per_request,
+        tenants=tenants.shares,
+    )
+    service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
+    app = assemble_app(service, config, write_log, tracer, engine_routes=[cluster_routes(service, llm)])
+    return Ingress(llm, service, app)

@@ -1,0 +1,357 @@
+"""Which replicas there are, which of them are up, and what they hold.
+
+Each replica is followed by a task of its own::
+
+    connect ──> description: of the same kind as the first? ──> events: up, and the router learns what it holds
+       ^                                                             │ they end
+       └──── wait a little <──── no answer: down, its streams go elsewhere ◄─┘ (or the reader was too slow, and begins anew)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from radixkv.cluster.description import ReplicaDescription
+from radixkv.cluster.feed import Kind, RecordReader, as_event
+from radixkv.cluster.streams import ReplicaStreams
+from radixkv.cluster.wire import encode_shares
+from radixkv.routing import Router
+from radixkv.scheduling.tenant_share import TenantShare
+
+_log = logging.getLogger(__name__)
+
+_SECONDS_TO_CONNECT = 5.0
+# The first description takes as long as reading the model's files does.
+_SECONDS_TO_DESCRIBE = 120.0
+# A replica lets hear of itself once a second.
+_SECONDS_OF_SILENCE = 10.0
+_SECONDS_BETWEEN_ATTEMPTS = 0.5
+
+
+class MismatchError(ValueError):
+    """A replica is of another kind than the first one; the message names both and what differs."""
+
+
+def connect(url: str) -> httpx.AsyncClient:
+    """A client of a replica.
+
+    Args:
+        url: ``http://host:port``, ``https://host:port`` or ``unix:///path``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        transport = httpx.AsyncHTTPTransport(uds=parts.path, limits=httpx.Limits(max_connections=None))
+        base_url = "http://replica"
+    elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
+        transport, base_url = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)), url
+    else:
+        raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
+    timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)
+    return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=timeout)
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """One replica of the set.
+
+    Attributes:
+        description: when it was last reached; None: never.
+        load: what it told last.
+        first: set when it is up, or what kept it from that.
+        task: follows it.
+    """
+
+    name: str
+    url: str
+    description: ReplicaDescription | None = None
+    load: Mapping[str, Any] = field(default_factory=dict)
+    first: asyncio.Future[None] | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class ReplicaSet:
+    """The replicas of one application. It belongs to the event loop that uses it first.
+
+    Args:
+        secret: the replicas'.
+        max_attempts: as of `ReplicaStreams`.
+        wait_seconds: for which a request waits where no replica is up.
+        connect: makes the client of a replica from its url.
+
+    Attributes:
+        secret: the replicas'.
+        description: of the first replica, which all others must equal; None: there was none yet.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        *,
+        max_attempts: int = 4,
+        wait_seconds: float = 30.0,
+        connect: Callable[[str], httpx.AsyncClient] = connect,
+    ) -> None:
+        self.description: ReplicaDescription | None = None
+        self.secret = secret
+        self._headers = {"Authorization": f"Bearer {secret}"}
+        self._max_attempts = max_attempts
+        self._wait_seconds = wait_seconds
+        self._connect = connect
+        self._members: dict[str, _Member] = {}
+        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._router: Router | None = None
+        self._streams: ReplicaStreams | None = None
+        self._tenants: Mapping[str, TenantShare] = {}
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Of all replicas, those that are down among them."""
+        return list(self._members)
+
+    @property
+    def available(self) -> list[str]:
+        """Of those that requests are sent to."""
+        return [] if self._router is None else self._router.replicas
+
+    async def add(self, name: str, url: str) -> None:
+        """Send requests to a replica from now on. When this returns, it is known what it holds.
+
+        Args:
+            name: for logs and metrics.
+            url: ``http://host:port`` or ``unix:///path``, where it serves `replica_app`.
+
+        Raises:
+            ValueError: there is one of this name, or the url is impossible.
+            MismatchError: it runs something else than the first one.
+            ConnectionError: it does not answer, or refuses the secret.
+        """
+        if name in self._members:
+            raise ValueError(f"name: a replica {name!r} is there already")
+        self._connect(url)  # an impossible one is refused before anything is changed
+        member = self._members[name] = _Member(name, url, first=asyncio.get_running_loop().create_future())
+        assert member.first is not None
+        member.task = asyncio.ensure_future(self._follow(member))
+        try:
+            await member.first
+        except BaseException:
+            await self.remove(name)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """Send a replica nothing more, and continue its streams elsewhere; where there is no other, wait for their ends.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        member = self._members.pop(name)
+        if member.task is not None:
+            member.task.cancel()
+            with suppress(asyncio.CancelledError):
+                await member.task
+        client = self._take_out(name)
+        if client is None:
+            return
+        assert self._streams is not None
+        while self._streams.num_streams(name):
+            self._streams.move(name)
+            await asyncio.sleep(0.05)
+        await client.aclose()
+
+    async def close(self) -> None:
+        """Leave all replicas. Streams must have ended."""
+        for member in self._members.values():
+            if member.task is not None:
+                member.task.cancel()
+        await asyncio.gather(
+            *(member.task for member in self._members.values() if member.task is not None), return_exceptions=True
+        )
+        for name in list(self._members):
+            client = self._take_out(name)
+            if client is not None:
+                await client.aclose()
+        self._members.clear()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> ReplicaStreams:
+        """Answers requests.
+
+        Raises:
+            RuntimeError: there was no replica yet.
+        """
+        if self._streams is None:
+            raise RuntimeError("there was no replica yet: call add first")
+        return self._streams
+
+    @property
+    def loads(self) -> dict[str, Mapping[str, Any]]:
+        """What each replica that is up told last of itself, by its name."""
+        return {name: self._members[name].load for name in self.available if name in self._members}
+
+    def load_of(self, name: str) -> Mapping[str, Any]:
+        """What a replica told last of itself; nothing where it is down."""
+        return self._members[name].load
+
+    def obstacle(self) -> str | None:
+        """Why no request can be answered now; None: one can."""
+        return None if self.available else "no replica is up"
+
+    @property
+    def capacities(self) -> list[Mapping[str, int]]:
+        """Of all replicas that were ever up, see `ReplicaDescription`."""
+        return [member.description.capacity for member in self._members.values() if member.description is not None]
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """What each tenant may have, on each replica; those that come later learn it, too."""
+        self._tenants = tenants
+        await self.ask_all("PUT", "/tenants", encode_shares(tenants))
+
+    async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response]:
+        """Ask all replicas that are up the same.
+
+        Returns:
+            The answers by name, of those that answer.
+        """
+
+        async def ask(client: httpx.AsyncClient) -> httpx.Response | None:
+            try:
+                return await client.request(
+                    method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
+                )
+            except httpx.TransportError:
+                return None
+
+        clients = dict(self._clients)
+        answers = await asyncio.gather(*map(ask, clients.values()))
+        return {name: answer for name, answer in zip(clients, answers, strict=True) if answer is not None}
+
+    # -- following one replica -----------------------------------------------------------------------------------
+
+    async def _follow(self, member: _Member) -> None:
+        complaint = ""
+        while True:
+            try:
+                await self._follow_once(member)
+                complaint = ""
+                continue  # it told no more: too slowly read, or gone, which the next attempt finds out
+            except (MismatchError, ConnectionError) as error:
+                if self._clients.get(member.name) is not None:
+                    self._put_down(member)
+                if member.first is not None and not member.first.done():
+                    member.first.set_exception(error)
+                    return
+                if str(error) != complaint:
+                    complaint = str(error)
+                    _log.warning("%s", error)
+            await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+
+    async def _follow_once(self, member: _Member) -> None:
+        """Reads a replica's events to their end.
+
+        Raises:
+            ConnectionError: it does not answer.
+            MismatchError: it is of another kind.
+        """
+        client = self._clients.get(member.name) or self._connect(member.url)
+        try:
+            description = await self._describe(member, client)
+            old = member.description
+            if old is not None and old.instance != description.instance and self._clients.get(member.name) is client:
+                self._put_down(member)  # it was started anew meanwhile
+                client = self._connect(member.url)
+            member.description = description
+            if self._tenants:
+                await client.put("/tenants", content=encode_shares(self._tenants), headers=self._headers)
+            timeout = httpx.Timeout(_SECONDS_OF_SILENCE)
+            async with client.stream("GET", "/events", headers=self._headers, timeout=timeout) as response:
+                response.raise_for_status()
+                reader = RecordReader()
+                async for data in response.aiter_bytes():
+                    for kind, payload in reader.read(data):
+                        self._note(member, client, kind, payload)
+        except httpx.HTTPError as error:
+            if self._clients.get(member.name) is not client:
+                await client.aclose()
+            # Of a replica that is up, the next attempt finds out how it is.
+            if not isinstance(error, httpx.TransportError) or self._clients.get(member.name) is not client:
+                raise ConnectionError(f"replica {member.name!r} at {member.url}: {error!r}") from error
+
+    async def _describe(self, member: _Member, client: httpx.AsyncClient) -> ReplicaDescription:
+        name = f"replica {member.name!r} at {member.url}"
+        try:
+            answer = await client.get("/description", headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
+            answer.raise_for_status()
+            description = ReplicaDescription.from_json(answer.json())
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            if isinstance(error, httpx.HTTPStatusError):
+                raise ConnectionError(f"{name}: {error.response.status_code} {error.response.text:.200}") from error
+            raise ConnectionError(f"{name}: {error!r}") from error
+        if self.description is None:
+            self.description = description
+            self._router = Router(int(description.identity["block_size"]))
+            self._streams = ReplicaStreams(
+                self._router,
+                self._clients,
+                self.secret,
+                max_attempts=self._max_attempts,
+                wait_seconds=self._wait_seconds,
+            )
+        difference = self.description.difference(description)
+        if difference is not None:
+            raise MismatchError(
+                f"{name} does not run what the first replica ran, {self.description.identity['model']}: {difference}"
+            )
+        return description
+
+    def _note(self, member: _Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+        router, streams = self._router, self._streams
+        assert router is not None and streams is not None
+        if kind is not Kind.LOAD:
+            if member.name not in self._clients:
+                self._clients[member.name] = client
+                router.add(member.name)
+            router.update(member.name, as_event(kind, payload, router.block_size))
+            return
+        was_draining = member.load.get("draining", False)
+        member.load = json.loads(payload)
+        if member.load["draining"]:
+            router.remove(member.name)
+            if streams.num_streams(member.name):
+                streams.move(member.name)
+        elif was_draining and member.name not in router.replicas:
+            router.add(member.name)
+        load = member.load
+        router.report(member.name, load["num_queued_tokens"], load["num_queued"], load["num_decoding"])
+        if member.first is not None and not member.first.done():
+            member.first.set_result(None)
+            _log.info("replica %r is up at %s", member.name, member.url)
+        streams.welcome()
+
+    def _put_down(self, member: _Member) -> None:
+        """A replica is gone: its streams go on elsewhere."""
+        client = self._take_out(member.name)
+        member.load = {}
+        if client is not None:
+            assert self._streams is not None
+            self._streams.abandon(member.name)
+            _log.warning("replica %r is down", member.name)
+
+    def _take_out(self, name: str) -> httpx.AsyncClient | None:
+        if self._router is not None:
+            self._router.remove(name)
+        return self._clients.pop(name, None)

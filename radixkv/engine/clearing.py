@@ -1,0 +1,51 @@
+"""Forgetting what is cached of some namespaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from radixkv.engine.engine import Engine
+
+
+class Cleared(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        namespaces: that were cleared.
+        freed_blocks: that nobody holds any more.
+        blocks_in_use: by live sequences.
+        cached_blocks: that are still cached.
+    """
+
+    namespaces: int
+    freed_blocks: int
+    blocks_in_use: int
+    cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSelection:
+    """Which namespaces are meant.
+
+    Attributes:
+        name: of one; None: all.
+        derived: whether those that are derived from it, whose names begin with its own and a slash, are meant, too.
+    """
+
+    name: str | None = None
+    derived: bool = True
+
+    def __contains__(self, namespace: str) -> bool:
+        if self.name is None or namespace == self.name:
+            return True
+        return self.derived and namespace.startswith(f"{self.name}/")
+
+    def clear(self, engine: Engine) -> Cleared:
+        """Forget what is cached of them, below the pool too, where what is derived from one is always cleared with it."""
+        cache = engine.cache
+        namespaces = [name for name in cache.namespaces if name in self]
+        num_freed = sum(cache.clear(name) for name in namespaces)
+        cache.clear(self.name)  # of what is not cached any more, something may be below the pool
+        num_idle = cache.num_evictable_blocks
+        return Cleared(len(namespaces), num_freed, cache.num_held_blocks - num_idle, num_idle)

@@ -1,0 +1,39 @@
+"""How a model reads and writes text: all of it that needs no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.tools.chat_format import ChatFormat
+
+
+@dataclass(frozen=True)
+class TextInterface:
+    """What is needed to make prompts for a model, and to read its answers.
+
+    Attributes:
+        tokenizer: None where the model has none; prompts and answers are then token ids only.
+        name: of the model.
+        max_model_len: tokens of a sequence at most, prompt and answer together.
+        vocab_size: number of token ids.
+        eos_token_ids: tokens that end an answer.
+        chat_format: how its answers to conversations are written; None where it has no chat template.
+    """
+
+    tokenizer: Any
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    chat_format: ChatFormat | None
+
+    def require_tokenizer(self) -> Any:
+        """The tokenizer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer: pass prompts as {{'prompt_token_ids': [...]}}")
+        return self.tokenizer

@@ -1,0 +1,85 @@
+"""The server's application, put together from its configuration and what is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from radixkv.server.app import create_app
+from radixkv.server.config import ServerConfig
+from radixkv.server.metrics import ServerMetrics
+from radixkv.server.served import ServedModel
+from radixkv.server.service import Service, max_characters
+from radixkv.server.tenants import Tenants
+from radixkv.server.time_limits import TimeLimits
+from radixkv.server.token_text import TokenTexts
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+def assemble_service(
+    llm: ServedModel,
+    config: ServerConfig,
+    tenants: Tenants,
+    drain: Callable[[], None],
+    obstacle: Callable[[], str | None] = lambda: None,
+) -> Service:
+    """What all routes share.
+
+    Args:
+        llm: what is served.
+        config: the server's.
+        tenants: who may use it.
+        drain: see `Service`.
+        obstacle: likewise.
+    """
+    model_name, *other_names = config.served_model_name or (llm.loaded.name,)
+    return Service(
+        llm=llm,
+        model_name=model_name,
+        other_names=tuple(other_names),
+        tenants=tenants,
+        metrics=ServerMetrics(llm),
+        token_texts=TokenTexts(llm.loaded.tokenizer),
+        max_characters=max_characters(llm.loaded),
+        started=int(time.time()),
+        drain=drain,
+        time_limits=TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout),
+        step_timeout=config.step_timeout,
+        shows_prompts_without_keys=not config.allow_unauthenticated,
+        obstacle=obstacle,
+    )
+
+
+def assemble_app(
+    service: Service,
+    config: ServerConfig,
+    write_log: Callable[[str], object] | None = None,
+    tracer: Tracer | None = None,
+    engine_routes: Sequence[APIRouter] = (),
+) -> ASGIApp:
+    """The application.
+
+    Args:
+        service: what its routes share.
+        config: the server's.
+        write_log: called with each line of the access log; None: there is none.
+        tracer: records spans of every request.
+        engine_routes: see `create_app`.
+    """
+    return create_app(
+        service,
+        config.max_body_bytes,
+        metrics_key=config.metrics_key,
+        # Browsers cannot connect to Unix sockets.
+        local_only=config.uds is None and not config.allow_unauthenticated,
+        cors_origins=config.cors_origins,
+        access_log=write_log,
+        tracer=tracer,
+        engine_routes=engine_routes,
+    )

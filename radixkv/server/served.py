@@ -1,0 +1,64 @@
+"""What the server needs of what it serves: an engine of its own, or several elsewhere that answer as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from radixkv.engine.request_stream import RequestStream
+from radixkv.engine.stats import EngineStats
+from radixkv.errors import EngineDeadError
+from radixkv.model.text_interface import TextInterface
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.tenant_share import TenantShare
+
+_T = TypeVar("_T")
+
+
+class ServedModel(Protocol):
+    """`AsyncLLM`, which says what each of these means, or what stands for several of them."""
+
+    on_step: Callable[[EngineStats], None] | None
+
+    @property
+    def loaded(self) -> TextInterface: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def death(self) -> EngineDeadError | None: ...
+
+    @property
+    def seconds_in_step(self) -> float: ...
+
+    @property
+    def num_unfinished(self) -> int: ...
+
+    async def submit(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> list[RequestStream]: ...
+
+    def fail(self, request_id: str, error: Exception) -> None: ...
+
+    async def run_tokenizer(
+        self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
+    ) -> _T: ...
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None: ...
+
+    async def wait_for_death(self) -> EngineDeadError: ...
+
+    def start_draining(self) -> None: ...
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> bool: ...

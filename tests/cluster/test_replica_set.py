@@ -1,0 +1,120 @@
+"""Replicas come, go, die and return; what the router knows of them is what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
+
+from radixkv import AsyncLLM, SamplingParams
+from radixkv.cluster import MismatchError, ReplicaSet
+from radixkv.prompts import Prompt
+from radixkv.routing import prompt_hashes
+
+PROMPT = list(range(100, 200))
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def answer(replicas: ReplicaSet, prompt: Prompt, params: SamplingParams) -> list[int]:
+    return [
+        token_id
+        async for delta in replicas.streams.generate(prompt, params, "one")
+        for token_id in delta.outputs[0].token_ids
+    ]
+
+
+def test_the_router_knows_what_each_replica_holds(default_tokenizer: Any, tmp_path: Path) -> None:
+    warm = tiny_llm(default_tokenizer)
+    warm.generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=1), use_tqdm=False)
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, warm, tiny_llm(default_tokenizer)) as (replicas, _):
+            router = replicas._router
+            assert router is not None
+            hashes = prompt_hashes(PROMPT, "", 16)
+
+            def holders() -> dict[int, int]:
+                return dict(router._held.hits(hashes))
+
+            assert holders() == {0b01: len(hashes)}  # from the snapshot
+            (stream,) = [replicas.streams.generate(Prompt([*PROMPT, 7]), SamplingParams(max_tokens=4), "one")]
+            cached = [delta.num_cached_tokens async for delta in stream]
+            assert cached[-1] == len(PROMPT)
+            await replicas.ask_all("POST", "/clear", b'{"name": null, "derived": true}')
+            await until(lambda: not holders())
+
+    asyncio.run(main())
+
+
+def test_a_replica_of_another_kind_is_refused_by_both_names(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, _):
+            others = {
+                "block_size: 16, and 32 there": tiny_llm(default_tokenizer, block_size=32),
+                "weights: ": tiny_llm(default_tokenizer, seed=1),
+            }
+            for number, (message, llm) in enumerate(others.items()):
+                other = LocalReplica(AsyncLLM(llm), tmp_path / f"other{number}.sock")
+                await other.start()
+                with pytest.raises(MismatchError, match=f"replica 'other' at unix:.*LlamaForCausalLM: {message}"):
+                    await replicas.add("other", other.url)
+                await other.kill()
+                await other.llm.shutdown()
+            with pytest.raises(ConnectionError, match="replica 'nobody'"):
+                await replicas.add("nobody", f"unix://{tmp_path}/nobody.sock")
+            with pytest.raises(ValueError, match="url: expected http://host:port or unix:///path, got 'nothing'"):
+                await replicas.add("wrong", "nothing")
+            wrong_secret = ReplicaSet(SECRET + " not")
+            with pytest.raises(ConnectionError, match="401"):
+                await wrong_secret.add("0", f"unix://{tmp_path}/0.sock")
+            assert replicas.names == replicas.available == ["0"]
+
+    asyncio.run(main())
+
+
+def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer: Any, tmp_path: Path) -> None:
+    params = SamplingParams(seed=5, max_tokens=200, ignore_eos=True)
+
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with local_replicas(tmp_path, *llms) as (replicas, servers):
+            expected = await answer(replicas, Prompt(PROMPT), params)
+            for _ in range(2):
+                task = asyncio.ensure_future(answer(replicas, Prompt(PROMPT), params))
+                await until(lambda: any(replicas.streams.num_streams(name) for name in "01"))
+                victim = next(name for name in "01" if replicas.streams.num_streams(name))
+                await servers[int(victim)].kill()
+                assert await task == expected
+                await until(lambda victim=victim: victim not in replicas.available)
+                assert replicas.names == ["0", "1"]
+                await servers[int(victim)].start()
+                await until(lambda victim=victim: victim in replicas.available)
+
+    asyncio.run(main())
+
+
+def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with local_replicas(tmp_path, *llms) as (replicas, servers):
+            expected = await answer(replicas, Prompt(PROMPT), params)
+            task = asyncio.ensure_future(answer(replicas, Prompt(PROMPT), params))
+            await until(lambda: any(server.llm.stats.num_decoding for server in servers))
+            here = next(name for name in "01" if replicas.streams.num_streams(name))
+            await replicas.remove(here)
+            assert not task.done()
+            assert replicas.streams.num_streams(here) == 0
+            await until(lambda: not servers[int(here)].llm.num_unfinished)
+            assert await task == expected
+
+    asyncio.run(main())

@@ -1,0 +1,99 @@
+"""Replicas in the test's own process: each an engine of its own behind a Unix socket, which can be cut off at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import uvicorn
+
+from radixkv import LLM, AsyncLLM
+from radixkv.cluster import ReplicaSet, replica_app
+
+SECRET = "a secret of the replicas"
+
+
+def tiny_llm(tokenizer: Any, seed: int = 0, **options: Any) -> LLM:
+    """A tiny random model that reads and writes with a real tokenizer; the same one for the same seed."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    return LLM(model, **{"tokenizer": tokenizer, "num_blocks": 300, "block_size": 16, **options})
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class LocalReplica:
+    """One replica's server.
+
+    Args:
+        llm: its engine.
+        path: of its socket.
+    """
+
+    def __init__(self, llm: AsyncLLM, path: Path) -> None:
+        self.llm = llm
+        self.url = f"unix://{path}"
+        self._path = path
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        app = replica_app(self.llm, SECRET)
+        config = uvicorn.Config(app, uds=str(self._path), lifespan="off", log_config=None, access_log=False, ws="none")
+        self._server = _Server(config)
+        self._serving = asyncio.ensure_future(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0)
+
+    async def kill(self) -> None:
+        """Listen no more, and break off every connection in the middle of what it is sending."""
+        assert self._server is not None
+        assert self._serving is not None
+        for server in self._server.servers:
+            server.close()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        self._server.force_exit = self._server.should_exit = True
+        await self._serving
+        self._path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def local_replicas(
+    folder: Path, *llms: LLM, **options: Any
+) -> AsyncIterator[tuple[ReplicaSet, list[LocalReplica]]]:
+    """A replica of each engine, all of them in a set, named "0", "1" and so on."""
+    replicas = [LocalReplica(AsyncLLM(llm), folder / f"{number}.sock") for number, llm in enumerate(llms)]
+    together = ReplicaSet(SECRET, **options)
+    try:
+        for number, replica in enumerate(replicas):
+            await replica.start()
+            await together.add(str(number), replica.url)
+        yield together, replicas
+    finally:
+        await together.close()
+        for replica in replicas:
+            await replica.kill()
+            await replica.llm.shutdown()
