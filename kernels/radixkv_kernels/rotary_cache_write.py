@@ -22,6 +22,7 @@ import triton.language as tl
 from radixkv_kernels.cache_write import check_write, store_scaled
 from radixkv_kernels.checked_once import checked_once
 from radixkv_kernels.checks import FLOATS, check_at_most, check_tensor, check_written
+from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.target import COMPILE_OPTIONS
 
 _TOKENS = 8
@@ -101,7 +102,7 @@ def rotate_and_write(
     *,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-) -> None:
+) -> Launch | None:
     """Rotate one layer's queries in place, and store its new keys, rotated, and values.
 
     Args:
@@ -117,6 +118,9 @@ def rotate_and_write(
         key_scales: as in `write_cache`.
         value_scales: as in `write_cache`.
 
+    Returns:
+        As of `write_cache`.
+
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
@@ -124,9 +128,10 @@ def rotate_and_write(
     _check_rotation(query, key, cosines, sines)
     num_tokens, num_kv_heads, key_dim = key.shape
     if num_tokens == 0:
-        return
+        return None
     value_dim, half = value.shape[2], cosines.shape[1] // 2
-    _rotate_and_write[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads + query.shape[1])](
+    return launch(
+        _rotate_and_write, (triton.cdiv(num_tokens, _TOKENS), num_kv_heads + query.shape[1]),
         query, key, value, cosines, sines, key_cache, value_cache, slots, key_scales, value_scales,
         num_tokens,
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], cosines.stride(0), sines.stride(0),

@@ -16,7 +16,8 @@ import torch
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.triton.backend import TritonAttention, TritonBackend
 from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
-from radixkv.attention.triton.launches import PartialResults, attend_shared
+from radixkv.attention.triton.launches import LayerTensors, PartialResults, Stages, shared_stages
+from radixkv.attention.triton.layer_launches import LayerLaunches
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
 from radixkv.memory.upload import aligned_starts, upload_into
 from radixkv_kernels import ITEM_FIELDS
@@ -98,6 +99,7 @@ class PaddedDecode:
         self._partials = partial_results
         self._item_buffers: dict[HeadShape, _ItemBuffer] = {}
         self._batch: TritonAttention | None = None
+        self._layers = LayerLaunches(backend.pool_layers)
 
     def load(self, batch: TritonAttention) -> bool:
         """Replace the batch by one of at most ``num_rows`` sequences; False, and nothing done, where its items do not fit."""
@@ -118,20 +120,12 @@ class PaddedDecode:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        items = self.items(HeadShape(key.shape[1], query.shape[1] // key.shape[1]))
-        backend = self._backend
-        return attend_shared(
-            backend.pool,
-            layer,
-            query,
-            key,
-            value,
-            options,
-            self.rows,
-            backend.buffers.tables,
-            items,
-            self._partials,
-            backend.placement.side_by_side,
+        return self._layers.attend(layer, query, key, value, options, self._stages)
+
+    def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
+        backend, items = self._backend, self.items(HeadShape.of(tensors.query, tensors.key))
+        return shared_stages(
+            tensors, options, self.rows, backend.buffers.tables, items, self._partials, backend.placement.side_by_side
         )
 
     def items(self, shape: HeadShape) -> DeviceItems:
