@@ -257,10 +257,17 @@ def test_more_sequences_or_blocks_than_there_is_capacity_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("padding", "flat", "fp8"), [(0, False, False), (3, False, False), (3, True, False), (3, False, True)]
+    ("padding", "flat", "whole", "fp8"),
+    [
+        (0, False, False, False),
+        (3, False, False, False),
+        (3, True, False, False),
+        (3, True, True, False),
+        (3, False, False, True),
+    ],
 )
 def test_a_padded_batch_gives_what_the_plain_one_gives(
-    padding: int, flat: bool, fp8: bool, repeated: list[str], monkeypatch: pytest.MonkeyPatch
+    padding: int, flat: bool, whole: bool, fp8: bool, repeated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over steps that keep the plan, one that sequences leave, and one that they join again."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
@@ -268,7 +275,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")), whole)
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -289,6 +296,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
             assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
         batch = grow(batch)
     assert repeated.count("_write_cache") >= 3
+    assert ("_merge" in repeated) == (not whole)
 
 
 def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
