@@ -1,9 +1,11 @@
 """The kernels of one layer: write the new keys and values, attend, merge.
 
+Where the model leaves rotation to it, `rotate_and_write` stands in for `write_cache`.
+
 ::
 
-    shared    write_cache -> attend_items per tile class, one after the other or side by side -> merge_partials
-    flat      write_cache -> attend_split                -> merge_splits, where keys are split
+    shared    write    -> attend_items per tile class, one after the other or side by side -> merge_partials
+    flat      write    -> attend_split                -> merge_splits, where keys are split
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import torch
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.triton.buffers import DeviceRows
 from radixkv.attention.triton.work_items import DeviceItems
-from radixkv_kernels import Launch, attend_items, attend_split, merge_partials, merge_splits, write_cache
+from radixkv_kernels import (
+    Launch,
+    attend_items,
+    attend_split,
+    merge_partials,
+    merge_splits,
+    rotate_and_write,
+    write_cache,
+)
 
 # Launches a kernel, and returns the launch where it can be repeated.
 Launcher = Callable[[], Launch | None]
@@ -29,7 +39,7 @@ class LayerTensors(NamedTuple):
     """What kernels read and write that is another layer's own, under the names that kernels have for it.
 
     Attributes:
-        query: ``[rows, query heads, key dim]``.
+        query: ``[rows, query heads, key dim]``; where it has to be rotated, memory for that.
         key: ``[rows, kv heads, key dim]``, the new tokens only.
         value: ``[rows, kv heads, value dim]``, likewise.
         output: ``[rows, query heads, value dim]``.
@@ -38,6 +48,9 @@ class LayerTensors(NamedTuple):
         key_scales: of a quantised pool.
         value_scales: likewise.
         sinks: the layer's, see `AttentionOptions`.
+        unrotated: the query as it comes, where it has to be rotated.
+        cosines: for it, see `AttentionOptions`.
+        sines: likewise.
     """
 
     query: torch.Tensor
@@ -49,6 +62,9 @@ class LayerTensors(NamedTuple):
     key_scales: torch.Tensor | None
     value_scales: torch.Tensor | None
     sinks: torch.Tensor | None
+    unrotated: torch.Tensor | None
+    cosines: torch.Tensor | None
+    sines: torch.Tensor | None
 
 
 class PartialResults:
@@ -137,9 +153,14 @@ def flat_stages(
 
 
 def _write(tensors: LayerTensors, slots: torch.Tensor) -> Launcher:
+    caches, scales = (tensors.key_cache, tensors.value_cache), (tensors.key_scales, tensors.value_scales)
+    if tensors.unrotated is None or tensors.cosines is None or tensors.sines is None:
+        return partial(
+            write_cache, tensors.key, tensors.value, *caches, slots, key_scales=scales[0], value_scales=scales[1]
+        )
     return partial(
-        write_cache, tensors.key, tensors.value, tensors.key_cache, tensors.value_cache, slots,
-        key_scales=tensors.key_scales, value_scales=tensors.value_scales,
+        rotate_and_write, tensors.unrotated, tensors.key, tensors.value, tensors.cosines, tensors.sines, *caches, slots,
+        key_scales=scales[0], value_scales=scales[1], rotated=tensors.query,
     )  # fmt: skip
 
 

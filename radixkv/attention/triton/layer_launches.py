@@ -65,32 +65,47 @@ class LayerLaunches:
         Args:
             stages_of: what a layer launches. It must give the same, but for the layer's tensors, whenever layers are alike.
         """
-        own, own_layout = self._layers[layer]
-        keys, values, key_scales, value_scales = own
-        device = query.device
-        output = torch.empty(1, query.shape[2], query.shape[1], value.shape[3], dtype=query.dtype, device=device)
+        (keys, values, *scales), own_layout = self._layers[layer]
+        key_scales, value_scales = scales
+        size, device = (1, query.shape[2], query.shape[1]), query.device
+        output = torch.empty(*size, value.shape[3], dtype=query.dtype, device=device)
+        unrotated, cosines, sines = None, None, None
+        if options.rotary is not None:
+            (cosines, sines), unrotated = options.rotary, query
+            query = torch.empty(*size, query.shape[3], dtype=query.dtype, device=device).transpose(1, 2)
         alike = (
-            own_layout, _layout(query), _layout(key), _layout(value),
+            own_layout, _layout(query), _layout(key), _layout(value), _layout(unrotated), _layout(cosines), _layout(sines),
             options.scale, options.softcap, options.sliding_window, _layout(options.sinks),
             torch.is_grad_enabled(), torch.cuda.current_device() if device.type == "cuda" else None,
         )  # fmt: skip
+        tensors = LayerTensors(
+            query, key, value, output, keys, values, key_scales, value_scales, options.sinks, unrotated, cosines, sines
+        )
         repeated = self._repeated.get(alike)
-        if repeated is None:
-            new = (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1))
-            tensors = LayerTensors(*new, output[0], keys, values, key_scales, value_scales, options.sinks)
-            stages = [
-                [RepeatedLaunch(launch, LayerTensors._fields) for launch in stage if launch is not None]
-                for stage in run_stages(stages_of(tensors, options), device)
-            ]
-            if all(stages):  # otherwise kernels are interpreted
-                self._repeated[alike] = stages
+        if repeated is not None:
+            # What lies in the same way needs no view of the kernels' shape: only its address is asked for.
+            changing = tensors._asdict()
+            run_stages([[partial(launch, changing) for launch in stage] for stage in repeated], device)
             return output
-        # What lies in the same way needs no view of the same shape: only its address is asked for.
-        changing = LayerTensors(
-            query, key, value, output, keys, values, key_scales, value_scales, options.sinks
-        )._asdict()
-        run_stages([[partial(launch, changing) for launch in stage] for stage in repeated], device)
+        viewed = tensors._replace(
+            query=_rows(query),
+            key=_rows(key),
+            value=_rows(value),
+            output=output[0],
+            unrotated=None if unrotated is None else _rows(unrotated),
+        )
+        stages = [
+            [RepeatedLaunch(launch, LayerTensors._fields) for launch in stage if launch is not None]
+            for stage in run_stages(stages_of(viewed, options), device)
+        ]
+        if all(stages):  # otherwise kernels are interpreted
+            self._repeated[alike] = stages
         return output
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``[rows, heads, dim]`` of a model's ``[1, heads, rows, dim]``."""
+    return tensor[0].transpose(0, 1)
 
 
 def _layout(tensor: torch.Tensor | None) -> _Layout | None:
