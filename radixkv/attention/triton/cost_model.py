@@ -195,6 +195,15 @@ def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Pla
     return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
 
 
+def whole_from(num_kv_heads: int, placement: Placement) -> int:
+    """From how many decoding rows that share nothing on no row's keys are split, unless some are much longer than others.
+
+    Args:
+        num_kv_heads: of the layers that have the fewest.
+    """
+    return -(-MAX_WAVES * placement.places(TILE_ROWS[0], alone=True) // num_kv_heads)
+
+
 def _most_waves(num_programs: int, places: int) -> int:
     """Few programs are cut to fill the places once, which leaves at most a fifth empty; more may need several waves."""
     return MAX_WAVES if num_programs * MAX_WAVES > places else 1
