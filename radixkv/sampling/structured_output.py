@@ -45,8 +45,8 @@ _MAX_CHARACTERS = 131_072
 _MAX_ITEMS_PER_TOKEN = 20_000
 # States are made as they are met, of 1 to 2 kB each.
 _MAX_LEXER_STATES = 50_000
-# What the lexer may compute for one mask, and before the first. With llguidance's own limits, 300 rules that each begin with the
-# same letters took 920 ms for a mask, and 1.1 s before; common grammars and schemas of 60 properties need a tenth of this.
+# What the lexer may compute for one mask, and before the first. With llguidance's own limits, 300 rules that each begin with
+# the same letters took 920 ms for a mask, and 1.1 s before; common grammars, and schemas of 60 properties, need a tenth.
 _MASK_FUEL = 30_000
 _COMPILE_FUEL = 200_000
 _MAX_COMPILED_GRAMMARS = 64
