@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
+    from radixkv.llm import LLM
     from radixkv.server.served import ServedModel
     from radixkv.server.service import Service
 
@@ -78,6 +80,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             return service, assemble_app(service, config, write_log, tracer)
 
         watch = partial(watch_engine, llm, config.step_timeout)
+        _avoid_pauses(model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(serve(llm, config, tenants, listener, make_app, watch))
     if llm.abandoned:
@@ -85,6 +88,17 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         logging.shutdown()
         os._exit(status)
     return status
+
+
+def _avoid_pauses(model: LLM) -> None:
+    """Do before serving what would stop all threads later."""
+    try:
+        model.engine.grammars.prepare()
+    except Exception as error:  # anything that a tokenizer can be; all else is served
+        _log.warning("requests with structured output or tools that must be called will fail: %s", error)
+    # Half a million objects that stay: to look through them for garbage took 0.3 s each time.
+    gc.collect()
+    gc.freeze()
 
 
 async def serve(
