@@ -12,7 +12,7 @@ from radixkv.config import Config
 from radixkv.option_words import nearest
 
 # Variables that are no options of a command: the cache of converted models (see `radixkv.model.default_model`).
-_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY"})
+_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
 
 
 def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str, Any]:
