@@ -47,6 +47,7 @@ def first_light_parts() -> list[Part]:
         _bench("decode-transformers", 480, "decode", "transformers: "),
         _bench("decode-not-compiled", 420, "decode", "not compiled: "),
         _bench("decode-not-merged", 480, "decode", "not merged: "),
+        _bench("decode-rotated-apart", 420, "decode", "rotated apart: "),
     ]  # fmt: skip
 
 
