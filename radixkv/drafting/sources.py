@@ -81,10 +81,12 @@ class AnswerDrafter(Drafter):
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.answered is None:
-            answer: list[int] = []
-            if context.table is not None and len(context.token_ids) == context.num_prompt_tokens:
-                answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
-            context.answered = Document(answer, len(answer), begins=bool(answer))
+            if context.table is None or len(context.token_ids) != context.num_prompt_tokens:
+                return NO_DRAFT
+            answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
+            if not answer:
+                return NO_DRAFT
+            context.answered = Document(answer, len(answer), begins=True)
         return context.answered.draft(context.token_ids, max_tokens)
 
 
