@@ -55,6 +55,8 @@ _MAX_SERIAL_SECONDS = 0.001
 # Between the elements of JSON. Where unlimited whitespace is allowed, small models generate nothing else.
 _JSON_WHITESPACE = " ?"
 _STRUCTURAL_TAG = "structural_tag"
+# Where a draft leaves what a grammar forces, so many tokens in a row are guessed.
+_MAX_GUESSES = 2
 # The kind of what only a frame constrains.
 _NOTHING = "nothing"
 
@@ -113,12 +115,34 @@ class GrammarState:
         """To fill bitmasks in; the interpreter's lock is released meanwhile."""
         return self._shared.threads
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens that spell what must come next, if that is known; others may spell the same."""
+    def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
+        """Tokens that spell what must come next; others may spell the same. Changes nothing.
+
+        Args:
+            last: the token before.
+            followers: where there is a choice, tokens that may follow one, the likeliest first; of those the first that is
+                allowed is taken, a few times in a row.
+            max_tokens: at most.
+        """
         start = self._shared.clock()
-        token_ids: list[int] = self._matcher.compute_ff_tokens()
+        matcher, num_guesses = self._matcher, 0
+        found: list[int] = []
+        while len(found) < max_tokens and not matcher.is_stopped():
+            forced = matcher.compute_ff_tokens()[: max_tokens - len(found)]
+            num_guesses = 0 if forced else num_guesses + 1
+            if num_guesses > _MAX_GUESSES:
+                break
+            candidates = [forced] if forced else [[token] for token in followers.get(last, ())]
+            consumed = next((each[:n] for each in candidates if (n := matcher.try_consume_tokens(each))), None)
+            if consumed is None:
+                break
+            found += consumed
+            last = consumed[-1]
+        # An error stays, and fails the request.
+        if found and not matcher.is_error():
+            matcher.rollback(len(found))
         self.budget.spend(self._shared.clock() - start)
-        return token_ids
+        return found
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come next, one after the other. Changes nothing."""
