@@ -79,8 +79,8 @@ def _rotate_and_write(
         if 2 * HALF < KEY_DIM:
             rest = 2 * HALF + tl.arange(0, REST_TILE)
             rest_mask = wanted[:, None] & (rest < KEY_DIM)[None, :]
-            unrotated = tl.load(source[:, None] + rest[None, :], mask=rest_mask, other=0.0)
-            store_scaled(target[:, None] + rest[None, :], unrotated, rest_mask, key_scales, head, QUANTISED)
+            unchanged = tl.load(source[:, None] + rest[None, :], mask=rest_mask, other=0.0)
+            store_scaled(target[:, None] + rest[None, :], unchanged, rest_mask, key_scales, head, QUANTISED)
         dim = tl.arange(0, VALUE_TILE)
         value_mask = wanted[:, None] & (dim < VALUE_DIM)[None, :]
         value_source = value + head * value_head_stride + token * value_token_stride
@@ -88,14 +88,14 @@ def _rotate_and_write(
         data = tl.load(value_source[:, None] + dim[None, :], mask=value_mask, other=0.0)
         store_scaled(target[:, None] + dim[None, :], data, value_mask, value_scales, head, QUANTISED)
     else:
-        target = query + (head - KV_HEADS) * query_head_stride + token * query_token_stride
-        tl.store(target[:, None] + pair[None, :], new_first, mask=mask)
-        tl.store(target[:, None] + HALF + pair[None, :], new_second, mask=mask)
+        rotated = query + (head - KV_HEADS) * query_head_stride + token * query_token_stride
+        tl.store(rotated[:, None] + pair[None, :], new_first, mask=mask)
+        tl.store(rotated[:, None] + HALF + pair[None, :], new_second, mask=mask)
         if not IN_PLACE and 2 * HALF < KEY_DIM:
             rest = 2 * HALF + tl.arange(0, REST_TILE)
             rest_mask = wanted[:, None] & (rest < KEY_DIM)[None, :]
             unchanged = tl.load(source[:, None] + rest[None, :], mask=rest_mask, other=0.0)
-            tl.store(target[:, None] + rest[None, :], unchanged, mask=rest_mask)
+            tl.store(rotated[:, None] + rest[None, :], unchanged, mask=rest_mask)
 
 
 def rotate_and_write(
