@@ -1,0 +1,105 @@
+"""A request that engines die of is sent to two of them, and to no third; an innocent one that was moved with it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from radixkv import SamplingParams
+from radixkv.cluster import ReplicaStreams
+from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.prompts import Prompt
+from radixkv.routing import Router
+
+PARAMS = SamplingParams(temperature=0, max_tokens=4)
+
+
+def line(token_id: int, finished: bool = False) -> bytes:
+    output = [0, "x", [token_id], 0.0, None, "length" if finished else None, None]
+    piece = {"outputs": [output], "finished": finished, "num_cached_tokens": 0, "prompt_logprobs": None}
+    return json.dumps(piece).encode() + b"\n"
+
+
+class Body(httpx.AsyncByteStream):
+    def __init__(self, parts: list[bytes], breaks: bool) -> None:
+        self._parts, self._breaks = parts, breaks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        if self._breaks:
+            raise httpx.ReadError("planted")
+
+
+class Replica(httpx.AsyncBaseTransport):
+    """Sends tokens as it is told to by the number of tokens that it is given, then dies or, with a last line, does not."""
+
+    def __init__(self, answer: Callable[[int], tuple[list[bytes], bool]]) -> None:
+        self._answer = answer
+        self._dead = False
+        self.num_requests = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if self._dead:
+            raise httpx.ConnectError("planted")
+        if request.url.path == "/health":
+            return httpx.Response(200)
+        self.num_requests += 1
+        sent = json.loads(request.content)
+        parts, self._dead = self._answer(sum(len(output["token_ids"]) for output in sent["resume"]))
+        return httpx.Response(200, stream=Body(parts, self._dead))
+
+
+def streams_over(*replicas: httpx.AsyncBaseTransport) -> ReplicaStreams:
+    router = Router(16)
+    clients = {}
+    for number, replica in enumerate(replicas):
+        router.add(f"r{number}")
+        clients[f"r{number}"] = httpx.AsyncClient(transport=replica, base_url="http://replica")
+    return ReplicaStreams(router, clients, "a secret of the replicas")
+
+
+async def tokens(streams: ReplicaStreams) -> list[int]:
+    return [
+        token_id
+        async for delta in streams.generate(Prompt([1, 2, 3]), PARAMS, "one")
+        for token_id in delta.outputs[0].token_ids
+    ]
+
+
+def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
+    replicas = [Replica(lambda num_given: ([line(7)] if num_given == 0 else [], True)) for _ in range(4)]
+    with pytest.raises(
+        RequestCrashesError, match=r"'one' was running on r\d and r\d when they died, at the same token"
+    ):
+        asyncio.run(tokens(streams_over(*replicas)))
+    assert sum(replica.num_requests for replica in replicas) == 2
+
+
+def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
+    def one_token(num_given: int) -> tuple[list[bytes], bool]:
+        return [line(10 + num_given, finished=num_given == 3)], num_given < 3
+
+    replicas = [Replica(one_token) for _ in range(4)]
+    assert asyncio.run(tokens(streams_over(*replicas))) == [10, 11, 12, 13]
+
+
+def test_replicas_that_are_full_are_no_loss() -> None:
+    class Full(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(503, json={"error": "full", "kind": "QueueFullError", "retry_after": 7})
+
+    done = Replica(lambda num_given: ([line(5, finished=True)], False))
+    assert asyncio.run(tokens(streams_over(Full(), done))) == [5]
+    with pytest.raises(QueueFullError, match="full") as refusal:
+        asyncio.run(tokens(streams_over(Full(), Full())))
+    assert refusal.value.retry_after == 7
+
+
+def test_without_any_replica_it_says_so() -> None:
+    with pytest.raises(ReplicasLostError, match="request 'one': there is no replica"):
+        asyncio.run(tokens(streams_over()))
