@@ -11,7 +11,7 @@ from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variabl
 from radixkv.config import Config, nearest
 
 # Variables that are no options of a command: the cache of converted models (see `radixkv.model.default_model`).
-_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY"})
+_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
 
 
 def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str, Any]:

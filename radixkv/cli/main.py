@@ -12,6 +12,7 @@ from rich.console import Console
 
 from radixkv import __version__
 from radixkv.cli import bench, keys, store
+from radixkv.cli.cluster import ingress, replica
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
@@ -40,7 +41,19 @@ def doctor(
     report(console)
 
 
-_COMMANDS: tuple[Callable[..., None], ...] = (chat, generate, serve, demo, doctor, inspect, simulate, explain, warm)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    chat,
+    generate,
+    serve,
+    replica,
+    ingress,
+    demo,
+    doctor,
+    inspect,
+    simulate,
+    explain,
+    warm,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -67,6 +67,8 @@ class Announcements:
                 if load != told or silent >= _LOADS_PER_HEARTBEAT:
                     told, silent = load, 0
                     yield encode_load(load)
+                if llm.draining and not llm.num_unfinished:
+                    return  # there will be nothing more to tell
                 with suppress(TimeoutError):
                     await asyncio.wait_for(awake.wait(), _SECONDS_BETWEEN_LOADS)
                 silent += 1

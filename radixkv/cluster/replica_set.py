@@ -248,7 +248,8 @@ class ReplicaSet:
             try:
                 await self._follow_once(member)
                 complaint = ""
-                continue  # it told no more: too slowly read, or gone, which the next attempt finds out
+                if not member.load.get("draining"):
+                    continue  # it was read too slowly, or is gone, which the next attempt finds out
             except (MismatchError, ConnectionError) as error:
                 if self._clients.get(member.name) is not None:
                     self._put_down(member)

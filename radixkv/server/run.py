@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import uvicorn
 import uvloop
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from radixkv.server.served import ServedModel
-    from radixkv.server.service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -73,45 +72,53 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             max_seqs_per_request=config.max_seqs_per_request or max(1, model.engine.max_num_seqs // 2),
         )
 
-        def make_app(drain: Callable[[], None]) -> tuple[Service, ASGIApp]:
+        def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
             service = assemble_service(llm, config, tenants, drain)
-            return service, assemble_app(service, config, write_log, tracer)
+            return service.model_name, assemble_app(service, config, write_log, tracer)
 
+        reload = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm)
         watch = partial(watch_engine, llm, config.step_timeout)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(llm, config, tenants, listener, make_app, watch))
+            status = runner.run(serve(llm, config, listener, make_app, watch=watch, reload=reload))
     if llm.abandoned:
-        # The usual end of a process would wait for threads, and one is stuck.
-        logging.shutdown()
-        os._exit(status)
+        leave_at_once(status)
     return status
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """The usual end of a process would wait for threads, and one is stuck."""
+    logging.shutdown()
+    os._exit(status)
 
 
 async def serve(
     llm: ServedModel,
     config: ServerConfig,
-    tenants: Tenants,
     listener: socket.socket,
-    make_app: Callable[[Callable[[], None]], tuple[Service, ASGIApp]],
+    make_app: Callable[[Callable[[], None]], tuple[str, ASGIApp]],
+    *,
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    drain: asyncio.Event | None = None,
+    reload: Callable[[], object] | None = None,
 ) -> int:
     """Serve what is there until SIGTERM or SIGINT, or until it dies.
 
     Args:
         llm: what is served.
         config: the server's.
-        tenants: who may use it.
         listener: bound, and not listening yet.
-        make_app: given what starts draining, the application and what its routes share.
+        make_app: given what starts draining, what is served in words, and the application.
         watch: runs beside it.
+        drain: starts draining when it is set.
+        reload: is called at SIGHUP.
 
     Returns:
         The exit status.
     """
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
 
-    drain, abort = asyncio.Event(), asyncio.Event()
-    service, app = make_app(drain.set)
+    drain, abort = drain or asyncio.Event(), asyncio.Event()
+    name, app = make_app(drain.set)
     limits = ConnectionLimits(config.receive_timeout, config.send_timeout)
     uvicorn_config = uvicorn.Config(
         app,
@@ -125,14 +132,14 @@ async def serve(
         ssl_keyfile=config.ssl_keyfile,
     )
     address = address_of(listener, encrypted=config.ssl_certfile is not None)
-    server = _Server(uvicorn_config, f"{service.model_name} at {address}")
+    server = _Server(uvicorn_config, f"{name} at {address}")
     watching = None if watch is None else asyncio.ensure_future(watch())
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, lambda: abort.set() if drain.is_set() else drain.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: abort.set() if drain.is_set() else drain.set())
 
-    if config.keys_file is not None:
-        loop.add_signal_handler(signal.SIGHUP, _KeysReload(Path(config.keys_file), tenants, llm))
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload)
 
     serving = asyncio.ensure_future(server.serve([listener]))
     try:
@@ -153,7 +160,7 @@ async def serve(
     return 0
 
 
-class _KeysReload:
+class KeysReload:
     """Reads the file of keys anew; a bad file changes nothing and is one error in the log."""
 
     def __init__(self, path: Path, tenants: Tenants, llm: ServedModel) -> None:

@@ -1,0 +1,90 @@
+"""`radixkv replica` and `radixkv ingress`: several engines as one server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from radixkv.cli.options import with_options_of
+from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.server.config import ServerConfig
+
+SECRET_VARIABLE = "RADIXKV_REPLICA_SECRET"
+
+SecretFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help=f"File with the secret that replicas and ingresses have in common; by default the variable {SECRET_VARIABLE}.",
+    ),
+]
+# Of a model's options, how its answers are read.
+_READING = ("tool_call_parser", "reasoning_parser")
+_MAX_QUEUE, _GRACE = ServerConfig.model_fields["max_queue"], ServerConfig.model_fields["grace_seconds"]
+_STEP_TIMEOUT = ServerConfig.model_fields["step_timeout"]
+
+
+@with_options_of(ModelConfig, EngineConfig)
+def replica(
+    model: Annotated[str | None, typer.Argument(help=ServerConfig.model_fields["model"].description)] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT or unix:PATH; for ingresses, not for users.")
+    ] = "127.0.0.1:8100",
+    secret_file: SecretFile = None,
+    max_queue: Annotated[int, typer.Option(min=0, help=_MAX_QUEUE.description)] = _MAX_QUEUE.default,
+    grace_seconds: Annotated[float, typer.Option(min=0, help=_GRACE.description)] = _GRACE.default,
+    step_timeout: Annotated[float, typer.Option(min=0.001, help=_STEP_TIMEOUT.description)] = _STEP_TIMEOUT.default,
+    **options: Any,
+) -> None:
+    """Run one engine for `radixkv ingress`."""
+    from radixkv.model.onednn_cache import limit_primitive_cache
+
+    # Before torch is imported; this process is a server and nothing else.
+    limit_primitive_cache(os.environ)
+    secret = _secret(secret_file)
+    try:
+        from radixkv.cluster.run import run_replica
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
+
+    config = ServerConfig(max_queue=max_queue, grace_seconds=grace_seconds, step_timeout=step_timeout)
+    raise typer.Exit(run_replica(model, cast(LLMOptions, options), listen, secret, config))
+
+
+@with_options_of(ServerConfig, ModelConfig, only=[*ServerConfig.model_fields, *_READING])
+def ingress(
+    replica: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL of a replica: http://host:port or unix:///path. May be repeated.")
+    ] = None,
+    replicas_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="More of them, one a line; read again at SIGHUP.")
+    ] = None,
+    secret_file: SecretFile = None,
+    **options: Any,
+) -> None:
+    """Serve a model over OpenAI's HTTP API by replicas that run elsewhere.
+
+    MODEL is where the tokenizer is found; by default what the replicas call their model.
+    """
+    secret = _secret(secret_file)
+    try:
+        from radixkv.cluster.run import parse_replica, run_ingress
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
+
+    model_config = ModelConfig(**{name: options.pop(name) for name in _READING})
+    replicas = dict(parse_replica(text) for text in replica or ())
+    if len(replicas) < len(replica or ()):
+        raise ValueError(f"replica: a name is there twice: {', '.join(replica or ())}")
+    raise typer.Exit(run_ingress(ServerConfig(**options), model_config, replicas, replicas_file, secret))
+
+
+def _secret(path: Path | None) -> str:
+    secret = os.environ.get(SECRET_VARIABLE, "") if path is None else path.read_text(encoding="utf-8").strip()
+    if not secret:
+        raise ValueError(f"secret_file: expected a file with a secret, or the variable {SECRET_VARIABLE}")
+    return secret

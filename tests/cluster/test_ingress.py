@@ -1,0 +1,187 @@
+"""The public server over replicas answers as it does over an engine of its own; to what only one can tell it says no."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import make_client
+from support.replica_servers import local_replicas, tiny_llm
+
+from radixkv import AsyncLLM
+from radixkv.cluster import ReplicaSet, create_ingress
+from radixkv.config import ModelConfig
+from radixkv.server.config import ServerConfig
+
+TEXT = (
+    "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen, sixteen."
+)
+COMPLETION = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", COMPLETION),
+    "samples": ("/v1/completions", {**COMPLETION, "n": 2, "temperature": 1, "seed": 3, "logprobs": 2}),
+    "stream": ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {"include_usage": True}}),
+    "several prompts": ("/v1/completions", {**COMPLETION, "prompt": [TEXT, "Red, green,"]}),
+    "beams": ("/v1/completions", {**COMPLETION, "use_beam_search": True, "n": 3}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 8, "seed": 1}),
+    "schema": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hi."}],
+            "max_tokens": 20,
+            "seed": 1,
+            "response_format": {"type": "json_object"},
+        },
+    ),
+    "response": ("/v1/responses", {"input": "Hello", "max_output_tokens": 8, "temperature": 0}),
+    "message": (
+        "/v1/messages",
+        {"model": "model", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 8, "temperature": 0},
+    ),
+    "tokenize": ("/tokenize", {"prompt": TEXT}),
+    "no field": ("/v1/completions", {**COMPLETION, "max_token": 3}),
+    "outside the vocabulary": ("/v1/completions", {**COMPLETION, "prompt": [10**6]}),
+    "no schema": ("/v1/completions", {**COMPLETION, "structured_outputs": {"json": {"type": "nothing"}}}),
+    "too long": ("/v1/completions", {**COMPLETION, "max_tokens": None, "prompt": [5] * 3000}),
+    "too many": ("/v1/completions", {**COMPLETION, "n": 1000}),
+}
+REFUSED = ("no field", "outside the vocabulary", "no schema", "too long", "too many")
+VARYING = ("id", "created", "created_at", "completed_at", "usage", "model", "system_fingerprint")
+
+
+@asynccontextmanager
+async def ingress_client(replicas: ReplicaSet, tokenizer: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    ingress = create_ingress(
+        ServerConfig(admin_key="admin", **options), replicas, model_config=ModelConfig(tokenizer=tokenizer)
+    )
+    transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+    await ingress.llm.shutdown()
+
+
+def without_ids(value: Any) -> Any:
+    """An answer without what differs each time."""
+    if isinstance(value, dict):
+        return {name: without_ids(each) for name, each in value.items() if name not in VARYING}
+    return [without_ids(each) for each in value] if isinstance(value, list) else value
+
+
+def comparable(response: httpx.Response) -> tuple[int, Any]:
+    if "event-stream" in response.headers.get("content-type", ""):
+        return response.status_code, "".join(
+            line.partition('"text":')[2].partition(",")[0] for line in response.text.splitlines()
+        ).replace('""', "")
+    return response.status_code, without_ids(response.json())
+
+
+def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        alone = AsyncLLM(tiny_llm(default_tokenizer), max_seqs_per_request=32)
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with (
+            make_client(alone) as one,
+            local_replicas(tmp_path, *llms) as (replicas, _),
+            ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
+        ):
+            for name, (path, body) in REQUESTS.items():
+                expected = comparable(await one.post(path, json=body))
+                assert expected[0] == (400 if name in REFUSED else 200), expected
+                assert comparable(await several.post(path, json=body)) == expected, name
+            assert (await several.get("/ready")).status_code == 200
+            assert (await several.get("/live")).json()["tokens"]["computed"] > 0
+        await alone.shutdown()
+
+    asyncio.run(main())
+
+
+def test_administration_means_all_replicas_or_says_that_it_cannot(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with (
+            local_replicas(tmp_path, *llms) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            admin = {"Authorization": "Bearer admin"}
+            for server in servers:
+                async for _ in server.llm.generate({"prompt_token_ids": list(range(64))}):
+                    break
+            cleared = (await client.post("/admin/clear_cache", json={}, headers=admin)).json()
+            assert cleared["namespaces"] == 1
+            assert all(server.llm.stats.num_evictable_blocks == 0 for server in servers)
+            for method, path in (("GET", "snapshot"), ("GET", "pins"), ("DELETE", "pins/pin-1"), ("POST", "check")):
+                refused = await client.request(method, f"/admin/{path}", headers=admin)
+                assert refused.status_code == 501
+                assert "not over several replicas" in refused.json()["error"]["message"]
+            assert (await client.get("/admin/nothing", headers=admin)).status_code == 404
+            explained = await client.post("/v1/completions", json={**COMPLETION, "explain_cache": True})
+            assert explained.status_code == 501
+            states = (await client.get("/admin/replicas", headers=admin)).json()["replicas"]
+            assert [(state["name"], state["up"], state["blocks"]) for state in states] == [
+                ("0", True, 300),
+                ("1", True, 300),
+            ]
+            assert 'radixkv:kv_cache_blocks{state="free"} ' in (await client.get("/metrics")).text
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenizer: Any, tmp_path: Path) -> None:
+    body = {**COMPLETION, "max_tokens": 1500, "stream": True}
+
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with local_replicas(tmp_path, *llms) as (replicas, servers):
+            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer))
+            request = ingress.llm.submit
+            stream = (await request(*await _prompt(ingress, body)))[0]
+            await anext(stream)
+            here = next(server for server in servers if server.llm.num_unfinished)
+            stream.close()
+            while here.llm.num_unfinished:
+                await asyncio.sleep(0)
+            assert here.llm.stats.num_running <= 1
+            assert ingress.llm.num_unfinished == 0
+            await ingress.llm.shutdown()
+
+    async def _prompt(ingress: Any, body: dict[str, Any]) -> tuple[Any, Any]:
+        from radixkv import SamplingParams
+        from radixkv.prompts import as_prompts
+
+        prompts = await ingress.llm.run_tokenizer(lambda loaded: as_prompts(body["prompt"], loaded))
+        return prompts, SamplingParams(max_tokens=body["max_tokens"], ignore_eos=True)
+
+    asyncio.run(main())
+
+
+def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0.0) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            await servers[0].kill()
+            while replicas.available:
+                await asyncio.sleep(0.001)
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.get("/health")).status_code == 200
+            refused = await client.post("/v1/completions", json=COMPLETION)
+            assert refused.status_code == 503
+            assert "there is no replica" in refused.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_known_here_is_refused_at_the_start(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="there was no replica yet"):
+            create_ingress(ServerConfig(), ReplicaSet("a secret of the replicas"))
+        with pytest.raises(ValueError, match=r"queue_timeout: .* use first_token_timeout"):
+            create_ingress(ServerConfig(queue_timeout=1.0), ReplicaSet("a secret of the replicas"))
+
+    asyncio.run(main())
