@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from radixkv.cache import Pin
 from radixkv.cache.tokens import encode
-from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs, refuse_unknown
+from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.answer_reader import AnswerReader
 from radixkv.engine.engine import Engine
 from radixkv.engine.interrupts import deferred_interrupt
@@ -22,6 +22,7 @@ from radixkv.engine.request_output import beam_output, delta_output, request_out
 from radixkv.model.loader import load_model
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
+from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,

@@ -9,6 +9,7 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
     item_attention         one partial result per work item: shared prefixes, private tails, causal prompts
     split_decode           the same for one token per sequence where nothing is shared: no items needed
     merge                  partial results into the final output
+    launch                 a launch made again with another layer's tensors, without checks
     advance                between two decoding steps: positions and slots of the next token
     exponential_sampling   one token per row, drawn from a whole vocabulary
     online_softmax         a tile of query rows over a range of keys
@@ -31,6 +32,7 @@ from radixkv_kernels.cache_write import write_cache
 from radixkv_kernels.checks import BLOCK_SIZES
 from radixkv_kernels.exponential_sampling import draw_tokens
 from radixkv_kernels.item_attention import TILE_ROWS, attend_items
+from radixkv_kernels.launch import Launch, RepeatedLaunch
 from radixkv_kernels.merge import merge_partials
 from radixkv_kernels.online_softmax import TileConfig, tile_config
 from radixkv_kernels.rotary_cache_write import rotate_and_write
@@ -44,6 +46,8 @@ __all__ = [
     "OPEN_END",
     "TILE_ROWS",
     "BlockCopier",
+    "Launch",
+    "RepeatedLaunch",
     "TileConfig",
     "advance_rows",
     "attend_items",

@@ -22,6 +22,7 @@ from radixkv_kernels.checks import (
     check_tensor,
     check_written,
 )
+from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.target import COMPILE_OPTIONS
 
 _TOKENS = 16
@@ -86,7 +87,7 @@ def write_cache(
     *,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-) -> None:
+) -> Launch | None:
     """Store one layer's new keys and values.
 
     Args:
@@ -100,16 +101,20 @@ def write_cache(
         key_scales: float32 ``[kv heads]``; stored is ``key / scale``. Exactly for a float8 cache.
         value_scales: float32 ``[kv heads]``, likewise.
 
+    Returns:
+        The launch, see `launch.launch`; None also where there was nothing to do.
+
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
     check_write(key, value, key_cache, value_cache, slots, key_scales, value_scales)
     num_tokens = key.shape[0]
     if num_tokens == 0:
-        return
+        return None
     _, block_size, num_kv_heads, key_dim = key_cache.shape
     value_dim = value_cache.shape[3]
-    _write_cache[(triton.cdiv(num_tokens, _TOKENS), num_kv_heads)](
+    return launch(
+        _write_cache, (triton.cdiv(num_tokens, _TOKENS), num_kv_heads),
         key, value, key_cache, value_cache, slots, key_scales, value_scales,
         num_tokens,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),

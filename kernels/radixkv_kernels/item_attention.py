@@ -24,6 +24,7 @@ import triton.language as tl
 
 from radixkv_kernels.attention_common import attend_head, attention_constants, attention_strides, store_result
 from radixkv_kernels.checks import MAX_PROGRAMS, check_at_most, check_attention, check_tensor
+from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query, score_factors
 from radixkv_kernels.work_items import ITEM_FIELDS, NO_PARTIAL
 
@@ -107,7 +108,7 @@ def attend_items(
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
     beside_narrow: bool = False,
-) -> None:
+) -> Launch | None:
     """Attend the items of one tile class.
 
     The last dimension of every tensor is contiguous, `items` wholly; other strides are free, but no two entries of an output
@@ -134,6 +135,9 @@ def attend_items(
         config: None: what `tile_config` says.
         beside_narrow: with tiles of 64 rows, and no ``config``: leave room for programs of 16 rows that run at the same time.
 
+    Returns:
+        As of `write_cache`.
+
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
@@ -149,9 +153,10 @@ def attend_items(
     num_kv_heads = key_cache.shape[2]
     check_at_most("items", f"for {num_kv_heads} heads", items.shape[0], MAX_PROGRAMS // num_kv_heads)
     if items.shape[0] == 0:
-        return
+        return None
     kernel_scale, cap = score_factors(scale, softcap)
-    _attend_items[(num_kv_heads * items.shape[0],)](
+    return launch(
+        _attend_items, (num_kv_heads * items.shape[0],),
         query, key_cache, value_cache, tables, positions, items,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
         kernel_scale, cap, kernel_window(window), tables.stride(0),

@@ -23,6 +23,7 @@ from radixkv_kernels.checks import (
     check_tensor,
     check_written,
 )
+from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.online_softmax import add_sink
 from radixkv_kernels.target import COMPILE_OPTIONS
 
@@ -93,7 +94,7 @@ def merge_partials(
     output: torch.Tensor,
     *,
     sinks: torch.Tensor | None = None,
-) -> None:
+) -> Launch | None:
     """Merge the results of `attend_items`.
 
     The last dimension of every tensor is contiguous, other strides are free, but no two entries of the output may share
@@ -109,12 +110,15 @@ def merge_partials(
         output: ``[rows, query heads, value dim]``, float32, float16 or bfloat16.
         sinks: ``[query heads]``, any of these types.
 
+    Returns:
+        As of `write_cache`.
+
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
     _check(partial_output, partial_lse, output, sinks)
     _check_lists(starts, partials, positions, output.shape[0], output.device)
-    _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0)
+    return _launch(partial_output, partial_lse, starts, partials, positions, output, sinks, 0)
 
 
 def merge_splits(
@@ -124,8 +128,11 @@ def merge_splits(
     *,
     num_splits: int,
     sinks: torch.Tensor | None = None,
-) -> None:
+) -> Launch | None:
     """Merge the results of `attend_split`: row i's are the partial results ``i * num_splits ..``; otherwise as above.
+
+    Returns:
+        As of `write_cache`.
 
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
@@ -136,7 +143,7 @@ def merge_splits(
             f"num_splits: expected 1 to as many as {partial_output.shape[0]} partial results allow for each of "
             f"{output.shape[0]} rows, got {num_splits}"
         )
-    _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits)
+    return _launch(partial_output, partial_lse, None, None, None, output, sinks, num_splits)
 
 
 @checked_once
@@ -176,11 +183,12 @@ def _launch(
     output: torch.Tensor,
     sinks: torch.Tensor | None,
     num_splits: int,
-) -> None:
+) -> Launch | None:
     num_rows, num_heads, value_dim = output.shape
     if num_rows == 0:
-        return
-    _merge[(num_rows, num_heads)](
+        return None
+    return launch(
+        _merge, (num_rows, num_heads),
         partial_output, partial_lse, starts, partials, positions, output, sinks, num_splits,
         partial_output.stride(0), partial_output.stride(1), partial_lse.stride(0), output.stride(0), output.stride(1),
         LISTED=starts is not None, PARTIALS=_PARTIALS,

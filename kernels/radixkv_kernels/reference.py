@@ -45,17 +45,18 @@ def rotate_and_write(
     *,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    rotated: torch.Tensor | None = None,
 ) -> None:
     """See `rotary_cache_write.rotate_and_write`."""
-    rotated = []
+    turned_heads = []
     for heads in (query, key):
         turning = heads[..., : cosines.shape[1]].double()
         first, second = turning.chunk(2, dim=-1)
         turned = turning * cosines.double()[:, None] + torch.cat((-second, first), -1) * sines.double()[:, None]
-        rotated.append(torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[1] :]), -1))
-    query.copy_(rotated[0])
+        turned_heads.append(torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[1] :]), -1))
+    (query if rotated is None else rotated).copy_(turned_heads[0])
     write_cache(
-        rotated[1], value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
+        turned_heads[1], value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from radixkv_kernels.attention_common import attend_head, attention_constants, attention_strides, store_result
 from radixkv_kernels.checks import check_at_most, check_attention, check_tensor
 from radixkv_kernels.item_attention import TILE_ROWS
+from radixkv_kernels.launch import Launch, launch
 from radixkv_kernels.merge import merge_splits
 from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query, score_factors
 
@@ -96,7 +97,7 @@ def attend_split(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     config: TileConfig | None = None,
-) -> None:
+) -> Launch | None:
     """Attend one row of each sequence to all its keys, in ``num_splits`` parts that `merge_splits` merges.
 
     Strides as for `attend_items`.
@@ -120,6 +121,9 @@ def attend_split(
         config: as in `attend_items`.
         sinks: ``[query heads]``; with several parts `merge_splits` adds them.
 
+    Returns:
+        As of `write_cache`.
+
     Raises:
         ValueError: a shape, type, device or stride that the kernel cannot take; nothing is written.
     """
@@ -139,10 +143,11 @@ def attend_split(
             f"partial_output: expected {num_splits} for each of {num_rows} rows, got {list(partial_output.shape)}"
         )
     if num_rows == 0:
-        return
+        return None
     tile_rows = next(rows for rows in TILE_ROWS if rows >= num_heads // num_kv_heads)
     kernel_scale, cap = score_factors(scale, softcap)
-    _attend_split[(num_kv_heads, num_splits, num_rows)](
+    return launch(
+        _attend_split, (num_kv_heads, num_splits, num_rows),
         query, key_cache, value_cache, tables, row_tables, positions,
         output, partial_output, partial_lse, sinks, key_scales, value_scales,
         kernel_scale, cap, kernel_window(window), num_splits, tables.stride(0),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from radixkv.bench import peer_process
+from radixkv.bench.line_process import LineProcess
 from radixkv.bench.machine import describe_machine
 from radixkv.model.default_model import ensure_converted, find_default_model
 
@@ -36,31 +36,18 @@ class _Engine:
     """A process that runs workloads one at a time; see `peer_process`."""
 
     def __init__(self, python: Path, engine: str, model: Path, options: dict[str, str | None]) -> None:
-        command = [str(python), peer_process.__file__, engine, str(model), json.dumps(options)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        self._process = LineProcess(
+            engine, [str(python), peer_process.__file__, engine, str(model), json.dumps(options)]
         )
-        self._engine = engine
-        started = self._reply()
+        started = self._process.reply()
         self.ready: float = started["ready"]
         self.workloads: list[str] = started["workloads"]
 
     def run(self, workload: str) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{workload}\n")
-        self._process.stdin.flush()
-        return float(self._reply())
+        return float(self._process.ask(workload))
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _reply(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._engine}: its process ended with status {self._process.wait()}")
-        return json.loads(line)
+        self._process.close()
 
 
 def run_against(

@@ -90,6 +90,7 @@ def attention_row(
 def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False) -> Callable[[], object]:
     # Triton is there with a GPU only.
     from radixkv.attention.triton import TritonBackend
+    from radixkv.attention.triton.cost_model import whole_from
     from radixkv.attention.triton.launches import PartialResults
     from radixkv.attention.triton.padded_decode import PaddedDecode
 
@@ -97,7 +98,9 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     prepared = backend.prepare(batch)
     if not in_graphs:
         return layer_work(prepared, rows, len(pool.layers))
-    padded = PaddedDecode(rows, backend, prepared.plan.is_flat, PartialResults(pool.keys[0].device))
+    flat = prepared.plan.is_flat
+    whole = flat and rows >= whole_from(KV_HEADS, backend.placement)
+    padded = PaddedDecode(rows, backend, flat, PartialResults(pool.keys[0].device), whole)
     assert padded.load(prepared)
     return layer_work(padded, rows, len(pool.layers))
 

@@ -1,6 +1,6 @@
 """The kinds of work on which drafts are measured: said before, rewritten, held by a grammar, and new.
 
-Texts are Python's own: sources and docstrings of its standard library.
+Texts are Python's own: sources and docstrings of its standard library. Questions are such that answers end by themselves.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import heapq
 import inspect
 import json
+import re
 import shlex
 import statistics
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,13 +23,15 @@ _TOPICS = (
     "the sea", "volcanoes", "bread", "railways", "bees", "glass", "the moon", "chess",
     "rivers", "paper", "clocks", "salt", "bridges", "wool", "maps", "thunder",
 )  # fmt: skip
-_NAMES = ("Ann", "Ben", "Carla", "David", "Edith", "Frank", "Greta", "Henry")
+_NAMES = ("Ann", "Ben", "Carla", "David", "Edith", "Frank")
 _CODE: tuple[Callable[..., Any], ...] = (
-    heapq.nlargest, heapq.nsmallest, heapq.merge, shlex.join, shlex.quote, shlex.split,
+    heapq.nlargest, heapq.nsmallest, textwrap.fill, shlex.join, shlex.quote, shlex.split,
     statistics.harmonic_mean, statistics.mode, statistics.multimode, statistics.median_low, statistics.median_high,
     textwrap.wrap, textwrap.dedent, textwrap.indent, textwrap.shorten,
     inspect.getdoc, inspect.cleandoc, inspect.getmodulename, inspect.unwrap, inspect.getfile,
 )  # fmt: skip
+_CODE_CHARACTERS = 600
+_DOCUMENT_CHARACTERS = 6000
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -43,6 +46,8 @@ _SCHEMA = {
     },
     "additionalProperties": False,
 }
+_SCHEMA["required"] = list(_SCHEMA["properties"])  # type: ignore[call-overload]
+_JSON_TOKENS = 192
 _TOOL = {
     "type": "function",
     "function": {
@@ -60,17 +65,29 @@ _TOOL = {
         },
     },
 }
+_TURNS = 20
+# What is measured in one piece is measured so often.
+_ROUNDS_TOGETHER = 5
 
 Message = dict[str, Any]
 
 
 class Session(Protocol):
-    """What runs conversations, side by side, and counts."""
+    """What answers conversations, side by side, and counts.
+
+    Attributes:
+        messages: of a conversation that goes on from part to part.
+    """
+
+    messages: list[Message]
 
     def chat(
         self, conversations: Sequence[Sequence[Message]], params: SamplingParams, **options: Any
     ) -> list[RequestOutput]:
         """Answer them."""
+
+
+Part = Callable[[Session], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,71 +97,70 @@ class Work:
     Attributes:
         name: of the row.
         wanted: at least this many times the tokens a second of the same without drafts.
-        measured: runs the work.
-        before: run first, and not measured; None: the cache is empty.
-        prompt_lookup: whether transformers' prompt look-up can do the same: greedy, one conversation at a time.
+        parts: the work; each part is run without drafts and with them before the next.
+        before: run first, and not measured; without any, the cache is empty.
+        rounds: of all parts.
+        peers: whether other engines' drafts can do the same: greedy, one conversation at a time, nothing said before.
     """
 
     name: str
     wanted: float
-    measured: Callable[[Session], None]
-    before: Callable[[Session], None] | None = None
-    prompt_lookup: bool = False
+    parts: Sequence[Part]
+    before: Sequence[Part] = ()
+    rounds: int = 1
+    peers: bool = False
 
 
 def make_work(num_tokens: int) -> list[Work]:
     """All rows.
 
     Args:
-        num_tokens: of an answer at most.
+        num_tokens: of an answer at most, where no schema needs more.
     """
     greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens)
     penalized = replace(greedy, repetition_penalty=1.1)
     warm = SamplingParams(temperature=0.8, top_p=0.95, seed=1, max_tokens=num_tokens)
     cool = replace(warm, temperature=0.3)
     creative = SamplingParams(temperature=1.0, seed=3, max_tokens=num_tokens)
-    questions = [_user(f"Write three short sentences about {topic}.") for topic in _TOPICS]
+    questions = [_user(f"Say something about {topic} in one or two sentences.") for topic in _TOPICS]
     stories = [_user(f"Invent a strange story about {topic}.") for topic in _TOPICS]
-    code = [inspect.getsource(function)[:700] for function in _CODE]
-    rewrites = [
-        _user(f"Rewrite this code with one name changed, {_parameter(function)} to value:\n```python\n{text}\n```")
-        for function, text in zip(_CODE, code, strict=True)
-    ]
-    document = inspect.getsource(textwrap)[:6000]
+    many = [_user(f"Invent a strange story about {topic} and {other}.") for topic in _TOPICS for other in _TOPICS[:4]]
+    renamed = [_user(_rename(code)) for code in map(_source, _CODE)]
+    fixed = [_user(f"Fix this code:\n{_fenced(_broken(code))}") for code in map(_source, _CODE)]
+    document = inspect.getsource(textwrap)[:_DOCUMENT_CHARACTERS]
     quotes = [
         _user(f"{document}\n\nQuote, word for word, the docstring of {name}.")
         for name in ("TextWrapper", "wrap", "fill", "shorten", "dedent", "indent")
     ]
-    schema = replace(warm, structured_outputs=StructuredOutputsParams(json=_SCHEMA), max_tokens=max(num_tokens, 160))
+    schema = replace(warm, structured_outputs=StructuredOutputsParams(json=_SCHEMA), max_tokens=_JSON_TOKENS)
     people = [_user(f"Describe {name} as JSON.") for name in _NAMES]
-    many = [_user(f"Invent a strange story about {topic} and {other}.") for topic in _TOPICS for other in _TOPICS[:4]]
+    tools = [_turn(turn, greedy) for turn in range(_TURNS)]
+
+    def again(name: str, params: SamplingParams) -> Work:
+        return Work(f"asked again, {name}", 4.0, _each(questions, params), _each(questions, params))
+
     return [
-        Work("asked again, greedy", 4.0, one_by_one(questions, greedy), one_by_one(questions, greedy)),
-        Work("asked again, temperature 0.8", 4.0, one_by_one(questions, warm), one_by_one(questions, warm)),
-        Work("asked again, greedy, penalty 1.1", 4.0, one_by_one(questions, penalized), one_by_one(questions, penalized)),
-        Work("asked again, 16 side by side", 4.0, together(questions, warm), together(questions, warm)),
-        Work("regenerated, temperature 0.3", 1.5, one_by_one(questions, replace(cool, seed=2)), one_by_one(questions, cool)),
-        Work("code with a name changed", 2.5, one_by_one(rewrites, greedy), prompt_lookup=True),
-        Work("code with a name changed, penalty 1.1", 2.5, one_by_one(rewrites, penalized)),
-        Work("JSON with 12 keys", 2.5, one_by_one(people, schema)),
-        Work("tool calls, 20 turns", 2.5, _tool_calls(replace(greedy, max_tokens=64))),
-        Work("quotes from 1,500 tokens", 2.0, one_by_one(quotes, greedy), prompt_lookup=True),
-        Work("16 creative ones, temperature 1", 0.98, together(stories, creative)),
-        Work("64 side by side, temperature 1", 0.98, together(many, replace(creative, max_tokens=num_tokens // 2))),
-    ]  # fmt: skip
+        again("greedy", greedy),
+        again("temperature 0.8", warm),
+        again("greedy, penalty 1.1", penalized),
+        Work("another seed, temperature 0.3", 1.5, _each(questions, replace(cool, seed=2)), _each(questions, cool)),
+        Work("a name changed in code", 2.5, _each(renamed, greedy), peers=True),
+        Work("a name changed in code, penalty 1.1", 2.5, _each(renamed[::2], penalized)),
+        Work("code fixed", 2.5, _each(fixed, greedy), peers=True),
+        Work("JSON with 12 keys", 2.5, _each(people, schema)),
+        Work("tool calls, 20 turns", 2.5, tools),
+        Work("quotes from 1,500 tokens", 2.0, _each(quotes, greedy), peers=True),
+        Work("16 side by side, temperature 1", 0.98, [_together(stories, creative)], rounds=_ROUNDS_TOGETHER),
+        Work("64 side by side, temperature 1", 0.98, [_together(many, creative)], rounds=_ROUNDS_TOGETHER),
+    ]
 
 
-def one_by_one(conversations: Sequence[Sequence[Message]], params: SamplingParams) -> Callable[[Session], None]:
+def _each(conversations: Sequence[Sequence[Message]], params: SamplingParams) -> list[Part]:
     """One conversation after the other."""
-
-    def run(session: Session) -> None:
-        for conversation in conversations:
-            session.chat([conversation], params)
-
-    return run
+    return [_together([conversation], params) for conversation in conversations]
 
 
-def together(conversations: Sequence[Sequence[Message]], params: SamplingParams) -> Callable[[Session], None]:
+def _together(conversations: Sequence[Sequence[Message]], params: SamplingParams) -> Part:
     """All side by side."""
 
     def run(session: Session) -> None:
@@ -153,17 +169,16 @@ def together(conversations: Sequence[Sequence[Message]], params: SamplingParams)
     return run
 
 
-def _tool_calls(params: SamplingParams) -> Callable[[Session], None]:
-    """An agent that calls a tool in every turn of one conversation."""
+def _turn(turn: int, params: SamplingParams) -> Part:
+    """A turn of an agent that calls a tool in each."""
 
     def run(session: Session) -> None:
-        messages: list[Message] = []
-        for turn in range(20):
-            messages.append({"role": "user", "content": f"What is the weather in city number {turn}?"})
-            (output,) = session.chat([messages], params, tools=[_TOOL], tool_choice="required")
-            text = output.outputs[0].text
-            result: Mapping[str, Any] = {"city": turn, "forecast": "sunny"}
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": json.dumps(result)}]
+        messages = session.messages
+        messages.append({"role": "user", "content": f"What is the weather in city number {turn}?"})
+        (output,) = session.chat([messages], params, tools=[_TOOL], tool_choice="required")
+        result = json.dumps({"city": turn, "forecast": "sunny"})
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+        messages.append({"role": "user", "content": result})
 
     return run
 
@@ -172,5 +187,22 @@ def _user(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def _parameter(function: Callable[..., Any]) -> str:
-    return next(iter(inspect.signature(function).parameters))
+def _source(function: Callable[..., Any]) -> str:
+    """Whole lines of it."""
+    return textwrap.dedent(inspect.getsource(function))[:_CODE_CHARACTERS].rpartition("\n")[0]
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def _rename(code: str) -> str:
+    """The question to rename a function's first parameter."""
+    name = re.search(r"\((\w+)", code)
+    assert name is not None
+    return f"Rewrite this code with one name changed, {name[1]} to value:\n{_fenced(code)}"
+
+
+def _broken(code: str) -> str:
+    """Without the colon at the end of a function's head."""
+    return re.sub(r"\):\n", ")\n", code, count=1)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from sortedcontainers import SortedList
 
+from radixkv.cache.tokens import common_tokens
+
 Child = TypeVar("Child")
 
 
@@ -51,6 +53,14 @@ class Children(MutableMapping[bytes, Child]):
             if not key.startswith(prefix):
                 return
             yield self.by_key[key]
+
+    def nearest(self, key: bytes) -> tuple[Child | None, int]:
+        """The child whose first block shares the most first tokens with ``key``, and how many; None where none shares any."""
+        best, longest = None, 0
+        for neighbour in (self.before(key), self.at_or_after(key)):
+            if neighbour is not None and (common := common_tokens(key, 0, neighbour)) > longest:
+                best, longest = self.by_key[neighbour], common
+        return best, longest
 
     def before(self, key: bytes | bytearray) -> bytes | None:
         """The greatest key below this one."""

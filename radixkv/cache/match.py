@@ -59,15 +59,11 @@ def match_in_first_block(node: Node, prompt: bytes, offset: int, block_bytes: in
     """
     assert node.children is not None
     key = prompt[offset : offset + block_bytes]
-    best, longest = b"", 0
-    for neighbour in (node.children.before(key), node.children.at_or_after(key)):
-        if neighbour is not None and (common := common_tokens(key, 0, neighbour)) > longest:
-            best, longest = neighbour, common
     num_before = offset // TOKEN_BYTES
-    if not longest:
+    nearest, common = node.children.nearest(key)
+    if nearest is None:
         return Match(num_before, node, node.num_blocks)
-    nearest = node.children[best]
-    return Match(num_before + longest, nearest, 0, longest, nearest.blocks[0])
+    return Match(num_before + common, nearest, 0, common, nearest.blocks[0])
 
 
 def match_inside(child: Node, prompt: bytes, offset: int, block_bytes: int) -> Match:

@@ -98,6 +98,41 @@ class Node:
         assert self.hashes is not None
         return self.hashes
 
+    def split(self, num_blocks: int, block_bytes: int) -> Node:
+        """Cut the edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked.
+
+        Args:
+            num_blocks: of the upper part.
+            block_bytes: size of a block's encoded tokens.
+        """
+        assert self.parent is not None and self.parent.children is not None
+        size = num_blocks * block_bytes
+        upper = Node(self.parent, self.tokens[:size], self.blocks[:num_blocks], self.last_use)
+        upper.lock_count = self.lock_count
+        upper.uses, upper.priority, upper.group, upper.owner = self.uses, self.priority, self.group, self.owner
+        if self.hashes is not None:
+            upper.hashes, self.hashes = self.hashes[:num_blocks], self.hashes[num_blocks:]
+        self.parent.children[bytes(self.tokens[:block_bytes])] = upper
+        del self.tokens[:size]
+        del self.blocks[:num_blocks]
+        upper.children = Children()
+        upper.children[bytes(self.tokens[:block_bytes])] = self
+        self.parent = upper
+        self.depth += num_blocks
+        return upper
+
+    def truncate(self, num_blocks: int, block_bytes: int) -> None:
+        """Drop all but the first ``num_blocks``.
+
+        Args:
+            num_blocks: to keep.
+            block_bytes: size of a block's encoded tokens.
+        """
+        del self.blocks[num_blocks:]
+        del self.tokens[num_blocks * block_bytes :]
+        if self.hashes is not None:
+            del self.hashes[num_blocks:]
+
     def path(self) -> Iterator[Node]:
         """This node and its ancestors, up to the root."""
         node: Node | None = self

@@ -308,21 +308,7 @@ class RadixTree:
             self._pool.release(leaf.block_ids())
 
     def _split(self, node: Node, num_blocks: int) -> Node:
-        """Cut an edge after ``num_blocks``; returns the new upper part. The lower stays the node that others have locked."""
-        assert node.parent is not None and node.parent.children is not None
-        size = num_blocks * self._block_bytes
-        upper = Node(node.parent, node.tokens[:size], node.blocks[:num_blocks], node.last_use)
-        upper.lock_count = node.lock_count
-        upper.uses, upper.priority, upper.group, upper.owner = node.uses, node.priority, node.group, node.owner
-        if node.hashes is not None:
-            upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
-        node.parent.children[bytes(node.tokens[: self._block_bytes])] = upper
-        del node.tokens[:size]
-        del node.blocks[:num_blocks]
-        upper.children = Children()
-        upper.children[bytes(node.tokens[: self._block_bytes])] = node
-        node.parent = upper
-        node.depth += num_blocks
+        upper = node.split(num_blocks, self._block_bytes)
         for notify in self._on_split:
             notify(upper, node)
         return upper
@@ -353,10 +339,7 @@ class RadixTree:
                 continue
             num_tokens += leaf.num_tokens - keep * self._block_size
             freed += leaf.blocks[keep:]
-            del leaf.blocks[keep:]
-            del leaf.tokens[keep * self._block_bytes :]
-            if leaf.hashes is not None:
-                del leaf.hashes[keep:]
+            leaf.truncate(keep, self._block_bytes)
             self.num_blocks -= most
             self.num_evictable_blocks -= most
             missing -= most

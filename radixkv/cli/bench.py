@@ -55,18 +55,21 @@ def against(
 @app.command()
 def drafts(
     json_path: JsonPath = None,
-    plot: Annotated[Path | None, typer.Option(help="where to draw the ratios")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
-    only: Annotated[str | None, typer.Option(help="kinds of work whose name contains this")] = None,
-    dtype: Annotated[str, typer.Option(help="of the model")] = "auto",
-    num_tokens: Annotated[int, typer.Option(min=2, help="tokens of an answer at most")] = 128,
+    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 1,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="kinds of work whose name contains this; may be repeated")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="of the model; float32 to see whether the tokens are the same")] = "auto",
+    num_tokens: Annotated[
+        int, typer.Option(min=2, help="tokens of an answer at most, where no schema needs more")
+    ] = 64,
+    vllm: PeerPython = None,
 ) -> None:
     """Tokens a second with drafts and without, and whether they are the same."""
     from radixkv.bench.drafts import run_drafts
 
-    if plot is not None:
-        writable_plot(plot)
-    run_drafts(Console(), rounds, only, dtype, num_tokens, json_path, plot)
+    run_drafts(Console(), rounds, rows or [], dtype, num_tokens, json_path, plot, vllm)
 
 
 @app.command()

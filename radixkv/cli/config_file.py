@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
-from radixkv.config import Config, nearest
+from radixkv.config import Config
+from radixkv.option_words import nearest
 
 # Variables that are no options of a command: the cache of converted models (see `radixkv.model.default_model`).
 _OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})

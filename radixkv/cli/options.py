@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 import typer
 
 from radixkv.cli.output_paths import writable
-from radixkv.config import DEVICE_DEFAULTS, Accepted, Config
+from radixkv.config import DEVICE_DEFAULTS, Config
+from radixkv.option_words import Accepted
 from radixkv.server.config import ServerConfig
 
 if TYPE_CHECKING:

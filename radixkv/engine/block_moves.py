@@ -158,6 +158,10 @@ class BlockMoves(TreeObserver):
             parts += self._take_wanted(cache, _BLOCKS_PER_STEP, 0.0)
         self._send(parts)
 
+    def is_settled(self) -> bool:
+        """Whether all that was evicted has been sent: before, it is found neither in the pool nor below."""
+        return not self._evicted
+
     @property
     def has_wanted(self) -> bool:
         """Whether blocks that are not evicted are still to be sent."""

@@ -25,8 +25,8 @@ from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.cache.observer import TreeObserver
 from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
-from radixkv.engine.completion import prepare_sampling
 from radixkv.engine.executor import Executor
+from radixkv.engine.first_groups import first_groups
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
@@ -34,18 +34,17 @@ from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
 from radixkv.engine.trace_recorder import TraceRecorder
-from radixkv.errors import NoBlocksLeftError
+from radixkv.engine.unfinished_requests import UnfinishedRequests
 from radixkv.model.kv_quantisation import resolve_kv_cache_dtype
 from radixkv.model.loader import LoadedModel
 from radixkv.model.runner import ModelRunner
 from radixkv.outputs import CompletionOutput, DraftCounts
 from radixkv.prompts import encode_bad_words
-from radixkv.sampling.beam_search import BeamSearch
-from radixkv.sampling.detokenizer import IncrementalDetokenizer, token_decoder
+from radixkv.sampling.detokenizer import token_decoder
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
 
@@ -113,7 +112,6 @@ class Engine:
             events=events,
             observers=observers,
         )
-        self._recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self.scheduler = Scheduler(
             self.cache,
             config.max_num_batched_tokens,
@@ -121,6 +119,8 @@ class Engine:
             loads=None if self.tiers is None else self.tiers.use_cache(self.cache),
             on_reuse=None if self.tiers is None else self.tiers.on_reuse,
         )
+        recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
+        self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
         self.grammars = GrammarCompiler(loaded)
         self._seeds = random.Random(config.seed)
         # Text of a single token, for log-probabilities.
@@ -132,10 +132,8 @@ class Engine:
             self._speculator = make_speculator(
                 speculative, config, self.cache, index, self.scheduler.blocks, loaded.vocab_size, clock
             )
-        self._requests: dict[str, Request] = {}
         self.async_scheduling = config.async_scheduling
         self._in_flight: Batch | None = None
-        self._ended_elsewhere: list[Request] = []  # resumed where nothing is left to generate; the next step ends them
         self._in_step = False
         self._aborted_in_step: list[str] = []
         # The most blocks held at once, cached ones included; reset it to 0 before measuring.
@@ -150,7 +148,7 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def make_request(
         self,
@@ -233,34 +231,12 @@ class Engine:
         Raises:
             ValueError: an unfinished request has the same id.
         """
-        if request.request_id in self._requests:
-            raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
-        self._requests[request.request_id] = request
-        if request.resumed:
-            self._add_resumed(request)
-            return
-        sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
-        if isinstance(request.params, BeamSearchParams):
-            request.beam_search = BeamSearch(
-                request.params,
-                request.max_new_tokens,
-                request.end_token_ids,
-                self._stop_finder(request),
-                request.grammar,
-            )
+        self._requests.add(request)
+        groups = first_groups(request, self.loaded.tokenizer)
+        if groups:
+            self.scheduler.add(*groups)
         else:
-            prepare_sampling(sequence, self.loaded.tokenizer)
-        request.sequences = [sequence]
-        self.scheduler.add(SequenceGroup(request, [sequence], request.prompt_token_ids))
-
-    def _add_resumed(self, request: Request) -> None:
-        unfinished = [sequence for sequence in request.sequences if sequence.finish_reason is None]
-        if unfinished:
-            self.scheduler.add(
-                *(SequenceGroup(request, [each], np.array(each.token_ids, dtype=np.int32)) for each in unfinished)
-            )
-        else:
-            self._ended_elsewhere.append(request)
+            self._requests.add_ended_elsewhere(request)
 
     def unfinished_request(self, request_id: str) -> Request | None:
         """The request with this id, if it is waiting or running."""
@@ -277,10 +253,7 @@ class Engine:
         if self._in_step:
             self._aborted_in_step.append(request_id)
             return True
-        for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                sequence.finish_reason = "abort"
-        self._discard(request)
+        self._requests.abort(request)
         return True
 
     def step(self) -> list[Request]:
@@ -318,8 +291,8 @@ class Engine:
                     if self._speculator is not None:
                         self._speculator.settle(batch)
             if not batch.chunks and in_flight is None and not (self.tiers is not None and self.tiers.wait()):
-                touched = self._fail_deferred_request()
-            touched += self._finish_ended_elsewhere()
+                touched = self._requests.fail_deferred()
+            touched += self._requests.finish_ended_elsewhere()
         self._publish_events()
         return list(dict.fromkeys(touched))
 
@@ -345,29 +318,10 @@ class Engine:
         touched, changed = self._output_processor.process(batch, following)
         for request in dict.fromkeys(changed):
             if request.failure is not None:
-                self._discard(request)
+                self._requests.discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
-                self._finish(request)
+                self._requests.finish(request)
         return touched
-
-    def _finish_ended_elsewhere(self) -> list[Request]:
-        requests = [request for request in self._ended_elsewhere if not request.finished]
-        self._ended_elsewhere.clear()
-        for request in requests:
-            self._finish(request)
-        return requests
-
-    def _finish(self, request: Request) -> None:
-        request.metrics.finished_time = time.monotonic()
-        del self._requests[request.request_id]
-        if self._recorder is not None:
-            self._recorder.record(
-                request.namespace,
-                request.prompt_token_ids,
-                request.sequences[0].output_token_ids,
-                request.metrics.arrival_time,
-                request.priority,
-            )
 
     @contextmanager
     def _deferring_aborts(self) -> Iterator[None]:
@@ -388,10 +342,7 @@ class Engine:
         except BaseException as error:
             requests = [request for batch in batches if batch is not None for request in batch.requests]
             # What the blocks contain now is unknown: nothing more of these batches may be published.
-            for request in dict.fromkeys(requests):
-                if not request.finished:
-                    request.failure = as_exception(error)
-                    self._discard(request)
+            self._requests.fail(requests, as_exception(error))
             raise
 
     @contextmanager
@@ -429,33 +380,3 @@ class Engine:
     def _publish_events(self) -> None:
         if self._publisher is not None and self.cache.events is not None:
             self._publisher.publish(self.cache.events)
-
-    def _stop_finder(self, request: Request) -> IncrementalDetokenizer | None:
-        stop = request.params.stop_strings
-        tokenizer = self.loaded.tokenizer
-        return IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None
-
-    # -- requests that end early ---------------------------------------------------------------------------------
-
-    def _fail_deferred_request(self) -> list[Request]:
-        """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""
-        group = self.scheduler.deferred
-        if group is None:
-            return []
-        request = group.request
-        cache = self.cache
-        request.failure = NoBlocksLeftError(
-            f"request {request.request_id!r} needs more blocks than can be had: "
-            f"{cache.num_free_blocks} free and {cache.num_evictable_blocks} evictable of {cache.num_blocks}"
-        )
-        self._discard(request)
-        return [request]
-
-    def _discard(self, request: Request) -> None:
-        """Remove an unfinished request, keeping no more of it cached than was already published."""
-        for group in self.scheduler.groups_of(request):
-            for sequence in group.sequences:
-                self.scheduler.blocks.drop(sequence)
-            self.scheduler.remove(group)
-        request.metrics.finished_time = time.monotonic()
-        del self._requests[request.request_id]

@@ -114,7 +114,7 @@ class KVTiers:
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
-        self._loader = BlockLoader(self._stack, self._keys, self._rows, make_buffer, clock)
+        self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, clock)
         # An observer of the tree: the cache needs it when it is made.
         self.moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
         self._cache: PrefixCache | None = None
@@ -124,7 +124,9 @@ class KVTiers:
     def use_cache(self, cache: PrefixCache) -> PrefixLoads:
         """Work for ``cache``, which `moves` observes; returns what the scheduler needs."""
         self._cache = cache
-        self._loads = PrefixLoads(cache, self._loader, self._rates, self._stack.media, self._clock, self.moves.loaded)
+        self._loads = PrefixLoads(
+            cache, self._loader, self._rates, self._stack.media, self._clock, self.moves.loaded, self.moves.is_settled
+        )
         return self._loads
 
     @property
@@ -184,6 +186,7 @@ class KVTiers:
         if self._closed:
             return
         self.moves.settle(self._cache)
+        self.loads.send_look_ups()
         if self.loads.has_reserved:
             copy_blocks(self._cache.drain_copies())
             self.loads.begin(self._rows.fence())

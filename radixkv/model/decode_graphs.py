@@ -1,6 +1,7 @@
 """Decoding steps as CUDA graphs, captured when the engine starts.
 
-There is a graph for each padded batch size and kind: for batches that share, and for those that do not. What changes between
+There is a graph for each padded batch size and kind: for batches that share, for those that do not, and, where these are so
+large that no row's keys are split, for those without a merge. What changes between
 steps lies in the buffers of a `PaddedDecode`. All graphs write their logits into one buffer, and use one another's memory.
 Without a GPU, as in tests, the model runs eagerly over the same buffers.
 """
@@ -19,6 +20,7 @@ from tqdm.auto import tqdm
 from radixkv.attention import AttentionBatch
 from radixkv.attention.triton import TritonAttention, TritonBackend
 from radixkv.attention.triton.buffers import padded_sizes
+from radixkv.attention.triton.cost_model import whole_from
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.model.cuda_graph import GraphCapture, Replay
@@ -40,10 +42,12 @@ class GraphKind(NamedTuple):
     Attributes:
         size: rows, padding included.
         flat: whether only for batches that share nothing.
+        whole: and only for those none of whose rows is split.
     """
 
     size: int
     flat: bool
+    whole: bool = False
 
 
 class DecodeGraphs:
@@ -72,7 +76,8 @@ class DecodeGraphs:
         device = backend.pool.keys[0].device
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
-        self.kinds = kinds_in_order(max_num_seqs)
+        fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
+        self.kinds = kinds_in_order(max_num_seqs, whole_from(fewest_heads, backend.placement))
         self._backend = backend
         self._forward = forward
         self._capture = capture
@@ -80,8 +85,8 @@ class DecodeGraphs:
         self._partials = PartialResults(device)
         self._logits: torch.Tensor | None = None
         self._captured: dict[GraphKind, tuple[PaddedDecode, Replay]] = {}
-        # By how many rows a batch has, and whether it is flat.
-        self._for_batch: dict[tuple[int, bool], GraphKind] = {}
+        # By how many rows a batch has, and whether it is flat: the best first.
+        self._for_batch: dict[tuple[int, bool], list[GraphKind]] = {}
 
     @property
     def num_captured(self) -> int:
@@ -114,7 +119,7 @@ class DecodeGraphs:
                     len(self._captured), len(self.kinds), MAX_CAPTURE_SECONDS,
                 )  # fmt: skip
                 return
-            padded = PaddedDecode(kind.size, self._backend, kind.flat, self._partials)
+            padded = PaddedDecode(kind.size, self._backend, kind.flat, self._partials, kind.whole)
             self._captured[kind] = padded, self._capture(partial(self._compute, padded))
 
     def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
@@ -124,12 +129,11 @@ class DecodeGraphs:
             token_ids: int64, one per row in the batch's order, on the device.
         """
         assert isinstance(batch, TritonAttention)
-        kind = self._for_batch.get((len(token_ids), batch.plan.is_flat))
+        kinds = self._for_batch.get((len(token_ids), batch.plan.is_flat), ())
+        kind = next((kind for kind in kinds if self._captured[kind][0].load(batch)), None)
         if kind is None:
             return None
         padded, replay = self._captured[kind]
-        if not padded.load(batch):
-            return None
         padded.token_ids[: len(token_ids)].copy_(token_ids, non_blocking=True)
         replay()
         assert self._logits is not None
@@ -143,25 +147,31 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def kinds_in_order(max_num_seqs: int) -> list[GraphKind]:
+def kinds_in_order(max_num_seqs: int, whole_from: int) -> list[GraphKind]:
     """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
 
     The largest is the first: it takes the memory that all use, and can stand in for each of them. Then powers of two.
+
+    Args:
+        whole_from: from this size on, there is also one for batches none of whose rows is split.
     """
     sizes = padded_sizes(max_num_seqs)
     order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
     # One sequence shares nothing.
-    return [GraphKind(size, flat) for size in order for flat in ((False, True) if size > 1 else (True,))]
+    kinds = [GraphKind(size, flat) for size in order for flat in ((False, True) if size > 1 else (True,))]
+    return kinds + [GraphKind(size, True, whole=True) for size in order if size >= whole_from]
 
 
-def _choices(captured: Iterable[GraphKind]) -> dict[tuple[int, bool], GraphKind]:
-    """For each number of rows, flat or not, the smallest graph that takes them. One for batches that share takes any."""
-    chosen: dict[tuple[int, bool], GraphKind] = {}
-    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.flat)):
+def _choices(captured: Iterable[GraphKind]) -> dict[tuple[int, bool], list[GraphKind]]:
+    """For each number of rows, flat or not, the smallest graphs that take them. One for batches that share takes any."""
+    chosen: dict[tuple[int, bool], list[GraphKind]] = {}
+    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, not kind.flat)):
         for num_rows in range(1, kind.size + 1):
-            chosen.setdefault((num_rows, True), kind)
-            if not kind.flat:
-                chosen.setdefault((num_rows, False), kind)
+            for is_flat in (True, False) if not kind.flat else (True,):
+                kinds = chosen.setdefault((num_rows, is_flat), [])
+                # What a whole one does not take, the next does.
+                if all(known.whole for known in kinds):
+                    kinds.append(kind)
     return chosen
 
 

@@ -325,19 +325,12 @@ class ModelRunner:
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def _partials_nbytes(self, num_tokens: int) -> int:
-        """Bytes of the partial results that attention on a GPU may need for so many tokens, in all shapes of heads."""
         # Only here: it imports Triton, which a CPU need not have.
-        from radixkv.attention.triton.cost_model import Placement, max_partials, max_tiles
+        from radixkv.attention.triton.cost_model import Placement, partials_nbytes
 
         placement = Placement(torch.cuda.get_device_properties(self._device).multi_processor_count)
-        nbytes = 0
-        heads = ((self._calls[index][0], shape.num_kv_heads, shape.value_dim) for index, shape in self._probed.items())
-        for num_query_heads, num_kv_heads, value_dim in set(heads):
-            group = num_query_heads // num_kv_heads
-            tiles = max_tiles(num_tokens, group, self._dtype, placement)
-            rows = max_partials(num_tokens, tiles, group, num_kv_heads, placement)
-            nbytes += 4 * rows * num_query_heads * (value_dim + 1)
-        return nbytes
+        heads = {(self._calls[index][0], shape) for index, shape in self._probed.items()}
+        return partials_nbytes(num_tokens, heads, self._dtype, placement)
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from pydantic import Field, model_validator
 
-from radixkv.config import Accepted, Config, EngineConfig, LLMOptions, ModelConfig, refuse_unknown
+from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig
+from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 
 # They belong to one process, or to Ray.

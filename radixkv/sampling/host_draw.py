@@ -60,8 +60,8 @@ class _Parameters(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> _Parameters:
         params = [row.params for row in rows]
-        top_k = np.array([p.top_k for p in params])
-        top_k[(top_k <= 0) | (top_k > vocab_size)] = vocab_size
+        # Bounded as Python's numbers: numpy's end at 2 ** 63.
+        top_k = np.array([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params])
         floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params], dtype=np.float32)
         temperature, top_p, min_p = floats.T
         return cls(temperature, top_k, top_p, min_p, (min_p == 0.0) & (top_k == vocab_size))

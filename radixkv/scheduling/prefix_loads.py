@@ -30,6 +30,8 @@ _LOOK_UP_SECONDS = 0.002
 # What a load or a look-up may take where nothing is known of what computing takes; and beyond twice of that, where it is.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
+# What was loaded may be evicted before its group is admitted; it is loaded again so often.
+_MAX_LOADS = 3
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +55,9 @@ class _Wait:
     version: int = -1
     gives_up_at: float = 0.0
     active: _ActiveLoad | None = None
-    own_load: bool = False  # it has had one
+    num_loads: int = 0  # that were its own
+    num_claimed: int = 0  # blocks that admission will take besides those that the load has taken
+    yields_until: float | None = None  # to those that have claims
     over: bool = False  # it computes what it lacks
 
 
@@ -67,6 +71,7 @@ class PrefixLoads:
         media: the name of each tier.
         clock: seconds.
         on_published: called with the table when what was loaded is in the tree; the table is still open.
+        is_settled: whether everything that was evicted is on its way below. Until it is, nothing is looked for there.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class PrefixLoads:
         media: list[str],
         clock: Callable[[], float],
         on_published: Callable[[BlockTable], None],
+        is_settled: Callable[[], bool],
     ) -> None:
         self._cache = cache
         self._loader = loader
@@ -84,9 +90,11 @@ class PrefixLoads:
         self._media = media
         self._clock = clock
         self._on_published = on_published
+        self._is_settled = is_settled
         self._waits: dict[SequenceGroup, _Wait] = {}
         self._active: list[_ActiveLoad] = []
         self._not_begun: list[_ActiveLoad] = []
+        self._not_sent: list[LookUp] = []
         self._stopped = False
         self._patient = True  # look-ups are answered quickly
         self.num_loads = 0
@@ -149,12 +157,13 @@ class PrefixLoads:
             self._look_up(group, wait)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans or wait.own_load:
+        if not spans or wait.num_loads == _MAX_LOADS:
             wait.over = True
             return False
         shared = self._shared_load(wait.look_up, num_cached)
         if shared is not None:
             wait.active = shared
+            wait.num_claimed = self._num_blocks(group) - shared.table.num_blocks
             shared.waiting[group] = None
             return True
         if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
@@ -170,6 +179,12 @@ class PrefixLoads:
             wait.active.waiting.pop(group, None)
             if not wait.active.waiting:
                 self._end(wait.active)
+
+    def send_look_ups(self) -> None:
+        """Look for what could not be looked for before; all that was evicted is on its way below."""
+        for look_up in self._not_sent:
+            self._loader.look_up(look_up)
+        self._not_sent.clear()
 
     def begin(self, fence: object) -> None:
         """Begin the loads whose blocks were reserved; nothing that was launched after ``fence`` uses these blocks."""
@@ -192,6 +207,7 @@ class PrefixLoads:
         """End all loads, and begin no more."""
         self._stopped = True
         self._waits.clear()
+        self._not_sent.clear()
         for active in list(self._active):
             self._end(active)
 
@@ -208,15 +224,17 @@ class PrefixLoads:
         if start < stop:
             wait.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
             wait.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
-            self._loader.look_up(wait.look_up)
+            self._not_sent.append(wait.look_up)
+            if self._is_settled():
+                self.send_look_ups()
 
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""
-        if look_up.done.is_set() or (self._patient and look_up.done.wait(_LOOK_UP_SECONDS)):
+        if look_up.done.is_set():
             self._patient = True
-            return look_up.spans
-        self._patient = False
-        return None
+        elif self._patient and look_up not in self._not_sent:
+            self._patient = look_up.done.wait(_LOOK_UP_SECONDS)
+        return look_up.spans
 
     def _allowed_seconds(self, num_blocks: int) -> float:
         computing = self._rates.compute_seconds(num_blocks)
@@ -249,23 +267,39 @@ class PrefixLoads:
         )
         # Counted now that the table has locked what is cached, and with what the group computes after the load: else running
         # groups would be preempted for it, or it would be evicted before the group fits.
-        if -(-len(group.prompt) // size) - first > num_spare_blocks():
+        missing = self._num_blocks(group) - first - num_spare_blocks()
+        now, allowed = self._clock(), self._allowed_seconds(stop - first)
+        if missing > 0:
             cache.abort(table)
             return False
+        if missing + self._num_claimed_by_others(wait) > 0:
+            if wait.yields_until is None:
+                wait.yields_until = now + allowed
+            if now < wait.yields_until:
+                cache.abort(table)
+                return True
         try:
             cache.reserve(table, stop * size)
         except OutOfBlocks:
             cache.abort(table)
             return False
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
-        now, allowed = self._clock(), self._allowed_seconds(stop - first)
         seconds = self._rates.load_seconds(spans) or 0.0
         active = _ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        wait.active, wait.own_load = active, True
+        wait.active, wait.yields_until = active, None
+        wait.num_loads += 1
+        wait.num_claimed = self._num_blocks(group) - table.num_blocks
         self.num_loads += 1
         return True
+
+    def _num_claimed_by_others(self, wait: _Wait) -> int:
+        """Blocks that groups will take whose prefixes were or are being loaded: else one load would evict another's."""
+        return sum(other.num_claimed for other in self._waits.values() if other is not wait and not other.over)
+
+    def _num_blocks(self, group: SequenceGroup) -> int:
+        return -(-len(group.prompt) // self._cache.block_size)
 
     def _give_up(self, active: _ActiveLoad) -> None:
         """It takes longer than it is worth. Its reader may hang: for a while, loading counts as slow."""
@@ -287,10 +321,17 @@ class PrefixLoads:
             start, stop = load.first * size, (load.first + load.num_loaded) * size
             cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
             self._on_published(active.table)
+        num_blocks = active.table.num_blocks
         cache.abort(active.table)
+        is_whole = load.num_loaded == len(load.block_ids)
         for group in active.waiting:
-            if group in self._waits:
-                self._waits[group].active = None
+            wait = self._waits.get(group)
+            if wait is not None:
+                wait.active = None
+                if wait.num_loads and not is_whole:
+                    wait.num_loads = _MAX_LOADS  # the tier does not have what it said
+                # What was loaded for it may be evicted again, and is taken once more by its group.
+                wait.num_claimed += num_blocks if wait.num_loads else 0
             if group.request.num_cached_tokens is None:
                 self._note_loaded(group, active)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from asyncio import Transport
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixkv.server.errors import ApiError
+from radixkv.server.open_connections import OpenConnections
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -25,10 +26,12 @@ class ConnectionLimits:
     Attributes:
         receive_timeout: seconds until a request has arrived, headers and body; then it is answered 408.
         send_timeout: seconds for which a client may read nothing of an answer that waits; then the connection is closed.
+        open_connections: what all connections together may take.
     """
 
     receive_timeout: float
     send_timeout: float
+    open_connections: OpenConnections = field(default_factory=OpenConnections)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -53,6 +56,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_receiving()
+        self._limits.open_connections.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._receiving is None:  # the next request on this connection
@@ -71,6 +75,13 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._overhead = 0
         self._end_receiving()
+        if not self.cycle.response_complete:
+            self._limits.open_connections.busy(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else it has begun with the next request
+            self._limits.open_connections.idle(self)
 
     def _begin_receiving(self) -> None:
         self._receiving = self.loop.call_later(self._limits.receive_timeout, self._on_receive_timeout)
@@ -108,22 +119,36 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._sending = self.loop.call_later(self._limits.send_timeout, self._on_send_timeout)
+        self._await_reader()
+        self._limits.open_connections.unread(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
+        self._limits.open_connections.read(self)
         self._end_sending()
         super().resume_writing()
+
+    def _await_reader(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._sending = self.loop.call_later(self._limits.send_timeout, self._on_send_timeout, unsent)
 
     def _end_sending(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
 
-    def _on_send_timeout(self) -> None:
+    def _on_send_timeout(self, unsent_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_before:
+            self._await_reader()
+            return
         self._sending = None
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Close the connection at once; what is not sent yet is dropped."""
         self.transport.abort()  # `close` would wait until all is sent
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_receiving()
         self._end_sending()
+        self._limits.open_connections.closed(self)
         super().connection_lost(exc)

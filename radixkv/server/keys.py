@@ -22,7 +22,8 @@ from typing import Any
 
 from pydantic import Field
 
-from radixkv.config import Config, nearest
+from radixkv.config import Config
+from radixkv.option_words import nearest
 
 
 class Key(Config):

@@ -156,8 +156,10 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = _
         seconds_to_end: for answers that are being sent when the server stops.
     """
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
+    from radixkv.server.open_connections import OpenConnections, possible_connections
 
-    limits = ConnectionLimits(config.receive_timeout, config.send_timeout)
+    open_connections = OpenConnections(possible_connections())
+    limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
     return uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),

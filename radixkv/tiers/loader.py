@@ -17,6 +17,7 @@ from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
+from radixkv.tiers.writer import BlockWriter
 
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
 _CHUNK_BLOCKS = 32
@@ -92,6 +93,7 @@ class BlockLoader:
 
     Args:
         stack: where blocks are read.
+        writer: puts blocks there.
         keys: makes their keys.
         rows: of the pool into which they are written.
         make_buffer: an array of ``(blocks, bytes of a block)``; for a GPU in pinned memory.
@@ -104,6 +106,7 @@ class BlockLoader:
     def __init__(
         self,
         stack: TierStack,
+        writer: BlockWriter,
         keys: PrefixKeys,
         rows: PoolRows,
         make_buffer: Callable[[int, int], BlockBytes],
@@ -111,6 +114,7 @@ class BlockLoader:
     ) -> None:
         self.progress = threading.Event()
         self._stack = stack
+        self._writer = writer
         self._keys = keys
         self._rows = rows
         self._buffer = make_buffer(_CHUNK_BLOCKS, rows.nbytes)
@@ -120,7 +124,7 @@ class BlockLoader:
 
     def look_up(self, look_up: LookUp) -> None:
         """Begin to look for a prefix."""
-        self._finder.submit(partial(self._find, look_up))
+        self._finder.submit(partial(self._find, look_up, wait=True))
 
     def load(self, load: Load) -> None:
         """Begin to load; nothing else may use the blocks until it is done."""
@@ -130,15 +134,31 @@ class BlockLoader:
         """End the threads; returns whether that took no longer than ``timeout`` seconds each."""
         return self._finder.stop(timeout) & self._reader.stop(timeout)
 
-    def _find(self, look_up: LookUp) -> None:
+    def _find(self, look_up: LookUp, *, wait: bool) -> None:
+        """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""
         spans: list[Span] = []
         try:
+            queued = (
+                self._writer.queued() if wait else []
+            )  # before the tiers are asked: what is written meanwhile is in both
             look_up.keys = self._keys.of(look_up.namespace, look_up.tokens)
             spans = self._stack.find(look_up.keys, look_up.start)
-        finally:
-            look_up.spans = spans
-            look_up.done.set()
-            self.progress.set()
+            missing = spans[-1].stop if spans else look_up.start
+            prefix = look_up.tokens[: (missing + 1) * self._keys.block_bytes]
+            for blocks in queued if missing < len(look_up.keys) else []:
+                if any(part.has(look_up.namespace, prefix, missing) for part in blocks.parts):
+                    again = partial(self._find, look_up, wait=False)
+                    self._writer.when_written(blocks, partial(self._finder.submit, again))
+                    return
+        except BaseException:
+            self._answer(look_up, [])
+            raise
+        self._answer(look_up, spans)
+
+    def _answer(self, look_up: LookUp, spans: list[Span]) -> None:
+        look_up.spans = spans
+        look_up.done.set()
+        self.progress.set()
 
     def _read(self, load: Load) -> None:
         try:

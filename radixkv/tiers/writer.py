@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from radixkv.tiers.prefix_keys import PrefixKeys
@@ -34,6 +34,27 @@ class PrefixBlocks:
     def num_blocks(self) -> int:
         return self.stop - self.start
 
+    def has(self, namespace: str, prefix: bytes, index: int) -> bool:
+        """Whether the block ``index`` of some prefix, ``prefix`` being its tokens up to that block's end, is one of these."""
+        return self.start <= index < self.stop and self.namespace == namespace and self.tokens.startswith(prefix)
+
+
+@dataclass(eq=False, slots=True)
+class QueuedBlocks:
+    """Blocks that are written together.
+
+    Attributes:
+        parts: which they are.
+        generations: of the parts' namespaces when they were queued.
+        fetch: returns their bytes.
+        jobs: called when they are written or lost; None: they are.
+    """
+
+    parts: Sequence[PrefixBlocks]
+    generations: Sequence[int]
+    fetch: Callable[[], BlockBytes]
+    jobs: list[Callable[[], None]] | None = field(default_factory=list)
+
 
 class BlockWriter:
     """Takes blocks until its queue is full, and loses no more than that queue when the process is killed.
@@ -54,6 +75,7 @@ class BlockWriter:
         self._keys = keys
         self._max_blocks = max(1, max_queued_bytes // block_nbytes)
         self._num_queued = 0
+        self._queue: dict[QueuedBlocks, None] = {}
         self._changed = threading.Condition()
         self._worker = Worker("radixkv-tier-writer")
 
@@ -97,7 +119,23 @@ class BlockWriter:
             fetch: called by the thread that writes, for the rows.
         """
         generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
-        self._worker.submit(partial(self._write, parts, generations, fetch))
+        queued = QueuedBlocks(parts, generations, fetch)
+        with self._changed:
+            self._queue[queued] = None
+        self._worker.submit(partial(self._write, queued))
+
+    def queued(self) -> list[QueuedBlocks]:
+        """What is not written yet: a tier that does not have one of these blocks may have it soon."""
+        with self._changed:
+            return list(self._queue)
+
+    def when_written(self, queued: QueuedBlocks, job: Callable[[], None]) -> None:
+        """Call ``job`` when the blocks are written or lost: by the thread that writes, or at once."""
+        with self._changed:
+            if queued.jobs is not None:
+                queued.jobs.append(job)
+                return
+        job()
 
     def flush(self, timeout: float) -> bool:
         """Wait until nothing is queued; False if ``timeout`` seconds were not enough."""
@@ -108,11 +146,11 @@ class BlockWriter:
         """Write what is queued; returns whether that took no longer than ``timeout`` seconds."""
         return self._worker.stop(timeout)
 
-    def _write(self, parts: list[PrefixBlocks], generations: list[int], fetch: Callable[[], BlockBytes]) -> None:
+    def _write(self, queued: QueuedBlocks) -> None:
         try:
-            rows = fetch()
+            rows = queued.fetch()
             start = 0
-            for part, generation in zip(parts, generations, strict=True):
+            for part, generation in zip(queued.parts, queued.generations, strict=True):
                 keys = self._keys.of(part.namespace, part.tokens)[part.start : part.stop]
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
@@ -120,5 +158,9 @@ class BlockWriter:
             self._stack.flush(_FLUSH_SECONDS)
         finally:
             with self._changed:
-                self._num_queued -= sum(part.num_blocks for part in parts)
+                del self._queue[queued]
+                self._num_queued -= sum(part.num_blocks for part in queued.parts)
+                jobs, queued.jobs = queued.jobs, None
                 self._changed.notify_all()
+            for job in jobs or ():
+                job()

@@ -22,13 +22,17 @@ def test_rows_are_measured_compared_and_written(tmp_path: Path) -> None:
 
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     console = Console(file=(tmp_path / "out.txt").open("w"), width=200)
-    run_drafts(console, 1, "16 ", "float32", 12, figures, plot, model, tokenizer)
+    rows = run_drafts(
+        console, 1, ["asked again, temp", "16 side"], "float32", 12, figures, plot, None, model, tokenizer
+    )
     again, creative = json.loads(figures.read_text())["rows"]
-    assert again["name"] == "asked again, 16 side by side"
-    assert again["tokens"] == creative["tokens"] == 16 * 12
+    assert [again["name"], creative["name"]] == ["asked again, temperature 0.8", "16 side by side, temperature 1"]
+    assert again["tokens"] == 16 * 12
+    assert creative["tokens"] == 16 * 12 * len(creative["without"])
     assert again["differences"] == creative["differences"] == []
     assert sum(counts["accepted"] for counts in again["drafts"].values()) > 16
     assert 0 <= creative["repeated_share"] <= 1
+    assert [row.ratio for row in rows] == [again["ratio"], creative["ratio"]]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="no kind of work"):
-        run_drafts(console, 1, "nothing", "float32", 12, None, None, model, tokenizer)
+    with pytest.raises(ValueError, match="--rows: 'nothing' is in no name"):
+        run_drafts(console, 1, ["nothing"], "float32", 12, None, None, None, model, tokenizer)

@@ -12,7 +12,8 @@ from sybil import Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
 from radixkv.cli.config_file import read_config_file
-from radixkv.config import DEVICE_DEFAULTS, Accepted, Config, EngineConfig, ModelConfig
+from radixkv.config import DEVICE_DEFAULTS, Config, EngineConfig, ModelConfig
+from radixkv.option_words import Accepted
 from radixkv.ray.options import PlacementConfig
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file

@@ -87,7 +87,9 @@ class TieredAdapter(PrefixCacheAdapter):
         stack, keys = TierStack([self.tier]), PrefixKeys(b"model", b"", 4 * block_size)
         rows = ShadowRows(self._memory, block_size)
         self.writer = BlockWriter(stack, keys, rows.nbytes, 1 << 20)
-        self.loader = BlockLoader(stack, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: self.now)
+        self.loader = BlockLoader(
+            stack, self.writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: self.now
+        )
         self.moves = BlockMoves(
             rows,
             self.writer,
@@ -98,7 +100,13 @@ class TieredAdapter(PrefixCacheAdapter):
         )
         self.cache = PrefixCache(num_blocks, block_size, remembered_blocks=4 * num_blocks, observers=[self.moves])
         self.loads = PrefixLoads(
-            self.cache, self.loader, Rates(1, block_size), ["dict"], lambda: self.now, self.moves.loaded
+            self.cache,
+            self.loader,
+            Rates(1, block_size),
+            ["dict"],
+            lambda: self.now,
+            self.moves.loaded,
+            self.moves.is_settled,
         )
 
     def _memory(self) -> ShadowMemory:
@@ -117,6 +125,10 @@ class TieredAdapter(PrefixCacheAdapter):
         group = SequenceGroup(request, [sequence], request.prompt_token_ids)
         loads = self.loads
         loads.expect(group)
+        self.moves.settle(self.cache)
+        loads.send_look_ups()
+        self.loader._finder.run()
+        self.writer._worker.run()
         self.loader._finder.run()
         while loads.should_wait(group, lambda: self.cache.num_available_blocks):
             # As in a step: evicted bytes are read before anything is overwritten.
@@ -128,6 +140,7 @@ class TieredAdapter(PrefixCacheAdapter):
             elif meanwhile == "give up":
                 self.now += 1e6
                 assert not loads.should_wait(group, lambda: self.cache.num_available_blocks)
+            loads.send_look_ups()
             loads.begin(None)
             self.writer._worker.run()
             self.loader._reader.run()

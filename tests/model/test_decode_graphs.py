@@ -17,6 +17,7 @@ from support.model_zoo import build_supported
 
 from radixkv.attention.triton import TritonBackend
 from radixkv.attention.triton.padded_decode import PaddedDecode
+from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
 from radixkv.model.cuda_graph import GraphCapture
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
@@ -26,10 +27,9 @@ from radixkv.model.runner import ModelRunner
 VOCABULARY = 50
 
 
-def make_backend(max_num_seqs: int) -> TritonBackend:
-    return TritonBackend(
-        KVPool([LayerShape(1, 4, 4)], 1, 16, torch.float32), torch.float32, 1, max_num_seqs, 64, multiprocessors=1
-    )
+def make_backend(max_num_seqs: int, max_model_len: int = 64) -> TritonBackend:
+    pool = KVPool([LayerShape(1, 4, 4)], 1, 16, torch.float32)
+    return TritonBackend(pool, torch.float32, 1, max_num_seqs, max_model_len, multiprocessors=1)
 
 
 class Model:
@@ -102,11 +102,33 @@ def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
 
 
 def test_sizes_of_most_use_come_first() -> None:
-    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200)))
+    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 1000)))
     assert sizes[:9] == [224, 128, 64, 32, 16, 8, 4, 2, 1]
     assert sizes[9:12] == [192, 160, 112]
-    assert kinds_in_order(1) == [GraphKind(1, True)]
-    assert [kind for kind in kinds_in_order(200) if kind.size < 3] == [(2, False), (2, True), (1, True)]
+    assert kinds_in_order(1, 2) == [GraphKind(1, True)]
+    kinds = kinds_in_order(200, 150)
+    assert [kind for kind in kinds if kind.size < 3] == [(2, False, False), (2, True, False), (1, True, False)]
+    # Last, for the others can stand in for them.
+    assert kinds[-2:] == [GraphKind(192, True, True), GraphKind(160, True, True)]
+    assert kinds[:2] == [GraphKind(224, False), GraphKind(224, True)]
+
+
+def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
+    """And one in which one is, in the graph of its size that merges."""
+    backend, sizes = make_backend(16, max_model_len=2000), []
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        sizes.append((padded.num_rows, padded.whole, padded.items(HeadShape(1, 1)).num_partials > 0))
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 16, capture=Capture())
+    graphs.capture()
+    tables = [Table(range(125)), *(Table([i]) for i in range(12))]
+    for long, expected in ((False, (14, True, False)), (True, (14, False, True)), (False, (14, True, False))):
+        sizes.clear()
+        chunks = [Chunk(table, 1900 if long and number == 0 else 3, 1) for number, table in enumerate(tables)]
+        assert graphs.run(torch.arange(13), backend.prepare(query_batch(chunks))) is not None
+        assert sizes == [expected]
 
 
 def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +138,7 @@ def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         graphs.capture()
     assert capture.num_captured == 4
-    assert "4 of 15 CUDA graphs were captured in 120 s" in caplog.text
+    assert "4 of 18 CUDA graphs were captured in 120 s" in caplog.text
     for count in (3, 16):
         assert decode(graphs, backend, list(range(count))) == list(range(10, 10 + count))
     assert capture.num_captured == 4

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from radixkv.server.connection import ConnectionLimits, LimitedProtocol
+from radixkv.server.open_connections import OpenConnections, possible_connections
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
 
@@ -33,8 +36,8 @@ class Loop:
     def __init__(self) -> None:
         self.timers: list[Timer] = []
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        self.timers.append(Timer(delay, callback))
+    def call_later(self, delay: float, callback: Callable[..., None], *arguments: Any) -> Timer:
+        self.timers.append(Timer(delay, partial(callback, *arguments)))
         return self.timers[-1]
 
     def create_task(self, *arguments: Any, **options: Any) -> asyncio.Task[Any]:
@@ -54,6 +57,7 @@ class Transport:
 
     def __init__(self) -> None:
         self.written, self.closed, self.aborted = b"", False, False
+        self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -63,6 +67,9 @@ class Transport:
 
     def abort(self) -> None:
         self.closed = self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def is_closing(self) -> bool:
         return self.closed
@@ -78,13 +85,13 @@ class Transport:
 class Connection:
     """A client's connection to an application that reads the body, and answers when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_connections: OpenConnections | None = None) -> None:
         self.loop, self.transport, self.may_answer = Loop(), Transport(), asyncio.Event()
         self.received: list[bytes] = []
         config = uvicorn.Config(self._answer, interface="asgi3", log_config=None, lifespan="off")
         config.load()
         self.protocol = LimitedProtocol(
-            ConnectionLimits(receive_timeout=60, send_timeout=30),
+            ConnectionLimits(60, 30, open_connections or OpenConnections()),
             config=config,
             server_state=ServerState(),
             app_state={},
@@ -225,3 +232,78 @@ def test_a_client_that_does_not_read_is_disconnected() -> None:
         assert connection.protocol.cycle.disconnected
 
     asyncio.run(main())
+
+
+def test_a_client_that_reads_slowly_is_not() -> None:
+    """An answer that took longer to send than the limit was cut off, although the client read all the time."""
+
+    async def main() -> None:
+        connection = Connection()
+        connection.transport.unsent = 3000
+        connection.protocol.pause_writing()
+        for unsent in (2000, 1999):
+            connection.transport.unsent = unsent
+            assert connection.loop.expire(30)
+            assert not connection.transport.aborted
+        assert connection.loop.expire(30)
+        assert connection.transport.aborted
+
+    asyncio.run(main())
+
+
+def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
+    """A few thousand that sent nothing took all of the process's file descriptors, and nobody else could connect."""
+
+    async def main() -> None:
+        everyone = OpenConnections(max_connections=3)
+        working, waiting, silent = (Connection(everyone) for _ in range(3))
+        await working.send(HEAD + b"123456789")
+        await waiting.send(HEAD + b"123456789")
+        waiting.may_answer.set()
+        await waiting.settle()
+        fourth = Connection(everyone)
+        assert [each.transport.aborted for each in (working, waiting, silent)] == [False, False, True]
+        silent.protocol.connection_lost(None)
+        fifth = Connection(everyone)
+        assert [each.transport.aborted for each in (working, waiting, fourth)] == [False, True, False]
+        waiting.protocol.connection_lost(None)
+        await fourth.send(HEAD + b"123456789")
+        await fifth.send(HEAD + b"123456789")
+        assert Connection(everyone).transport.aborted
+        assert not any(each.transport.aborted for each in (working, fourth, fifth))
+
+    asyncio.run(main())
+
+
+def test_of_too_much_that_is_not_read_the_oldest_is_dropped() -> None:
+    """Answers that nobody read filled the memory: each was bounded, and their number was not."""
+
+    async def main() -> None:
+        everyone = OpenConnections(max_unsent_bytes=100)
+        clients = [Connection(everyone) for _ in range(4)]
+        for client in clients:
+            client.transport.unsent = 40
+        for client in clients[:2]:
+            client.protocol.pause_writing()
+        clients[0].protocol.resume_writing()
+        for client in clients[2:]:
+            client.protocol.pause_writing()
+        assert [client.transport.aborted for client in clients] == [False, True, False, False]
+        clients[1].protocol.connection_lost(None)
+        clients[3].protocol.resume_writing()
+        clients[0].protocol.pause_writing()
+        assert not clients[2].transport.aborted
+
+    asyncio.run(main())
+
+
+def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1024, 1_000_000), (1024, 4096), (1024, 1024), (100, 100), (resource.RLIM_INFINITY,) * 2]
+    raised: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: raised.append(arguments))
+    found = []
+    for soft, hard in limits:
+        monkeypatch.setattr(resource, "getrlimit", lambda which, both=(soft, hard): both)
+        found.append(possible_connections())
+    assert found == [16_384, 3840, 768, 1, 16_384]
+    assert raised[:2] == [(resource.RLIMIT_NOFILE, (16_640, 1_000_000)), (resource.RLIMIT_NOFILE, (4096, 4096))]

@@ -26,7 +26,8 @@ from radixkv.attention.triton.cost_model import (
     tile_classes,
     widest_tile,
 )
-from radixkv.attention.triton.launches import PartialResults, attend_flat, attend_shared
+from radixkv.attention.triton.launches import LayerTensors, PartialResults, Stages, flat_stages, shared_stages
+from radixkv.attention.triton.layer_launches import LayerLaunches, PoolLayers
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems, lower
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool
@@ -55,6 +56,7 @@ class TritonBackend:
         dtype: as given.
         placement: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
+        pool_layers: the pool's.
 
     Raises:
         ValueError: the kernels cannot take the pool's blocks.
@@ -93,6 +95,7 @@ class TritonBackend:
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
         self.buffers = BatchBuffers(max_sequences, max_blocks, device)
+        self.pool_layers = PoolLayers(pool)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
 
@@ -114,7 +117,7 @@ class TritonBackend:
                 return self._attention
         plan = self._planner.plan(batch)
         rows = self.buffers.load(plan)
-        self._attention = TritonAttention(plan, rows, self.buffers, self.pool, self.dtype, self.placement)
+        self._attention = TritonAttention(plan, rows, self.buffers, self.pool_layers, self.dtype, self.placement)
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
 
@@ -140,7 +143,7 @@ class TritonAttention:
         plan: AttentionPlan,
         rows: DeviceRows,
         buffers: BatchBuffers,
-        pool: KVPool,
+        pool_layers: PoolLayers,
         dtype: torch.dtype,
         placement: Placement,
     ) -> None:
@@ -152,7 +155,7 @@ class TritonAttention:
         self.dtype = dtype
         decodes = plan.num_rows == len(plan.order)
         self.placement = placement if decodes else replace(placement, side_by_side=False)
-        self._pool = pool
+        self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}
         self._items: dict[HeadShape, DeviceItems] = {}
@@ -166,22 +169,21 @@ class TritonAttention:
     def advance(self) -> None:
         """Move every row on by one token."""
         rows = self.rows
-        advance_rows(rows.positions, rows.slots, self.buffers.tables, rows.row_tables, block_size=self._pool.block_size)
+        advance_rows(rows.positions, rows.slots, self.buffers.tables, rows.row_tables, block_size=self.plan.block_size)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        shape = HeadShape(key.shape[1], query.shape[1] // key.shape[1])
-        tables = self.buffers.tables
+        return self._layers.attend(layer, query, key, value, options, self._stages)
+
+    def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
+        shape, tables = HeadShape.of(tensors.query, tensors.key), self.buffers.tables
         if self.plan.is_flat:
-            splits = self.num_splits(shape)
-            return attend_flat(self._pool, layer, query, key, value, options, self.rows, tables, splits, self._partials)
-        items = self.items(shape)
-        return attend_shared(
-            self._pool, layer, query, key, value, options, self.rows, tables, items, self._partials,
-            self.placement.side_by_side,
-        )  # fmt: skip
+            return flat_stages(tensors, options, self.rows, tables, self.num_splits(shape), self._partials)
+        return shared_stages(
+            tensors, options, self.rows, tables, self.items(shape), self._partials, self.placement.side_by_side
+        )
 
     def host_items(self, shape: HeadShape) -> HostItems:
         """The work items for layers of this shape, made when first asked for."""

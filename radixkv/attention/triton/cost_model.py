@@ -6,7 +6,7 @@ launches cost (`MIN_SAVED_BYTES`) and from which length a split pays (`MIN_PIECE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,6 +195,15 @@ def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Pla
     return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
 
 
+def whole_from(num_kv_heads: int, placement: Placement) -> int:
+    """From how many decoding rows that share nothing on no row's keys are split, unless some are much longer than others.
+
+    Args:
+        num_kv_heads: of the layers that have the fewest.
+    """
+    return -(-MAX_WAVES * placement.places(TILE_ROWS[0], alone=True) // num_kv_heads)
+
+
 def _most_waves(num_programs: int, places: int) -> int:
     """Few programs are cut to fill the places once, which leaves at most a fifth empty; more may need several waves."""
     return MAX_WAVES if num_programs * MAX_WAVES > places else 1
@@ -224,3 +233,24 @@ def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placemen
         tiles[tile_rows] = (MAX_LEVELS + 1) * (ranges + num_rows // (tile_rows // group))
         fewest_rows = tile_rows // group + 1
     return tiles
+
+
+def partials_nbytes(
+    num_rows: int, heads: Iterable[tuple[int, LayerShape]], dtype: torch.dtype, placement: Placement
+) -> int:
+    """Bytes of the partial results that any batch of so many rows may need, of all shapes of heads together.
+
+    Args:
+        num_rows: of the batch.
+        heads: query heads of a layer, and what the layer stores per token; each pair once.
+        dtype: of queries.
+        placement: on the GPU.
+    """
+    nbytes = 0
+    for num_query_heads, num_kv_heads, value_dim in {
+        (count, each.num_kv_heads, each.value_dim) for count, each in heads
+    }:
+        group = num_query_heads // num_kv_heads
+        tiles = max_tiles(num_rows, group, dtype, placement)
+        nbytes += 4 * max_partials(num_rows, tiles, group, num_kv_heads, placement) * num_query_heads * (value_dim + 1)
+    return nbytes

@@ -2,10 +2,12 @@
 
 A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and every tile class
 has memory for as many items as a batch of that size is ever cut into; the items behind a batch's own have no rows, and their
-programs return at once::
+programs return at once, so that a tile class that a batch does not have costs a launch. Results are merged, for some rows
+are split in most batches; only a whole batch, none of whose rows is, has a graph without a merge::
 
-    rows     | sequences ...             | position -1, slot -1 |
-    items    | of the batch, longest first | empty ...          |
+    rows            | sequences ...               | position -1, slot -1 |
+    items           | of the batch, longest first | empty ...            |
+    of a whole one  | one for each sequence       | one for each row of padding, which sees nothing and becomes 0 |
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import torch
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.triton.backend import TritonAttention, TritonBackend
 from radixkv.attention.triton.cost_model import max_partials, max_pieces, max_tiles
-from radixkv.attention.triton.launches import PartialResults, attend_shared
+from radixkv.attention.triton.launches import LayerTensors, PartialResults, Stages, shared_stages
+from radixkv.attention.triton.layer_launches import LayerLaunches
 from radixkv.attention.triton.work_items import DeviceItems, HeadShape, HostItems
 from radixkv.memory.upload import aligned_starts, upload_into
-from radixkv_kernels import ITEM_FIELDS
+from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL
 
 
 class _ItemBuffer:
@@ -30,12 +33,15 @@ class _ItemBuffer:
         num_rows: whose partial results are listed.
         max_partials: of all of them.
         device: of the buffer.
+        whole: every row has one item, padding included.
 
     Attributes:
         items: what kernels are launched on: as many as there can be.
     """
 
-    def __init__(self, max_items: dict[int, int], num_rows: int, max_partials: int, device: torch.device) -> None:
+    def __init__(
+        self, max_items: dict[int, int], num_rows: int, max_partials: int, device: torch.device, whole: bool
+    ) -> None:
         # The partial results come last, so that a copy ends where those in use do.
         sizes = [*(count * ITEM_FIELDS for count in max_items.values()), num_rows + 1, max_partials]
         *starts, total = aligned_starts(sizes)
@@ -51,6 +57,9 @@ class _ItemBuffer:
         )
         self._tile_starts = dict(zip(max_items, starts, strict=False))
         self._starts_at, self._partials_at = starts[-2:]
+        self._whole_rows = num_rows if whole else 0
+        if whole:  # nothing but padding
+            self.load(HostItems({}, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32)))
 
     def holds(self, items: HostItems) -> bool:
         """Whether a batch's items, of every tile class, and their partial results fit."""
@@ -65,6 +74,11 @@ class _ItemBuffer:
         for tile, own in items.by_tile.items():
             start = self._tile_starts[tile]
             values[start : start + own.size] = own.reshape(-1)
+        padding = range(len(items.starts) - 1, self._whole_rows)
+        if padding:
+            (start,) = self._tile_starts.values()
+            empty = [number for row in padding for number in (row, 1, 0, 0, 0, NO_PARTIAL)]
+            values[start + padding.start * ITEM_FIELDS :][: len(empty)] = empty
         values[self._starts_at : self._partials_at] = items.num_partials
         values[self._starts_at : self._starts_at + len(items.starts)] = items.starts
         values[self._partials_at :] = items.partials
@@ -80,6 +94,7 @@ class PaddedDecode:
         flat: for batches that share nothing (`AttentionPlan.is_flat`) only: a graph then has no launches of wide tiles, which
             would cost some microseconds per layer with nothing in them.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
+        whole: for flat batches none of whose rows is split; then nothing is merged.
 
     Attributes:
         token_ids: int64 ``[num_rows]``, for the caller to fill.
@@ -87,9 +102,17 @@ class PaddedDecode:
         rows: the backend's own, which its next batch overwrites.
     """
 
-    def __init__(self, num_rows: int, backend: TritonBackend, flat: bool, partial_results: PartialResults) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        backend: TritonBackend,
+        flat: bool,
+        partial_results: PartialResults,
+        whole: bool = False,
+    ) -> None:
         self.num_rows = num_rows
         self.flat = flat
+        self.whole = whole
         device = backend.pool.keys[0].device
         self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.logit_rows = torch.arange(num_rows, dtype=torch.int64, device=device)
@@ -98,6 +121,7 @@ class PaddedDecode:
         self._partials = partial_results
         self._item_buffers: dict[HeadShape, _ItemBuffer] = {}
         self._batch: TritonAttention | None = None
+        self._layers = LayerLaunches(backend.pool_layers)
 
     def load(self, batch: TritonAttention) -> bool:
         """Replace the batch by one of at most ``num_rows`` sequences; False, and nothing done, where its items do not fit."""
@@ -118,20 +142,12 @@ class PaddedDecode:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        items = self.items(HeadShape(key.shape[1], query.shape[1] // key.shape[1]))
-        backend = self._backend
-        return attend_shared(
-            backend.pool,
-            layer,
-            query,
-            key,
-            value,
-            options,
-            self.rows,
-            backend.buffers.tables,
-            items,
-            self._partials,
-            backend.placement.side_by_side,
+        return self._layers.attend(layer, query, key, value, options, self._stages)
+
+    def _stages(self, tensors: LayerTensors, options: AttentionOptions) -> Stages:
+        backend, items = self._backend, self.items(HeadShape.of(tensors.query, tensors.key))
+        return shared_stages(
+            tensors, options, self.rows, backend.buffers.tables, items, self._partials, backend.placement.side_by_side
         )
 
     def items(self, shape: HeadShape) -> DeviceItems:
@@ -158,7 +174,12 @@ class PaddedDecode:
             max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}
         # A power of two, so that different sizes of batches share partial results.
         num_partials = 1 << (num_partials - 1).bit_length()
-        buffer = self._item_buffers[shape] = _ItemBuffer(max_items, num_rows, num_partials, self.token_ids.device)
+        if self.whole:
+            assert first is None or not first.num_partials, "rows of the batch are split"
+            max_items, num_partials = dict.fromkeys(tiles, num_rows), 0
+        buffer = self._item_buffers[shape] = _ItemBuffer(
+            max_items, num_rows, num_partials, self.token_ids.device, self.whole
+        )
         if first is not None:
             buffer.load(first)
         return buffer.items

@@ -98,7 +98,7 @@ def _distinct(layer: LayerKernels) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _call(launch: Callable[..., None], *args: object, **options: Any) -> None:
+def _call(launch: Callable[..., object], *args: object, **options: Any) -> None:
     """Tensors in lists have no names that a type checker could follow."""
     launch(*args, **options)
 

@@ -37,6 +37,11 @@ class HeadShape:
     num_kv_heads: int
     group: int
 
+    @classmethod
+    def of(cls, query: torch.Tensor, key: torch.Tensor) -> HeadShape:
+        """Of ``[rows, heads, dim]``."""
+        return cls(key.shape[1], query.shape[1] // key.shape[1])
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceItems:

@@ -15,6 +15,7 @@ from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
+from radixkv_kernels import NO_PARTIAL
 
 SHAPE = HeadShape(8, 4)
 CPU = torch.device("cpu")
@@ -108,3 +109,18 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
             own = items.by_tile[tile]
             assert torch.equal(fixed[: len(own)], own)
             assert not fixed[len(own) :].any()
+
+
+def test_each_row_of_a_whole_batch_has_an_item_and_padding_sees_nothing() -> None:
+    backend = make_backend(6, 10, torch.bfloat16)
+    padded = PaddedDecode(6, backend, True, PartialResults(CPU), whole=True)
+    (items,) = padded.items(SHAPE).by_tile.values()
+    nothing = [[row, 1, 0, 0, 0, NO_PARTIAL] for row in range(6)]
+    assert items.tolist() == nothing
+    assert padded.items(SHAPE).num_partials == 0
+    for num_rows in (6, 2, 4):
+        batch = backend.prepare(query_batch(shared_chunks(num_rows, [])))
+        assert batch.plan.is_flat
+        assert padded.load(batch)
+        (own,) = batch.items(SHAPE).by_tile.values()
+        assert items.tolist() == own.tolist() + nothing[num_rows:]

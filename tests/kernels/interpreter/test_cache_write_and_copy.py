@@ -36,11 +36,11 @@ def test_tokens_land_in_their_slots(dtype: torch.dtype, block_size: int, key_dim
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "key_dim", "value_dim", "rotary_dim"),
-    [(6, 2, 64, 64, 64), (3, 3, 80, 40, 32), (4, 1, 96, 24, 96)],
+    ("heads", "kv_heads", "key_dim", "value_dim", "rotary_dim", "in_place"),
+    [(6, 2, 64, 64, 64, True), (3, 3, 80, 40, 32, False), (4, 1, 96, 24, 96, False)],
 )
 def test_queries_and_keys_are_rotated_and_written(
-    dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int
+    dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int, in_place: bool
 ) -> None:
     """Also of padding, whose key is not stored, and in the model's layout, heads outside tokens."""
     torch.manual_seed(0)
@@ -55,8 +55,12 @@ def test_queries_and_keys_are_rotated_and_written(
     slots[5] = -1
     caches = [torch.full((blocks, block_size, kv_heads, dim), float("nan")).to(dtype) for dim in (key_dim, value_dim)]
     truth, true_query, key_before = [cache.clone() for cache in caches], query.clone(), key.clone()
-    rotate_and_write(query, key, value, cosines, sines, *caches, slots)
+    before, rotated = query.clone(), None if in_place else query.new_full((tokens, heads, key_dim), float("nan"))
+    rotate_and_write(query, key, value, cosines, sines, *caches, slots, rotated=rotated)
     reference.rotate_and_write(true_query, key, value, cosines, sines, *truth, slots)
+    if rotated is not None:
+        assert same(query, before)
+        query = rotated
     bound = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     torch.testing.assert_close(query, true_query, rtol=bound, atol=bound)
     torch.testing.assert_close(caches[0], truth[0], rtol=bound, atol=bound, equal_nan=True)

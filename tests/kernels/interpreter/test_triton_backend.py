@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from support.attention_batches import (
     random_tokens,
 )
 from support.poisoned_pool import poison
+from triton.runtime.interpreter import InterpretedFunction
 
 from radixkv.attention import AttentionOptions
 from radixkv.attention.triton import TritonBackend, cost_model
@@ -31,6 +33,34 @@ from radixkv.attention.triton.launches import PartialResults, run_side_by_side
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import LayerShape
+
+
+class Repeatable:
+    """An interpreted kernel in place of a compiled one."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self._run = run
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *arguments: self._run(*arguments, grid=grid, warmup=False)
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Launches are repeated as they are on a GPU; the names of the kernels of which they were."""
+    names: list[str] = []
+    run = InterpretedFunction.run
+
+    def run_repeatable(kernel: InterpretedFunction, *args: object, **options: Any) -> Repeatable:
+        def again(*args: object, **options: Any) -> None:
+            names.append(kernel.fn.__name__)
+            run(kernel, *args, **options)
+
+        run(kernel, *args, **options)
+        return Repeatable(again)
+
+    monkeypatch.setattr(InterpretedFunction, "run", run_repeatable)
+    return names
 
 
 def make_backend(batch: Batch, group: int) -> TritonBackend:
@@ -102,7 +132,7 @@ def test_new_tokens_are_attended_to_as_they_are_stored(fp8: bool) -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("share_from", [0, 2**40], ids=["shared", "flat"])
 def test_a_decoding_batch_keeps_its_plan_over_block_borders(
-    share_from: int, fp8: bool, monkeypatch: pytest.MonkeyPatch
+    share_from: int, fp8: bool, repeated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", share_from)
     torch.manual_seed(31)
@@ -119,6 +149,9 @@ def test_a_decoding_batch_keeps_its_plan_over_block_borders(
         check(batch, backend, 2)
         assert backend._attention is kept
     assert num_borders == 3
+    assert repeated[:2] == ["_write_cache", "_attend_split" if share_from else "_attend_items"]
+    # Every step but the first with this plan.
+    assert repeated.count("_write_cache") == 6
 
 
 @pytest.mark.parametrize(("fp8", "saved"), [(False, 32), (True, 0)])
@@ -224,10 +257,17 @@ def test_more_sequences_or_blocks_than_there_is_capacity_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("padding", "flat", "fp8"), [(0, False, False), (3, False, False), (3, True, False), (3, False, True)]
+    ("padding", "flat", "whole", "fp8"),
+    [
+        (0, False, False, False),
+        (3, False, False, False),
+        (3, True, False, False),
+        (3, True, True, False),
+        (3, False, False, True),
+    ],
 )
 def test_a_padded_batch_gives_what_the_plain_one_gives(
-    padding: int, flat: bool, fp8: bool, monkeypatch: pytest.MonkeyPatch
+    padding: int, flat: bool, whole: bool, fp8: bool, repeated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over steps that keep the plan, one that sequences leave, and one that they join again."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 2**40 if flat else 0)
@@ -235,7 +275,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")), whole)
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -255,6 +295,8 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
         for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
             assert torch.equal(cache.view(torch.uint8), old.view(torch.uint8))
         batch = grow(batch)
+    assert repeated.count("_write_cache") >= 3
+    assert ("_merge" in repeated) == (not whole)
 
 
 def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""A batch's layers, one after the other: the first is checked and lowered to launches, those that are like it repeat them.
+
+Before a kernel is launched, Python looks at some ten tensors, and Triton at some forty arguments; for the three or four
+launches of a layer that takes longer than many a GPU needs to run them. From layer to layer only a few pointers change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from radixkv.attention.options import AttentionOptions
+from radixkv.attention.triton.launches import LayerTensors, Stages, run_stages
+from radixkv.memory import KVPool
+from radixkv_kernels import RepeatedLaunch
+
+# What decides whether a checked and compiled launch fits another tensor. Triton compiles for whole 16 bytes.
+_Layout = tuple[object, ...]
+_Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+# A layer's stages, when it cannot repeat another's.
+StagesOf = Callable[[LayerTensors, AttentionOptions], Stages]
+
+
+class PoolLayers:
+    """Each layer's keys and values in a pool, whose tensors stay where they are, and how they lie.
+
+    Args:
+        pool: whose.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self._layers: list[tuple[_Layer, _Layout]] = []
+        for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
+            tensors = (keys, values, *pool.scales(layer))
+            self._layers.append((tensors, tuple(map(_layout, tensors))))
+
+    def __getitem__(self, layer: int) -> tuple[_Layer, _Layout]:
+        return self._layers[layer]
+
+
+class LayerLaunches:
+    """Launches layer after layer of one batch, or of several in the same buffers.
+
+    Args:
+        layers: of the pool.
+    """
+
+    def __init__(self, layers: PoolLayers) -> None:
+        self._layers = layers
+        self._repeated: dict[_Layout, list[list[RepeatedLaunch]]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        stages_of: StagesOf,
+    ) -> torch.Tensor:
+        """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`.
+
+        Args:
+            stages_of: what a layer launches. It must give the same, but for the layer's tensors, whenever layers are alike.
+        """
+        (keys, values, *scales), own_layout = self._layers[layer]
+        key_scales, value_scales = scales
+        size, device = (1, query.shape[2], query.shape[1]), query.device
+        output = torch.empty(*size, value.shape[3], dtype=query.dtype, device=device)
+        unrotated, cosines, sines = None, None, None
+        if options.rotary is not None:
+            (cosines, sines), unrotated = options.rotary, query
+            query = torch.empty(*size, query.shape[3], dtype=query.dtype, device=device).transpose(1, 2)
+        alike = (
+            own_layout, _layout(query), _layout(key), _layout(value), _layout(unrotated), _layout(cosines), _layout(sines),
+            options.scale, options.softcap, options.sliding_window, _layout(options.sinks),
+            torch.is_grad_enabled(), torch.cuda.current_device() if device.type == "cuda" else None,
+        )  # fmt: skip
+        tensors = LayerTensors(
+            query, key, value, output, keys, values, key_scales, value_scales, options.sinks, unrotated, cosines, sines
+        )
+        repeated = self._repeated.get(alike)
+        if repeated is not None:
+            # What lies in the same way needs no view of the kernels' shape: only its address is asked for.
+            changing = tensors._asdict()
+            run_stages([[partial(launch, changing) for launch in stage] for stage in repeated], device)
+            return output
+        viewed = tensors._replace(
+            query=_rows(query),
+            key=_rows(key),
+            value=_rows(value),
+            output=output[0],
+            unrotated=None if unrotated is None else _rows(unrotated),
+        )
+        stages = [
+            [RepeatedLaunch(launch, LayerTensors._fields) for launch in stage if launch is not None]
+            for stage in run_stages(stages_of(viewed, options), device)
+        ]
+        if all(stages):  # otherwise kernels are interpreted
+            self._repeated[alike] = stages
+        return output
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``[rows, heads, dim]`` of a model's ``[1, heads, rows, dim]``."""
+    return tensor[0].transpose(0, 1)
+
+
+def _layout(tensor: torch.Tensor | None) -> _Layout | None:
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16, tensor.requires_grad

@@ -1,0 +1,288 @@
+"""`AsyncEngine`: an engine in a thread of its own, whose requests are streams of an asyncio program."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from radixkv.engine.engine import Engine
+from radixkv.engine.heartbeat import Heartbeat
+from radixkv.engine.request_intake import RequestIntake
+from radixkv.engine.request_stream import RequestStream
+from radixkv.engine.stats import EngineStats, engine_stats
+from radixkv.engine.thread import EngineThread, StepResult
+from radixkv.errors import EngineDeadError
+from radixkv.model.loader import LoadedModel
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request import Request
+from radixkv.scheduling.tenant_share import TenantShare
+
+_T = TypeVar("_T")
+
+
+class AsyncEngine:
+    """One thread runs the engine, another one tokenizes, and the event loop, to which the object belongs, has the streams.
+
+    Args:
+        engine: must not be used elsewhere from then on.
+        max_queue: as for `AsyncLLM`.
+        max_seqs_per_request: as for `AsyncLLM`.
+        tenants: as for `AsyncLLM`.
+
+    Attributes:
+        loaded: the model.
+        max_unfinished: requests that may be unfinished at a time; None: any number.
+        stats: of the engine after its latest step, abort or `call`.
+        on_step: called in the event loop after every step; for metrics.
+        abandoned: whether `abandon` was called.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_queue: int | None = None,
+        max_seqs_per_request: int | None = None,
+        tenants: Mapping[str, TenantShare] | None = None,
+    ) -> None:
+        self.loaded: LoadedModel = engine.loaded
+        self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
+        self.stats: EngineStats = engine_stats(engine)
+        self.on_step: Callable[[EngineStats], None] | None = None
+        if max_seqs_per_request is None:
+            max_seqs_per_request = engine.max_num_seqs
+        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
+        engine.scheduler.set_tenants(self._intake.tenants)
+        self._heartbeat = Heartbeat()
+        self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._ids = itertools.count()
+        self.abandoned = False
+        self._cut_short = False  # whether a shutdown aborted a request
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._died = asyncio.Event()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request before the next step; its iteration ends with ``finish_reason`` "abort"."""
+        if request_id in self._streams:
+            self._engine_thread.abort(request_id)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Abort a request before the next step; its iteration raises ``error``, after what it has not read yet is dropped."""
+        stream = self._streams.get(request_id)
+        if stream is not None and not stream.ended:
+            stream.put(error)
+            self._engine_thread.abort(request_id)
+
+    async def submit(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> list[RequestStream]:
+        """Add requests for all of the prompts or, raising what `generate` raises, for none.
+
+        Args:
+            prompts: tokenized.
+            params: of all of them.
+            request_id: of the first, see below.
+            priority: among the tenant's own requests.
+            tenant: on whose behalf.
+
+        Returns:
+            One stream per prompt, with the request ids ``request_id``, or ``request_id-0`` and so on where there are several.
+            The caller must iterate each to its end or close it.
+        """
+        if not isinstance(params, SamplingParams | BeamSearchParams):
+            raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
+        if not isinstance(request_id, str | None):
+            raise TypeError(f"request_id: expected a string, got {request_id!r:.80}")
+        self._start()
+        prepared = await self._intake.prepare(prompts, params, priority, tenant)
+        self._intake.refuse_if_full(len(prompts), tenant)
+        base = f"request-{next(self._ids)}" if request_id is None else request_id
+        names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
+        for name in names:
+            if name in self._streams:
+                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+
+        def make_requests(engine: Engine) -> list[Request]:
+            return [each.make(engine, name) for name, each in zip(names, prepared, strict=True)]
+
+        streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
+        self._intake.take_places(len(streams), tenant)
+        self._streams.update(zip(names, streams, strict=True))
+        self._idle.clear()
+        try:
+            await asyncio.wrap_future(self._engine_thread.add(make_requests))
+        except BaseException:
+            # Possibly cancelled after the engine had added them: closing a stream aborts its request.
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
+
+    # -- the engine and the tokenizer ----------------------------------------------------------------------------
+
+    async def call(self, function: Callable[[Engine], _T]) -> _T:
+        """Run a function on the engine between two steps, and wait for its result.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+            Exception: what the function raises.
+        """
+        self._start()
+        result, self.stats = await asyncio.wrap_future(
+            self._engine_thread.call(lambda engine: (function(engine), engine_stats(engine)))
+        )
+        return result
+
+    async def run_tokenizer(
+        self, function: Callable[[LoadedModel], _T], *, tenant: str | None = "", num_prompts: int = 1
+    ) -> _T:
+        """Run a function that tokenizes in the tokenizer's thread, which works for all tenants in turns.
+
+        Args:
+            function: given the model.
+            tenant: on whose behalf; None: on nobody's, and without a place in the queue.
+            num_prompts: places in the queue that are taken meanwhile.
+
+        Raises:
+            QueueFullError: too many requests are unfinished, or wait to be tokenized.
+            DrainingError, EngineDeadError: the thread was stopped.
+            Exception: what the function raises.
+        """
+        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
+
+    async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """From the next step on, what each tenant may have.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        await self.call(lambda engine: engine.scheduler.set_tenants(tenants))
+        self._intake.tenants = tenants
+
+    # -- lifecycle -----------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._intake.draining
+
+    @property
+    def death(self) -> EngineDeadError | None:
+        """Why the engine takes no further step; None while it is alive."""
+        return self._intake.death
+
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the engine has been at its current step or call; 0 while it has nothing to do."""
+        return self._heartbeat.seconds
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added, and whose stream is neither read to its end nor closed."""
+        return len(self._streams)
+
+    async def wait_for_death(self) -> EngineDeadError:
+        """Returns when the engine has died, with the reason."""
+        await self._died.wait()
+        death = self._intake.death
+        assert death is not None
+        return death
+
+    def start_draining(self) -> None:
+        """From now on refuse new requests; unfinished ones go on."""
+        self._intake.draining = True
+
+    def abandon(self, reason: str) -> None:
+        """Give up an engine that is stuck: it is dead from now on, every request fails, and `shutdown` does not wait for it.
+
+        Its thread cannot be ended, so the process should.
+        """
+        death = EngineDeadError(f"the engine is dead: {reason}")
+        self.abandoned = True
+        self._engine_thread.refuse_calls(death)
+        self._distribute(StepResult(dict.fromkeys(self._streams, death), self.stats, death))
+
+    async def shutdown(self, grace_seconds: float = 0.0) -> bool:
+        """Refuse new requests, give unfinished ones ``grace_seconds``, abort the rest, and stop the threads.
+
+        In what is left of that time, what is cached is written into the tiers below the pool.
+
+        Returns:
+            Whether all requests finished without being aborted.
+        """
+        self._intake.draining = True
+        until = time.monotonic() + grace_seconds
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        self._cut_short = self._cut_short or bool(self._streams)
+        if self._loop is not None and not self.abandoned:
+            left = max(0.0, until - time.monotonic())
+            await self._loop.run_in_executor(None, self._engine_thread.stop, left)
+        self._intake.shut_down()
+        return not self._cut_short
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._engine_thread.start()
+        elif self._loop is not loop:
+            raise RuntimeError("an AsyncLLM belongs to the event loop that used it first")
+
+    def _deliver(self, result: StepResult) -> None:
+        """Called by the engine's thread."""
+        assert self._loop is not None
+        if not self._loop.is_closed():  # a closed loop has no readers left
+            self._loop.call_soon_threadsafe(self._distribute, result)
+
+    def _distribute(self, result: StepResult) -> None:
+        self.stats = result.stats
+        for request_id, update in result.updates.items():
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # closed since; its abort is queued
+            stream.put(update)
+            if stream.ended and not isinstance(update, Exception) and update.metrics.finished_time is not None:
+                seconds = update.metrics.finished_time - update.metrics.arrival_time
+                self._intake.note_duration(seconds)
+        if self.on_step is not None:
+            self.on_step(result.stats)
+        if result.death is not None:
+            self._intake.death = result.death
+            self._died.set()
+
+    def _forget(self, tenant: str, stream: RequestStream) -> None:
+        del self._streams[stream.request_id]
+        self._intake.give_back_place(tenant)
+        if not stream.ended:
+            self._engine_thread.abort(stream.request_id)
+        if not self._streams:
+            self._idle.set()

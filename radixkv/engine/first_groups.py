@@ -1,0 +1,45 @@
+"""With which sequences a request begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from radixkv.engine.completion import prepare_sampling
+from radixkv.sampling.beam_search import BeamSearch
+from radixkv.sampling.detokenizer import IncrementalDetokenizer
+from radixkv.sampling_params import BeamSearchParams
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+
+
+def first_groups(request: Request, tokenizer: Any) -> list[SequenceGroup]:
+    """The groups to be scheduled first; none if the request was resumed where nothing is left to generate.
+
+    All samples of a prompt begin as one sequence, which forks once the prompt is computed. Resumed ones are apart already.
+
+    Args:
+        request: is given its sequences, unless it was resumed.
+        tokenizer: None: the model has none.
+    """
+    if request.resumed:
+        unfinished = [sequence for sequence in request.sequences if sequence.finish_reason is None]
+        return [SequenceGroup(request, [each], np.array(each.token_ids, dtype=np.int32)) for each in unfinished]
+    sequence = TokenSequence(request, 0, request.prompt_token_ids.tolist())
+    if isinstance(request.params, BeamSearchParams):
+        request.beam_search = BeamSearch(
+            request.params,
+            request.max_new_tokens,
+            request.end_token_ids,
+            _stop_finder(request, tokenizer),
+            request.grammar,
+        )
+    else:
+        prepare_sampling(sequence, tokenizer)
+    request.sequences = [sequence]
+    return [SequenceGroup(request, [sequence], request.prompt_token_ids)]
+
+
+def _stop_finder(request: Request, tokenizer: Any) -> IncrementalDetokenizer | None:
+    stop = request.params.stop_strings
+    return IncrementalDetokenizer(tokenizer, request.prompt_token_ids, stop=stop) if stop else None

@@ -1,0 +1,111 @@
+"""The requests that an engine has accepted and not yet ended, and the ways in which they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from radixkv.cache import PrefixCache
+from radixkv.engine.trace_recorder import TraceRecorder
+from radixkv.errors import NoBlocksLeftError
+from radixkv.scheduling.request import Request
+from radixkv.scheduling.scheduler import Scheduler
+
+
+class UnfinishedRequests:
+    """Unfinished requests by their ids.
+
+    Args:
+        cache: holds their blocks.
+        scheduler: runs them.
+        recorder: records those that finish; None: nothing does.
+    """
+
+    def __init__(self, cache: PrefixCache, scheduler: Scheduler, recorder: TraceRecorder | None) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._recorder = recorder
+        self._by_id: dict[str, Request] = {}
+        self._ended_elsewhere: list[Request] = []  # resumed where nothing is left to generate; the next step ends them
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def get(self, request_id: str) -> Request | None:
+        """The request with this id, if there is one."""
+        return self._by_id.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Accept a request; its sequences are scheduled by the caller.
+
+        Raises:
+            ValueError: an unfinished request has the same id.
+        """
+        if request.request_id in self._by_id:
+            raise ValueError(f"request_id {request.request_id!r} belongs to an unfinished request")
+        self._by_id[request.request_id] = request
+
+    def add_ended_elsewhere(self, request: Request) -> None:
+        """An added request has nothing left to generate: `finish_ended_elsewhere` ends it."""
+        self._ended_elsewhere.append(request)
+
+    def finish_ended_elsewhere(self) -> list[Request]:
+        """End the requests that have nothing left to generate; returns them."""
+        requests = [request for request in self._ended_elsewhere if not request.finished]
+        self._ended_elsewhere.clear()
+        for request in requests:
+            self.finish(request)
+        return requests
+
+    def finish(self, request: Request) -> None:
+        """End a request whose sequences have all ended."""
+        request.metrics.finished_time = time.monotonic()
+        del self._by_id[request.request_id]
+        if self._recorder is not None:
+            self._recorder.record(
+                request.namespace,
+                request.prompt_token_ids,
+                request.sequences[0].output_token_ids,
+                request.metrics.arrival_time,
+                request.priority,
+            )
+
+    def abort(self, request: Request) -> None:
+        """End a request early."""
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "abort"
+        self.discard(request)
+
+    def fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """Fail those of ``requests`` that are unfinished."""
+        for request in dict.fromkeys(requests):
+            if not request.finished:
+                request.failure = error
+                self.discard(request)
+
+    def fail_deferred(self) -> list[Request]:
+        """Fail the request that does not fit although nothing runs: blocks are pinned, and eviction cannot free them."""
+        group = self._scheduler.deferred
+        if group is None:
+            return []
+        request = group.request
+        cache = self._cache
+        request.failure = NoBlocksLeftError(
+            f"request {request.request_id!r} needs more blocks than can be had: "
+            f"{cache.num_free_blocks} free and {cache.num_evictable_blocks} evictable of {cache.num_blocks}"
+        )
+        self.discard(request)
+        return [request]
+
+    def discard(self, request: Request) -> None:
+        """Remove an unfinished request, keeping no more of it cached than was already published."""
+        for group in self._scheduler.groups_of(request):
+            for sequence in group.sequences:
+                self._scheduler.blocks.drop(sequence)
+            self._scheduler.remove(group)
+        request.metrics.finished_time = time.monotonic()
+        del self._by_id[request.request_id]

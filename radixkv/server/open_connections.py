@@ -1,0 +1,87 @@
+"""What all connections together may take: file descriptors, and memory for answers that are not read."""
+
+from __future__ import annotations
+
+import resource
+from typing import Protocol
+
+# For all else that the process opens.
+_RESERVED_DESCRIPTORS = 256
+_MAX_CONNECTIONS = 16_384
+_MAX_UNSENT_BYTES = 256 << 20
+
+
+class Connection(Protocol):
+    """A client's connection."""
+
+    def give_up(self) -> None:
+        """Close it at once; what is not sent yet is dropped."""
+
+
+class OpenConnections:
+    """Gives up connections where there are too many, or too much of their answers waits to be read.
+
+    Args:
+        max_connections: more than these, and the one that has been without a complete request for the longest is given up.
+        max_unsent_bytes: more than these, and the one that has not read its answer for the longest is given up.
+    """
+
+    def __init__(self, max_connections: int = _MAX_CONNECTIONS, max_unsent_bytes: int = _MAX_UNSENT_BYTES) -> None:
+        self._max_connections = max_connections
+        self._max_unsent_bytes = max_unsent_bytes
+        self._num_open = 0
+        # Both with the longest first; `_unread` with the bytes that wait.
+        self._idle: dict[Connection, None] = {}
+        self._unread: dict[Connection, int] = {}
+        self._unsent_bytes = 0
+
+    def opened(self, connection: Connection) -> None:
+        """A client has connected."""
+        self._num_open += 1
+        self._idle[connection] = None
+        if self._num_open > self._max_connections:
+            next(iter(self._idle)).give_up()
+
+    def busy(self, connection: Connection) -> None:
+        """A request has arrived whole."""
+        self._idle.pop(connection, None)
+
+    def idle(self, connection: Connection) -> None:
+        """A request was answered."""
+        self._idle.pop(connection, None)
+        self._idle[connection] = None
+
+    def unread(self, connection: Connection, num_bytes: int) -> None:
+        """So much of an answer waits for the client to read it, and no more is written meanwhile."""
+        self.read(connection)
+        self._unread[connection] = num_bytes
+        self._unsent_bytes += num_bytes
+        while self._unsent_bytes > self._max_unsent_bytes:
+            slowest = next(iter(self._unread))
+            self.read(slowest)
+            slowest.give_up()
+
+    def read(self, connection: Connection) -> None:
+        """Nearly nothing waits any more."""
+        self._unsent_bytes -= self._unread.pop(connection, 0)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended, for whatever reason."""
+        self._num_open -= 1
+        self._idle.pop(connection, None)
+        self.read(connection)
+
+
+def possible_connections() -> int:
+    """How many connections the system allows, after raising the process's limit of open files as far as it may.
+
+    A process often starts with 1,024, which one client can hold open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_CONNECTIONS + _RESERVED_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return min(_MAX_CONNECTIONS, max(1, soft - _RESERVED_DESCRIPTORS))

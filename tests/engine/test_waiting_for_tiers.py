@@ -1,0 +1,70 @@
+"""Requests that wait for what is below: all of it is reused, in a pool too small for all of them, and while it is written."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from support.dict_tier import DictTier
+from support.tiered_llm import GREEDY, answers, evict_all, make
+
+from radixkv.tiers.loader import BlockLoader, LookUp
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.stack import Span, TierStack
+from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.writer import BlockWriter, PrefixBlocks
+
+# Eight of 41 tokens, which have nothing in common: they need 96 blocks with their answers.
+UNLIKE: list[Any] = [{"prompt_token_ids": [(i * i + 13 * n) % 190 + 3 for i in range(41)]} for n in range(8)]
+
+
+def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another() -> None:
+    """As long as loads took blocks that other loads had filled a moment before, half of what was below was computed."""
+    tier = DictTier()
+    llm = make(tiers=[tier], num_blocks=31)
+    expected = answers(llm, UNLIKE)
+    evict_all(llm)
+    outputs = llm.generate(UNLIKE, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [40] * 8
+
+
+class SlowlyWritten(DictTier):
+    """Blocks are there when it is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts, self.may_put = threading.Event(), threading.Event()
+
+    def put_many(self, keys: Any, blocks: BlockBytes) -> None:
+        self.puts.set()
+        assert self.may_put.wait(60)
+        super().put_many(keys, blocks)
+
+
+def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
+    """Evicted and looked for a moment later, it was neither in the pool nor in the tier yet, and was computed again."""
+    tier = SlowlyWritten()
+    stack, keys = TierStack([tier]), PrefixKeys(b"model", b"", 16)
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    loader = BlockLoader(stack, writer, keys, _Rows(), lambda n, size: np.empty((n, size), np.uint8))
+    tokens = bytes(range(64))
+    assert writer.reserve(3)
+    writer.put([PrefixBlocks("", tokens[:48], 0, 3)], lambda: np.ones((3, 8), np.uint8))
+    assert tier.puts.wait(60)
+    wanted, other = LookUp("", tokens, 0), LookUp("tenant", tokens, 0)
+    loader.look_up(wanted)
+    loader.look_up(other)
+    assert other.done.wait(60)
+    assert other.spans == []
+    assert wanted.spans is None
+    tier.may_put.set()
+    assert wanted.done.wait(60)
+    assert wanted.spans == [Span(0, 0, 3)]
+    assert writer.stop(60)
+    assert loader.stop(60)
+
+
+class _Rows:
+    nbytes = 8

@@ -1,0 +1,40 @@
+"""An engine over a tiny model with tiers below its pool, and prompts that have most in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.model_zoo import VOCAB_SIZE, build_shallow
+
+from radixkv import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+STEM = [(7 * i) % (VOCAB_SIZE - 3) + 3 for i in range(42)]
+PROMPTS: list[Any] = [{"prompt_token_ids": [*STEM[:40], 5 + tail, 9, 11]} for tail in range(3)]
+
+
+def make(name: str = "llama", **options: Any) -> LLM:
+    sizes = {"block_size": 4, "num_blocks": 80, "max_num_batched_tokens": 16}
+    return LLM(build_shallow(name), **{**sizes, **options})
+
+
+def answers(llm: LLM, prompts: Any = PROMPTS) -> list[list[int]]:
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    llm.engine.cache.check()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def evict_all(llm: LLM) -> None:
+    """Let the cache give up every block, and the tiers have what they get."""
+    cache = llm.engine.cache
+    table = cache.open([1], "evicts")
+    cache.reserve(table, cache.num_blocks * cache.block_size)
+    cache.abort(table)
+    assert llm.engine.tiers is not None
+    assert llm.engine.tiers.flush(60.0)
+
+
+def free_blocks(llm: LLM) -> int:
+    cache = llm.engine.cache
+    cache.check()
+    return cache.num_free_blocks + cache.num_evictable_blocks
