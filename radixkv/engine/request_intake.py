@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,7 @@ class PreparedRequest:
     bad_words: list[list[int]]
     priority: int
     tenant: str
+    resumed: Request | None = None
 
     def make(self, engine: Engine, request_id: str) -> Request:
         """The request.
@@ -41,6 +42,9 @@ class PreparedRequest:
         Raises:
             Exception: what `Engine.make_request` raises.
         """
+        if self.resumed is not None:
+            self.resumed.request_id = request_id
+            return self.resumed
         return engine.make_request(
             request_id,
             self.prompt.token_ids,
@@ -162,10 +166,11 @@ class RequestIntake:
             if isinstance(params, SamplingParams) and params.bad_words:
                 encode = partial(encode_bad_words, params.bad_words, self._loaded)
                 bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
-        return [
-            PreparedRequest(prompt, each, bad_words, priority, tenant)
-            for prompt, each in zip(prompts, params_of_each, strict=True)
-        ]
+            prepared = [
+                PreparedRequest(prompt, each, bad_words, priority, tenant)
+                for prompt, each in zip(prompts, params_of_each, strict=True)
+            ]
+            return [await self._with_replay(each) for each in prepared]
 
     def refuse_if_full(self, count: int, tenant: str) -> None:
         """Raise unless ``count`` more requests of the tenant may come in now.
@@ -201,6 +206,16 @@ class RequestIntake:
         self._shut_down = True
         self._tokenizer_thread.shutdown()
         self._grammar_thread.shutdown()
+
+    async def _with_replay(self, prepared: PreparedRequest) -> PreparedRequest:
+        """With what was generated elsewhere replayed, which for a long answer takes as long as several steps.
+
+        Not on the engine's thread, where it would hold up all streams: what a request is made of does not change there.
+        """
+        if not prepared.prompt.resume or not isinstance(self._engine, Engine):
+            return prepared
+        make = partial(prepared.make, self._engine, "")
+        return replace(prepared, resumed=await self._run_in(self._tokenizer_thread, prepared.tenant, make))
 
     @staticmethod
     async def _run_in(thread: FairThread, tenant: str, function: Callable[[], _T]) -> _T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from radixkv import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from radixkv.engine import resumption
+from radixkv.prompts import Prompt
 
 PROMPT = "The three largest cities of France are"
 SCHEMA = {
@@ -186,3 +189,27 @@ def test_cached_tokens_are_the_prompt_s_alone() -> None:
     (rest,) = llm.generate([{**prompt, "resume": [begun]}], params, use_tqdm=False)
     assert rest.num_cached_tokens == 3
     assert rest.outputs[0].token_ids == whole.outputs[0].token_ids[20:]
+
+
+def test_a_long_answer_is_not_replayed_on_the_engine_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It held up the steps of all other streams."""
+    llm = LLM(build_supported("llama"), num_blocks=40)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (whole,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+    begun = CompletionOutput(0, "", whole.outputs[0].token_ids[:5], 0.0)
+    replay, threads = resumption._replay, []
+
+    def noting(*arguments: Any) -> None:
+        threads.append(threading.current_thread().name)
+        replay(*arguments)
+
+    monkeypatch.setattr(resumption, "_replay", noting)
+
+    async def main() -> list[int]:
+        async with AsyncLLM(llm) as engine:
+            (stream,) = await engine.submit([Prompt([5, 6, 7], resume=[begun])], params)
+            return [token_id async for delta in stream for token_id in delta.outputs[0].token_ids]
+
+    assert asyncio.run(main()) == whole.outputs[0].token_ids[5:]
+    assert threads
+    assert not any("engine" in name for name in threads)

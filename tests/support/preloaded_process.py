@@ -20,6 +20,7 @@ from unittest.mock import patch
 _PRELOADED = [
     "radixkv.cli.main",
     "radixkv.async_llm",
+    "radixkv.cluster.run",
     "radixkv.server.app",
     "radixkv.server.run",
     # What the default model makes transformers import.

@@ -19,11 +19,11 @@ from radixkv.cluster import ReplicaSet, replica_app
 SECRET = "a secret of the replicas"
 
 
-def tiny_llm(tokenizer: Any, seed: int = 0, **options: Any) -> LLM:
-    """A tiny random model that reads and writes with a real tokenizer; the same one for the same seed."""
+def tiny_model(vocab_size: int, seed: int = 0) -> transformers.LlamaForCausalLM:
+    """A tiny random model; the same one for the same seed."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -33,7 +33,12 @@ def tiny_llm(tokenizer: Any, seed: int = 0, **options: Any) -> LLM:
         initializer_range=0.3,
         eos_token_id=None,
     )
-    model = transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
+
+
+def tiny_llm(tokenizer: Any, seed: int = 0, **options: Any) -> LLM:
+    """`tiny_model`, which reads and writes with a real tokenizer."""
+    model = tiny_model(len(tokenizer), seed)
     return LLM(model, **{"tokenizer": tokenizer, "num_blocks": 300, "block_size": 16, **options})
 
 
