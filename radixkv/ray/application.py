@@ -35,7 +35,9 @@ def build(options: ApplicationOptions) -> Application:
         "max_constructor_retry_count": _ATTEMPTS_TO_START,
         "graceful_shutdown_timeout_s": server.grace_seconds + _SECONDS_TO_END,
     }
-    registry = serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}).bind()
+    registry = (
+        serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}, **lifecycle).bind()
+    )
     engine = serve.deployment(Engine, name="Engine").options(
         ray_actor_options={
             "num_cpus": placement.num_cpus or 1,
@@ -59,7 +61,8 @@ def build(options: ApplicationOptions) -> Application:
     )
     engines = engine.bind(registry, server, options.llm, options.replica_host)
     names = ("tool_call_parser", "reasoning_parser")
-    reading = ModelConfig(**{name: value for name, value in options.llm.items() if name in names})
+    values: dict[str, Any] = {name: value for name, value in options.llm.items() if name in names}
+    reading = ModelConfig(**values)
     return ingress.bind(registry, engines, server, reading)
 
 

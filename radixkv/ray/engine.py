@@ -47,7 +47,7 @@ class Engine:
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, server: ServerConfig, options: LLMOptions, host: str | None
     ) -> None:
         memory = replica_memory(server.model, options, on_gpu=bool(ray.get_gpu_ids()))

@@ -36,7 +36,7 @@ class _Front:
         model: of which some say how answers are read.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
         # Only here: they import torch, without which the process that describes the application does.
@@ -85,7 +85,7 @@ class _Front:
 class Ingress(_Front):
     """It listens on host and port of the server's options; several may listen on the same port of a machine."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
         from radixkv.server.run import listener_for, uvicorn_config

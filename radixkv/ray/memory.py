@@ -161,10 +161,10 @@ def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int)
     block_bytes = 2 * layers * kv_heads * head_dim * item_bytes * block_size
     num_blocks = options.get("num_blocks")
     if num_blocks is not None:
-        return num_blocks * block_bytes
-    length = options.get("max_model_len") or config.get("max_position_embeddings") or 1 << 20
+        return int(num_blocks * block_bytes)
+    length = int(options.get("max_model_len") or config.get("max_position_embeddings") or 1 << 20)
     sequences = options.get("max_num_seqs") or DEVICE_DEFAULTS["cpu"]["max_num_seqs"]
-    return min(_DEFAULT_POOL_BYTES, sequences * -(-length // block_size) * block_bytes)
+    return int(min(_DEFAULT_POOL_BYTES, sequences * -(-length // block_size) * block_bytes))
 
 
 def _gib(num_bytes: int) -> str:
