@@ -10,6 +10,7 @@
 # make bench-check  the fast benches against the committed figures: what got slower by more than the noise
 # make soak         random work on the cache for half an hour, every rule checked; for nightly runs
 # make fuzz-server  5,280 generated requests to a real server, with and without keys; /health must answer within a second
+# make chaos        kill replicas every few seconds during 200 streams: every one must complete with its text
 # make soak-server  hostile clients beside normal ones on a real server for ten minutes
 # make mutate       break the cache on purpose, line by line, and see which tests notice (20 minutes)
 
@@ -31,7 +32,7 @@ QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/
 	tests/sampling/test_sampler.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-covered test-interpreted test-others quick quick-tests clients chat check docs docs-serve \
-	build bench bench-check soak soak-server fuzz-server mutate clean
+	build bench bench-check chaos soak soak-server fuzz-server mutate clean
 
 demo: $(MODEL)
 	$(BIN)/radixkv demo
@@ -98,6 +99,9 @@ bench-check: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/radixkv bench soak --minutes 30
+
+chaos: $(MODEL)
+	OMP_NUM_THREADS=1 $(BIN)/radixkv bench chaos
 
 fuzz-server: $(MODEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/server/test_fuzz.py --fuzz-factor=4

@@ -310,3 +310,35 @@ def tiers(
     from radixkv.bench.tiers import run_tiers
 
     run_tiers(Console(), model, conversations, turns, rounds, json_path, plot)
+
+
+@app.command("cluster")
+def cluster_bench(
+    model: Model = None,
+    replicas: Annotated[int, typer.Option(min=2, help="of the larger cluster")] = 2,
+    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    json_path: JsonPath = None,
+) -> None:
+    """What an ingress over replicas costs against one server, and what it finds cached."""
+    from radixkv.bench.cluster import run_cluster_bench
+
+    run_cluster_bench(Console(), model, replicas, streams, rounds, json_path)
+
+
+@app.command()
+def chaos(
+    model: Model = None,
+    replicas: Annotated[int, typer.Option(min=2, help="replicas")] = 2,
+    streams: Annotated[int, typer.Option(min=1, help="requests in all")] = 200,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.1, help="between kills, on average")] = 4.0,
+    answer_tokens: Annotated[int, typer.Option(min=32, help="of an answer at most")] = 48,
+    seed: Annotated[int, typer.Option(help="of who is killed when")] = 0,
+    json_path: JsonPath = None,
+) -> None:
+    """Kill replicas while they answer, and the ingress once: every stream must complete with its text."""
+    from radixkv.bench.chaos import run_chaos
+
+    if not run_chaos(Console(), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path):
+        raise typer.Exit(1)
