@@ -41,13 +41,13 @@ demo: $(MODEL)
 prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
 # Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and kernels that are compiled need
-# a process without it. One thread each: small models gain nothing from a second.
+# a process without it. One thread each: small models gain nothing from a second. A worker more than two cores need: some wait
+# for a browser or a server.
 test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
 test-others:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-		--ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --ignore=tests/kernels
 
 # Coverage takes three times what it measures, and what random runs reach, few of them reach: without the machines of
 # policies, and with the fewest examples elsewhere.

@@ -83,6 +83,8 @@ class ModelConfig(Config):
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers."""
     merge_linears: bool = True
     """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
+    fuse_rotary: bool = True
+    """On a GPU, rotate queries and keys in the kernel that stores keys, in layers that are found to rotate as Llama's do."""
     tool_call_parser: ToolCallParserName = "auto"
     """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
     reasoning_parser: ReasoningParserName = "auto"
@@ -259,6 +261,7 @@ class ModelOptions(TypedDict, total=False):
     max_model_len: int | None
     quantization: Quantization | None
     merge_linears: bool
+    fuse_rotary: bool
     tool_call_parser: ToolCallParserName
     reasoning_parser: ReasoningParserName
 

@@ -23,18 +23,26 @@ settings.register_profile("mutation", max_examples=20, derandomize=True, databas
 # For `make quick`: a tenth of the examples, where a test does not say how many.
 settings.register_profile("quick", max_examples=10)
 
-# Files of a minute or more, the longest first. Workers begin with them, so that none of them
+# What takes half a minute or more, the longest first; "server" is the folder. Workers begin with them, so that none of them
 # is left for the end, when the other workers have nothing more to do.
-LONG_FILES = [
-    "server/test_fuzz.py",
-    "cli/test_cli.py",
-    "testing/test_kit.py",
-    "model/test_compiled_layers.py",
-    "test_examples.py",
-    "model/test_default_model.py",
+LONG = [
+    "server",
+    "engine/test_engine.py",
     "cache/test_eviction.py",
-    "cache/test_prefix_cache_machine.py",
+    "docs/test_code_blocks.py",
+    "cli/test_cli.py",
+    "model/test_default_model.py",
+    "model/test_fp8_kv_cache.py",
+    "sampling/test_structured_output.py",
+    "testing/test_kit.py",
+    "test_examples.py",
+    "engine/test_architectures.py",
+    "model/test_compiled_layers.py",
+    "bench/test_cache_bench.py",
+    "bench/test_serve_bench.py",
 ]
+# It starts servers of its own, beside the one that all others of the folder share.
+OWN_SERVERS = "server/test_process.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: min(ranks.get(path, len(ranks)) for path in (item.path, item.path.parent)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -52,6 +60,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in marked:
         if not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist=loadfile``, one worker has all tests of the shared server, so that it starts and loads its model once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadFilesAndServer(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "tests/server" if file.startswith("tests/server/") and not file.endswith(OWN_SERVERS) else file
+
+    return LoadFilesAndServer(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.loaded_once import models_loaded_once
 from support.server_process import ServerProcess
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -19,8 +20,9 @@ EXAMPLES = sorted(set(FOLDER.glob("*.py")) - {NEEDS_A_SERVER, SEARCHES})
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In this process: starting one takes longer than most examples."""
-    runpy.run_path(str(path), run_name="__main__")
+    """In this process, and with the model in memory: starting one and loading it take longer than most examples."""
+    with models_loaded_once():
+        runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 

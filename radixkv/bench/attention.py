@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from radixkv.attention import QueryBatch
 from radixkv.bench.gpu_report import GpuReport
@@ -35,6 +36,7 @@ from radixkv.bench.layer import (
     max_tokens,
     tree_batch,
 )
+from radixkv.bench.torch_attention import require_backend
 from radixkv.memory import KVPool
 from radixkv.memory.fp8_kv_pool import FP8
 
@@ -112,24 +114,20 @@ def prefill_row(limits: Limits) -> Row:
 
 
 def flash_prefill_row(limits: Limits) -> Row:
-    """The same problem, its keys and values contiguous, for torch's flash attention."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    """The same problem, its keys and values contiguous, by torch's flash attention or not at all."""
     from torch.nn.attention.bias import causal_lower_right
 
     query, key, value = _contiguous_prefill()
     mask = causal_lower_right(NEW, CACHED + NEW)
     attend = partial(functional.scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return _prefill(limits, attend)
+    return _prefill_by(SDPBackend.FLASH_ATTENTION, limits, attend)
 
 
 def cudnn_prefill_row(limits: Limits) -> Row:
-    """The same for cuDNN's attention: over the cached keys, then causally over the new ones; nothing is merged.
+    """The same by cuDNN's attention or not at all: over the cached keys, then causally over the new ones; nothing is merged.
 
     torch gives it no causal mask for more keys than queries.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     query, key, value = _contiguous_prefill()
     cached_key, cached_value = (tensor[:, :, :CACHED].contiguous() for tensor in (key, value))
     new_key, new_value = (tensor[:, :, CACHED:].contiguous() for tensor in (key, value))
@@ -138,7 +136,12 @@ def cudnn_prefill_row(limits: Limits) -> Row:
         functional.scaled_dot_product_attention(query, cached_key, cached_value, enable_gqa=True)
         functional.scaled_dot_product_attention(query, new_key, new_value, is_causal=True, enable_gqa=True)
 
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    return _prefill_by(SDPBackend.CUDNN_ATTENTION, limits, attend)
+
+
+def _prefill_by(backend: SDPBackend, limits: Limits, attend: Callable[[], object]) -> Row:
+    with sdpa_kernel(backend):
+        require_backend(backend, attend)
         return _prefill(limits, attend)
 
 

@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
+from radixkv.model.deferred_rotation import restore_rotation
 from radixkv.model.merged_linear import split_linears
 from radixkv.sampling_params import SamplingParams
 
@@ -37,8 +38,14 @@ LONG_GAP_US = 5.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # Given up when they are measured: none may end while others are still computing their prompts.
 LONG_GREEDY = SamplingParams(temperature=0.0, max_tokens=1024, ignore_eos=True)
-# Whether decoder layers are compiled, and linear layers merged.
-KINDS = {"default": (True, True), "not compiled": (False, True), "not merged": (True, False), "neither": (False, False)}
+# Options of the engines.
+KINDS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "not compiled": {"enable_torch_compile": False},
+    "not merged": {"merge_linears": False},
+    "rotated apart": {"fuse_rotary": False},
+    "neither": {"enable_torch_compile": False, "merge_linears": False, "fuse_rotary": False},
+}
 LONG_TOP_P = SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1024, ignore_eos=True)
 
 
@@ -219,10 +226,12 @@ def _answers(seconds: float) -> Answers:
     return Answers(seconds, BATCH * NEW_TOKENS / seconds)
 
 
-def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, compiled: bool, merged: bool) -> None:
+def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, options: dict[str, bool]) -> None:
     """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
     start = time.perf_counter()
-    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, enable_torch_compile=compiled, merge_linears=merged)
+    # An error where layers cannot be compiled: without it this would measure another kind.
+    given: dict[str, Any] = {"enable_torch_compile": True, **options}
+    llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **given)
     ready = time.perf_counter()
     for shared in (0, SHARED):
         try:
@@ -282,6 +291,7 @@ def release(model: Any, attention: str) -> None:
     for module in model.modules():
         vars(module).pop("radixkv_runner", None)
     uncompile_layers(model)
+    restore_rotation(model)
     split_linears(model)
     model.set_attn_implementation(attention)
     gc.collect()
@@ -305,10 +315,10 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
     model = make_model()
     attention = model.config._attn_implementation
     table = Table("work", "GB", "floor us", "median us", "floor / time", "tokens/s", "GPU idle between steps, in all")
-    for kind, (compiled, merged) in KINDS.items():
+    for kind, options in KINDS.items():
         if any(report.wants(name) for name in _names(kind)):
             try:
-                measure_engine(report, table, model, kind, compiled, merged)
+                measure_engine(report, table, model, kind, options)
             except Exception as error:  # no row of this engine can be measured; the next one may work
                 report.note_failure(kind, error)
             release(model, attention)

@@ -19,7 +19,7 @@ _NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4
 def main(model: str, dtype: str) -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no reply
-    from peer_process import VLLM_ENVIRONMENT
+    from peer_process import VLLM_ENVIRONMENT  # type: ignore[import-not-found]
 
     os.environ.update(VLLM_ENVIRONMENT)
     import vllm

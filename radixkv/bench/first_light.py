@@ -7,6 +7,7 @@ nothing else along. What is measured is in the file at once, and a run that stop
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,7 @@ from rich.console import Console
 
 import radixkv
 from radixkv.bench.gpu_targets import next_steps
+from radixkv.bench.whole_file import write_whole
 
 _ROOT = Path(radixkv.__file__).parents[1]
 
@@ -74,20 +76,30 @@ class FirstLight:
         self._console = console
         self._json_path = json_path
         self._clock = clock
+        self._start = clock()
+        self._seconds_before = 0.0
+        self._total_seconds = math.inf
         self.results: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> None:
         """Take over what the file has, if it is there."""
         if self._json_path is not None and self._json_path.exists():
-            self.results = json.loads(self._json_path.read_text())["parts"]
+            before = json.loads(self._json_path.read_text())
+            self.results, self._seconds_before = before["parts"], before.get("seconds", 0.0)
 
-    def run(self, parts: Sequence[Part], minutes: float) -> bool:
+    def run(self, parts: Sequence[Part], minutes: float, total_minutes: float = math.inf) -> bool:
         """Run the parts that have not run before; those that were cut short go on.
+
+        Args:
+            minutes: for this run.
+            total_minutes: for it and all that it goes on with.
 
         Returns:
             Whether all were reached before the time was over.
         """
-        end = self._clock() + 60 * minutes
+        self._total_seconds = 60 * total_minutes
+        self._write()  # where that cannot be, it is known before any time is spent
+        end = self._start + min(60 * minutes, self._total_seconds - self._seconds_before)
         for number, part in enumerate(parts, start=1):
             status = self.results.get(part.name, {}).get("status")
             if status == DONE or (status not in (None, CUT_SHORT) and not part.needed):
@@ -99,9 +111,14 @@ class FirstLight:
             self._console.rule(f"{number}/{len(parts)} {part.name}")
             self._run(part, left)
             status = self.results[part.name]["status"]
-            if status == CUT_SHORT or (part.needed and status != DONE):
+            if status == CUT_SHORT or (part.needed and status != DONE) or self.results[part.name].get("still_running"):
                 return False
         return True
+
+    @property
+    def _seconds(self) -> float:
+        """Spent, by the runs before and this one."""
+        return self._seconds_before + self._clock() - self._start
 
     def report(self, parts: Sequence[Part]) -> list[str]:
         """What to do next, line by line; also in the file."""
@@ -111,9 +128,14 @@ class FirstLight:
             if result["status"] in (FAILED, TIMED_OUT):
                 lines.append(f"{name} {result['status']} after {result['seconds']:.0f} s: {advice.get(name, '')}")
         waiting = [p.name for p in parts if self.results.get(p.name, {}).get("status") in (None, CUT_SHORT)]
-        lines += next_steps({name: result.get("report", {}) for name, result in self.results.items()})
+        try:
+            lines += next_steps({name: result.get("report", {}) for name, result in self.results.items()})
+        except (KeyError, TypeError, ValueError) as error:  # of a part's file; what was measured is kept all the same
+            lines.append(f"what follows from the rows cannot be said: {type(error).__name__}: {error}")
         if waiting:
-            lines.append(f"not finished: {', '.join(waiting)}: run again with --resume")
+            spent = self._total_seconds - self._seconds < MIN_SECONDS + _SPARE_SECONDS
+            how = "--resume and more --total-minutes" if spent else "--resume"
+            lines.append(f"not finished: {', '.join(waiting)}: run again with {how}")
         self._write(lines)
         return lines
 
@@ -138,15 +160,20 @@ class FirstLight:
             if before is not None:
                 result["report"] = before
             start = self._clock()
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **part.environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **part.environment},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+            except OSError as error:  # there is no such program: the other parts have theirs
+                result.update(status=FAILED, exit_status=None, last_lines=[_without_folders(str(error))])
+                self._write()
+                return
             assert process.stdout is not None
             last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
             reader = threading.Thread(target=self._pass_on, args=(process.stdout, last_lines), daemon=True)
@@ -154,9 +181,11 @@ class FirstLight:
             try:
                 exit_status = self._wait(process, start + limit, lambda: self._take(result, part_json))
             finally:
-                _end(process)
+                if not _end(process):
+                    result["still_running"] = True
+                result["seconds"] = round(self._clock() - start, 1)
+                self._take(result, part_json)
             reader.join(timeout=_POLL_SECONDS)
-            result["seconds"] = round(self._clock() - start, 1)
             result["exit_status"] = exit_status
             if exit_status != 0:
                 result["last_lines"] = [_without_folders(line) for line in last_lines]
@@ -190,25 +219,39 @@ class FirstLight:
 
     def _write(self, lines: Sequence[str] = ()) -> None:
         if self._json_path is not None:
-            content = json.dumps({"parts": self.results, "next": list(lines)}, indent=2) + "\n"
-            # All or nothing: whoever ends this process must not leave half a file.
-            new = self._json_path.with_name(self._json_path.name + ".new")
-            new.write_text(content)
-            new.replace(self._json_path)
+            content = {"seconds": round(self._seconds, 1), "parts": self.results, "next": list(lines)}
+            write_whole(self._json_path, json.dumps(content, indent=2) + "\n")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a process and all that it started."""
+def _end(process: subprocess.Popen[str]) -> bool:
+    """End a process and all that it started; False: a driver that hangs holds it, and would hold whatever came next."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_SPARE_SECONDS)
+    return process.poll() is not None
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM is an exception, so that what was started is ended, too: else it would go on holding the GPU."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_first_light(
     console: Console,
     json_path: Path | None,
     parts: Sequence[Part],
-    minutes: float = 45.0,
+    minutes: float = 9.0,
+    total_minutes: float = 30.0,
     resume: bool = False,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
@@ -217,7 +260,8 @@ def run_first_light(
 
     Args:
         json_path: where everything is kept.
-        minutes: for all.
+        minutes: for this run.
+        total_minutes: for it and, by the file, all that it goes on with.
         resume: leave out what the file says was run, and go on with what was cut short.
         only: names of parts: those, also if they were run before; none: all.
         skip: names of parts to leave out.
@@ -244,7 +288,8 @@ def run_first_light(
         if light.results.get(name, {}).get("status") != CUT_SHORT:
             light.results.pop(name, None)
     wanted = [part for part in parts if part.name not in skip and (not only or part.name in only)]
-    complete = light.run(wanted, minutes)
+    with _ended_by_sigterm():
+        complete = light.run(wanted, minutes, total_minutes)
     console.rule("what to do next")
     for line in light.report(wanted):
         console.print(f"- {line}", markup=False, highlight=False)

@@ -1,4 +1,7 @@
-"""The parts of a first light, the most important first: is it correct, how fast is it, what should be set."""
+"""The parts of a first light, the most important first: is it correct, how fast is it, what should be set.
+
+Of 30 minutes those about correctness can take no more than 18, so that something is known of speed whatever they do.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def first_light_parts() -> list[Part]:
             advice="no GPU, driver or CUDA build of torch: see `radixkv doctor`",
         ),
         Part(
-            "memory-checked-kernels", 300,
+            "memory-checked-kernels", 180,
             [sanitizer or "", "--tool", "memcheck", "--error-exitcode", "77",
              *_pytest("kernels/test_on_gpu.py", "-x", "-k", _NOT_CHECKED)],
             # So that each tensor is an allocation of its own, whose end the checker knows.
@@ -34,9 +37,9 @@ def first_light_parts() -> list[Part]:
             missing=_tests_missing() or ("" if sanitizer else "there is no compute-sanitizer here"),
             advice="exit status 77: a kernel reads or writes out of bounds; before all else, see which in its last lines",
         ),
-        _tests("bfloat16-model", 300, "engine/test_bfloat16_on_gpu.py"),
-        _tests("kernel-tests", 420, "kernels/test_on_gpu.py"),
-        _tests("engine-tests", 480, "engine/test_on_gpu.py"),
+        _tests("bfloat16-model", 240, "engine/test_bfloat16_on_gpu.py"),
+        _tests("kernel-tests", 240, "kernels/test_on_gpu.py"),
+        _tests("engine-tests", 300, "engine/test_on_gpu.py"),
         _bench("attention", 480, "attention"),
         _bench("decode-default", 480, "decode", "default: "),
         _bench("decode-neither", 420, "decode", "neither: "),
@@ -47,6 +50,7 @@ def first_light_parts() -> list[Part]:
         _bench("decode-transformers", 480, "decode", "transformers: "),
         _bench("decode-not-compiled", 420, "decode", "not compiled: "),
         _bench("decode-not-merged", 480, "decode", "not merged: "),
+        _bench("decode-rotated-apart", 420, "decode", "rotated apart: "),
     ]  # fmt: skip
 
 

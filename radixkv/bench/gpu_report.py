@@ -14,8 +14,13 @@ import torch
 from rich.console import Console, RenderableType
 
 from radixkv.bench.gpu_timing import Limits, describe_gpu, measure_limits, require_gpu
+from radixkv.bench.whole_file import write_whole
 
 Row = TypeVar("Row")
+
+
+class UnavailableError(Exception):
+    """What a row is about does not exist here: that is no failure of ours."""
 
 
 class GpuReport:
@@ -33,6 +38,7 @@ class GpuReport:
         machine: as given.
         limits: as given.
         failed: by a row's name, the error that it ended with.
+        unavailable: by a row's name, why it cannot be measured here.
     """
 
     def __init__(
@@ -47,11 +53,18 @@ class GpuReport:
         self.machine = machine
         self.limits = limits
         self.failed: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
         self._console = console
         self._json_path = json_path
         self._only = only or ""
         self._rows = list(rows)
-        self._content = {"machine": machine, "limits": asdict(limits), "rows": self._rows, "failed": self.failed}
+        self._content = {
+            "machine": machine,
+            "limits": asdict(limits),
+            "rows": self._rows,
+            "failed": self.failed,
+            "unavailable": self.unavailable,
+        }
 
     @classmethod
     def begin(cls, console: Console, json_path: Path | None, only: str | None, resume: bool = False) -> GpuReport:
@@ -84,13 +97,18 @@ class GpuReport:
         return self._only in name and all(row["name"] != name for row in self._rows)
 
     def measure(self, name: str, work: Callable[[], Row]) -> Row | None:
-        """Measure one row, a dataclass; None where it is not wanted or failed: then the error is kept, and nothing raised."""
+        """Measure one row, a dataclass; None where it is not wanted, unavailable or failed: why is kept, nothing raised."""
         if not self.wants(name):
             return None
         try:
             gc.collect()
             torch.cuda.empty_cache()
             row = work()
+        except UnavailableError as why:
+            self.unavailable[name] = str(why)
+            self._console.print(f"{name} is unavailable: {why}", markup=False)
+            self.write()
+            return None
         except Exception as error:  # whatever it is, it concerns this row alone, and is in `failed`
             self.note_failure(name, error)
             return None
@@ -120,9 +138,11 @@ class GpuReport:
             self._console.print(part)
         for name, error in self.failed.items():
             self._console.print(f"failed: {name}: {error}", markup=False)
+        for name, why in self.unavailable.items():
+            self._console.print(f"unavailable: {name}: {why}", markup=False)
         return not self.failed
 
     def write(self) -> None:
         """Write the file, if there is to be one, as it is now."""
         if self._json_path is not None:
-            self._json_path.write_text(json.dumps(self._content, indent=2) + "\n")
+            write_whole(self._json_path, json.dumps(self._content, indent=2) + "\n")

@@ -16,7 +16,10 @@ SHARED = "256 x 4,096, 3,500 shared"
 LEVELS = "256: 2,048 by all, 1,792 by 32 each, 256 private"
 AS_GRAPHS = ", as graphs decode"
 PREFILL = "prefill 4 x 2,048 over 6,144"
-PREFILL_PEERS = ("the same by torch's flash attention", "the same by torch's cuDNN attention")
+PREFILL_PEERS = (
+    "the same, torch's sdpa with FLASH_ATTENTION",
+    "the same, torch's sdpa with CUDNN_ATTENTION, in two calls that nothing merges",
+)
 
 _H200_BYTES_PER_S = 4.3e12
 _MIN_RATIOS = {FLAT: 0.9, f"{FLAT}{AS_GRAPHS}": 0.9}
@@ -43,6 +46,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     lines = [f"figures of different GPUs are mixed: {', '.join(gpus)}"] if len(gpus) > 1 else []
     for report in measured:
         lines += (f"row failed: {name}: {error}" for name, error in report["failed"].items())
+        lines += (f"unavailable: {name}: {why}" for name, why in report.get("unavailable", {}).items())
     rows: Rows = {row["name"]: row for report in measured for row in report["rows"]}
     bytes_per_s = measured[0]["limits"]["bytes_per_s"] if measured else _H200_BYTES_PER_S
     lines += _attention(rows, bytes_per_s)

@@ -1,7 +1,8 @@
 """What tiers below the pool bring and cost, on a real model: against no tier, and hot against cold, in the same run.
 
 Three questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
-again and again where nothing is below; and what writing costs those who never come back.
+again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; and what
+writing costs those who never come back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from radixkv.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 RESTART_LENGTHS = (1000, 7000)
-TURN_TOKENS = 96
+# A conversation is about a document, in short questions and answers: what is cached brings little to those who generate much.
+DOCUMENT_TOKENS = 1000
+QUESTION_TOKENS = 48
 ANSWER_TOKENS = 16
 UNRELATED_PROMPTS = 16
 UNRELATED_TOKENS = 240
@@ -61,7 +64,7 @@ class WorkingSet:
     """Conversations that do not fit the pool.
 
     Attributes:
-        tier: what is below the pool.
+        tier: what is below the pool; "none": nothing; "larger pool": nothing, for the pool holds all of them.
         tokens_per_second: prompt and generated tokens that were served.
         cached_share: of the prompt tokens.
         ttft_p50, ttft_p99: seconds from the beginning of a wave to the first token.
@@ -109,7 +112,7 @@ def run_tiers(
         with console.status("a working set four times the pool"):
             sets = [
                 measure_working_set(model, tier, Path(folder) / f"set-{tier}", conversations, turns)
-                for tier in ("none", "host", "disk")
+                for tier in ("none", "host", "disk", "larger pool")
             ]
         with console.status("what writing costs"):
             writing = measure_writing(model, Path(folder) / "writing", rounds)
@@ -171,22 +174,24 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
 def measure_working_set(model: str | None, tier: str, folder: Path, conversations: int, turns: int) -> WorkingSet:
     """Conversations that go on in turn, turn by turn; the pool holds a quarter of what they have in the end."""
     rng = random.Random(2)
-    needed = conversations * turns * (TURN_TOKENS + ANSWER_TOKENS) // BLOCK_SIZE
+    length = DOCUMENT_TOKENS + turns * (QUESTION_TOKENS + ANSWER_TOKENS)
+    needed = conversations * (length // BLOCK_SIZE + 1)
     below: dict[str, dict[str, Any]] = {
         "none": {},
+        "larger pool": {},
         "host": {"host_cache_size": "16GiB"},
         "disk": {"disk_cache": folder, "disk_cache_size": "16GiB"},
     }
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
     served, cached, prompted = 0, 0, 0
     first_tokens: list[float] = []
-    with _llm(model, num_blocks=needed // 4, **below[tier]) as llm:
+    with _llm(model, num_blocks=needed + conversations if tier == "larger pool" else needed // 4, **below[tier]) as llm:
         vocabulary = llm.engine.loaded.vocab_size
-        histories: list[list[int]] = [[] for _ in range(conversations)]
+        histories = [_tokens(rng, DOCUMENT_TOKENS, vocabulary) for _ in range(conversations)]
         began = time.monotonic()
         for _ in range(turns):
             for history in histories:
-                history += _tokens(rng, TURN_TOKENS, vocabulary)
+                history += _tokens(rng, QUESTION_TOKENS, vocabulary)
             for start in range(0, conversations, 8):
                 wave = histories[start : start + 8]
                 prompts: list[Any] = [{"prompt_token_ids": list(history)} for history in wave]

@@ -162,7 +162,8 @@ def limits(json_path: JsonPath = None) -> None:
 @app.command()
 def first_light(
     json_path: JsonPath = None,
-    minutes: Annotated[float, typer.Option(min=0.5, help="for all; what is left goes on with --resume")] = 45,
+    minutes: Annotated[float, typer.Option(min=0.5, help="for this run; what is left goes on with --resume")] = 9,
+    total_minutes: Annotated[float, typer.Option(min=0.5, help="for this run and all that it goes on with")] = 30,
     resume: Annotated[bool, typer.Option("--resume", help="go on where the file of --json ends")] = False,
     only: Annotated[
         list[str] | None, typer.Option(help="this part, also if it was run before; may be repeated")
@@ -173,7 +174,9 @@ def first_light(
     from radixkv.bench.first_light import run_first_light
     from radixkv.bench.first_light_parts import first_light_parts
 
-    if not run_first_light(Console(), json_path, first_light_parts(), minutes, resume, only or (), skip or ()):
+    if not run_first_light(
+        Console(), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
+    ):
         raise typer.Exit(1)
 
 
@@ -300,7 +303,7 @@ def http_cost(
 @app.command()
 def tiers(
     model: Model = None,
-    conversations: Annotated[int, typer.Option(min=8, help="of a working set four times the pool")] = 200,
+    conversations: Annotated[int, typer.Option(min=8, help="of a working set four times the pool")] = 16,
     turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     json_path: JsonPath = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Grammar(Protocol):
     """What drafters ask of the grammar that constrains an answer."""
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens that spell what must come next, if that is known."""
+    def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
+        """Tokens that spell what must come next; where there is a choice, what followed the same token before."""
 
 
 class Draft(NamedTuple):
@@ -47,8 +47,9 @@ class DraftContext:
         prediction: what the client expects of the answer, as token ids.
         grammar: constrains the answer, in the state after the last token; None: unconstrained.
         table: the sequence's blocks.
-        own, predicted: prompt and answer, and the prediction, as documents in which token runs are found; for drafters that
-            keep them.
+        own, predicted, answered: prompt and answer, the prediction, and another answer to the same prompt, as documents in
+            which token runs are found; for drafters that keep them.
+        num_noted: of its tokens, how many the grammar's drafter has looked at.
         rates: how often drafts for this sequence proved right.
         proposed: of each source what was drafted last, until it is known whether that was right.
         num_idle: how often in a row no source had the next token right.
@@ -62,6 +63,8 @@ class DraftContext:
     table: BlockTable | None = None
     own: Document | None = None
     predicted: Document | None = None
+    answered: Document | None = None
+    num_noted: int = 0
     rates: RequestRates | None = None
     proposed: dict[str, Draft] = field(default_factory=dict)
     num_idle: int = 0

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from radixkv.cache import PrefixCache
 from radixkv.drafting.document import Document
 from radixkv.drafting.drafter import NO_DRAFT, Draft, DraftContext, Drafter
+from radixkv.drafting.followers import Followers
 from radixkv.drafting.tree_index import TreeIndex
 
 # A sequence with more blocks that the tree does not have is on no path of the tree.
 _MAX_OWN_BLOCKS = 2
+# Of an answer to the same prompt, as many tokens are looked at.
+_MAX_ANSWER = 1024
+# What answers under grammars did is remembered of as many namespaces.
+_MAX_NAMESPACES = 32
 
 
 class GrammarDrafter(Drafter):
     """What a grammar forces: the keys of an object, the rest of an enumerated string.
 
-    The text is forced, the tokens are not quite: a model may spell it with others.
+    The text is forced, the tokens are not quite: a model may spell it with others. And between forced texts there are small
+    choices, such as whether a space follows a colon: there, what answers of this namespace did before is the guess.
     """
 
     source = "grammar"
 
+    def __init__(self) -> None:
+        self._followers: OrderedDict[str, Followers] = OrderedDict()
+
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.grammar is None:
             return NO_DRAFT
-        return Draft(context.grammar.forced_tokens()[:max_tokens])
+        followers, sequence = self._followers_in(context.namespace), context.token_ids
+        followers.note(sequence, max(context.num_noted, context.num_prompt_tokens, 1))
+        context.num_noted = len(sequence)
+        return Draft(context.grammar.likely_tokens(sequence[-1], followers.by_token, max_tokens))
+
+    def _followers_in(self, namespace: str) -> Followers:
+        followers = self._followers.setdefault(namespace, Followers())
+        self._followers.move_to_end(namespace)
+        if len(self._followers) > _MAX_NAMESPACES:
+            self._followers.popitem(last=False)
+        return followers
 
 
 class PrefixDrafter(Drafter):
@@ -42,6 +63,31 @@ class PrefixDrafter(Drafter):
         if table is None or len(table.own_block_ids) > _MAX_OWN_BLOCKS:
             return NO_DRAFT
         return Draft(self._cache.continuation(table, context.token_ids, max_tokens))
+
+
+class AnswerDrafter(Drafter):
+    """Where the last tokens occur in another answer to the same prompt: regenerated with another seed, another sample.
+
+    `PrefixDrafter` follows it up to the first other token; behind that, the same words come again at other places.
+
+    Args:
+        cache: whose tree it is.
+    """
+
+    source = "answer"
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        if context.answered is None:
+            if context.table is None or len(context.token_ids) != context.num_prompt_tokens:
+                return NO_DRAFT
+            answer = self._cache.continuation(context.table, context.token_ids, _MAX_ANSWER)
+            if not answer:
+                return NO_DRAFT
+            context.answered = Document(answer, len(answer), begins=True)
+        return context.answered.draft(context.token_ids, max_tokens)
 
 
 class TreeDrafter(Drafter):
@@ -96,4 +142,11 @@ def drafters(cache: PrefixCache, index: TreeIndex) -> list[Drafter]:
         cache: whose tree they draft from.
         index: one of its observers.
     """
-    return [GrammarDrafter(), PrefixDrafter(cache), PredictionDrafter(), SuffixDrafter(), TreeDrafter(cache, index)]
+    return [
+        GrammarDrafter(),
+        PrefixDrafter(cache),
+        PredictionDrafter(),
+        AnswerDrafter(cache),
+        SuffixDrafter(),
+        TreeDrafter(cache, index),
+    ]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from radixkv.attention import QueryBatch
 from radixkv.cache import PrefixCache
 from radixkv.engine.completion import TokenDecoder, logprobs_with_text, prepare_sampling
-from radixkv.model.runner import HOST_TOKEN, ModelInput, ModelRunner
+from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.runner import ModelRunner
 from radixkv.sampling.sampler import InFlightTokens, prompt_logprobs
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, BeamStep, SampledRow, ScheduledChunk

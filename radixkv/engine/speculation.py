@@ -101,6 +101,7 @@ class Speculator:
         self._warned: set[str] = set()
         self._pending: list[_Pending] = []
         self._started = 0.0
+        self._landed: float | None = None
         self._num_unasked = 0
         self._num_steps = 0
         self.counts: dict[str, DraftCounts] = {}
@@ -168,6 +169,18 @@ class Speculator:
         if batch.chunks and len(self._pending) == len(batch.chunks) and all(c.num_tokens == 1 for c in batch.chunks):
             self._times.observe(batch.num_tokens, self._clock() - self._started)
         self._pending = []
+
+    def landed(self, batch: Batch, following: Batch) -> None:
+        """Learn how long a batch took that was launched ahead and is processed now: since the one before it was.
+
+        Args:
+            batch: without drafts.
+            following: launched meanwhile; empty: nothing was.
+        """
+        now = self._clock()
+        if self._landed is not None and all(chunk.num_tokens == 1 for chunk in batch.chunks):
+            self._times.observe(batch.num_tokens, now - self._landed)
+        self._landed = now if following.chunks else None
 
     def _best(self, sequence: TokenSequence, context: DraftContext, most: int) -> _Candidate | None:
         """Ask every drafter; the draft of which the most tokens can be expected to be right."""

@@ -59,6 +59,8 @@ def opaque_attention(
     softcap: float | None,
     sliding_window: int | None,
     sinks: torch.Tensor | None,
+    cosines: torch.Tensor | None,
+    sines: torch.Tensor | None,
 ) -> torch.Tensor:
     """The running batch's attention, as an operator that the compiler does not trace.
 
@@ -67,7 +69,8 @@ def opaque_attention(
     Args:
         layer_idx: a tensor on the CPU with one number: a plain number would be a constant, with one compilation per layer.
     """
-    options = AttentionOptions(scale, softcap, sliding_window, sinks)
+    rotary = None if cosines is None or sines is None else (cosines, sines)
+    options = AttentionOptions(scale, softcap, sliding_window, sinks, rotary)
     return _current_attend.get()(int(layer_idx), query, key, value, options).contiguous()
 
 

@@ -30,7 +30,8 @@ from radixkv.cache import PrefixCache
 from radixkv.memory import KVPool, KVScales
 from radixkv.memory.fp8_kv_pool import FP8
 from radixkv.model.loader import LoadedModel
-from radixkv.model.runner import HOST_TOKEN, ModelInput, ModelRunner
+from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.runner import ModelRunner
 
 CALIBRATION_TOKENS = 512
 

@@ -26,6 +26,7 @@ from radixkv.model.default_model import (
     ensure_converted,
     find_default_model,
 )
+from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
@@ -109,9 +110,15 @@ def load_model(
         if config.quantization is not None:
             _report_quantised(model, name, config.quantization, num_linears)
         trim_heap()
-    elif config.merge_linears:
-        num_merged = merge_linears(model, partial(_compute_two_tokens, model))
-        _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
+    else:
+        restore_rotation(model)
+        if config.merge_linears:
+            num_merged = merge_linears(model, partial(_compute_two_tokens, model))
+            _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
+        if config.fuse_rotary:
+            _log.info(
+                "%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model)
+            )
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
+from radixkv.attention import AttentionBackend, AttentionOptions
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention
@@ -32,7 +31,9 @@ from radixkv.model.compiled_layers import (
     set_compiled_attention,
     uncompile_layers,
 )
+from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.loader import LoadedModel
+from radixkv.model.model_input import HOST_TOKEN, ModelInput
 
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -44,32 +45,12 @@ ATTENTION_NAME = "radixkv"
 _log = logging.getLogger(__name__)
 
 
-# Instead of an index into the device's tokens: the host knows the token.
-HOST_TOKEN = -1
-
-
-@dataclass(slots=True)
-class ModelInput:
-    """One packed forward pass, column by column.
-
-    Attributes:
-        token_ids: int64 ``[tokens]``: the sequences' new tokens, one sequence after the other.
-        queries: the sequences' block tables, and how many tokens they have in them and add.
-        num_logits: int64 ``[sequences]``: for how many of its last tokens each sequence needs logits.
-        device_indices: int64 ``[sequences]``: where among the tokens on the device a sequence's only new token is;
-            `HOST_TOKEN`: its tokens are in ``token_ids``.
-    """
-
-    token_ids: NDArray[np.int64]
-    queries: QueryBatch
-    num_logits: NDArray[np.int64]
-    device_indices: NDArray[np.int64]
-
-
 def _attend_nothing(
     layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
     """Attention that looks at nothing, to measure what all the rest takes."""
+    # Rotated queries take memory of their own while attention runs.
+    _rotated = None if options.rotary is None else torch.empty_like(query)
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
@@ -115,7 +96,10 @@ class ModelRunner:
             if hasattr(module, "layer_idx"):
                 module.radixkv_runner = self
         uncompile_layers(self._model)
+        set_rotate_first(self._model, True)
         self._probe(loaded.name)
+        # Before they are compiled: on a GPU it is Triton that attends.
+        set_rotate_first(self._model, self._device.type != "cuda")
         if enable_torch_compile:
             self._compile(loaded.name, must_compile)
 
@@ -136,6 +120,7 @@ class ModelRunner:
         """
         self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
         self._graphs = None
+        set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         if self._device.type == "cuda":
             self.check_kernels(pool.block_size, pool.dtype)
         if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
@@ -158,7 +143,14 @@ class ModelRunner:
         # Only here: it imports Triton, which a CPU need not have.
         from radixkv.attention.triton.start_check import LayerKernels, check_kernels
 
-        layers = [LayerKernels(self._probed[index], *self._calls[index]) for index in self._layer_of]
+        rotary_dims = {
+            module.layer_idx: module.rotary_dim
+            for module in self._model.modules()
+            if isinstance(module, DeferredRotation)
+        }
+        layers = [
+            LayerKernels(self._probed[index], *self._calls[index], rotary_dims.get(index)) for index in self._layer_of
+        ]
         with self._on_device:
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
         self._checked.add((block_size, cache_dtype))
@@ -387,11 +379,12 @@ def _attention_function(
 ) -> tuple[torch.Tensor, None]:
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     given = scale, options.get("softcap"), options.get("sliding_window"), options.get("s_aux")
+    rotary = options.get("rotary")
     if torch.compiler.is_compiling():
-        return opaque_attention(module.radixkv_layer_idx, query, key, value, *given), None
+        return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None
     # The runner is found on the module: some models drop keyword arguments on the way to their attention layers.
     runner: ModelRunner = module.radixkv_runner
-    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given)), None
+    return runner.attend_layer(module.layer_idx, query, key, value, AttentionOptions(*given, rotary)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -52,12 +52,12 @@ class _Wait:
     """What is known of a waiting group's prefix."""
 
     look_up: LookUp | None = None  # None: all of it was cached when the tree had this version
-    version: int = -1
+    version: int = -1  # of the tree when nothing was to be loaded
     gives_up_at: float = 0.0
     active: _ActiveLoad | None = None
     num_loads: int = 0  # that were its own
     num_claimed: int = 0  # blocks that admission will take besides those that the load has taken
-    yields_until: float | None = None  # to those that have claims
+    step: int = -1  # the last one in which it could be admitted
     over: bool = False  # it computes what it lacks
 
 
@@ -96,6 +96,7 @@ class PrefixLoads:
         self._not_begun: list[_ActiveLoad] = []
         self._not_sent: list[LookUp] = []
         self._stopped = False
+        self._step = 0
         self._patient = True  # look-ups are answered quickly
         self.num_loads = 0
         self.num_given_up = 0
@@ -144,7 +145,10 @@ class PrefixLoads:
                 self._give_up(wait.active)
                 wait.over = True
             return not wait.over
-        if wait.look_up is None and wait.version != self._cache.version:
+        wait.step = self._step
+        if wait.version == self._cache.version:
+            return False
+        if wait.look_up is None:
             self._look_up(group, wait)
         if wait.look_up is None:
             return False
@@ -157,7 +161,11 @@ class PrefixLoads:
             self._look_up(group, wait)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans or wait.num_loads == _MAX_LOADS:
+        if not spans:
+            wait.over = not wait.look_up.spans and not wait.look_up.start  # neither here nor below
+            wait.version = self._cache.version
+            return False
+        if wait.num_loads == _MAX_LOADS:
             wait.over = True
             return False
         shared = self._shared_load(wait.look_up, num_cached)
@@ -194,7 +202,8 @@ class PrefixLoads:
         self._not_begun.clear()
 
     def publish_done(self) -> None:
-        """Publish what has been loaded; those that waited for it can be admitted."""
+        """A step begins: publish what has been loaded; those that waited for it can be admitted."""
+        self._step += 1
         for active in [active for active in self._active if active.load.done.is_set()]:
             self._end(active)
 
@@ -219,9 +228,10 @@ class PrefixLoads:
         start = self._cache.match(group.prompt, group.request.namespace) // size
         # The last token of a prompt is always computed, for its logits.
         stop = (len(group.prompt) - 1) // size
-        wait.version = self._cache.version
         wait.look_up = None
-        if start < stop:
+        if start == stop:
+            wait.version = self._cache.version
+        else:
             wait.look_up = LookUp(group.request.namespace, _encoded(group, stop * size), start)
             wait.gives_up_at = self._clock() + self._allowed_seconds(stop - start)
             self._not_sent.append(wait.look_up)
@@ -268,16 +278,12 @@ class PrefixLoads:
         # Counted now that the table has locked what is cached, and with what the group computes after the load: else running
         # groups would be preempted for it, or it would be evicted before the group fits.
         missing = self._num_blocks(group) - first - num_spare_blocks()
-        now, allowed = self._clock(), self._allowed_seconds(stop - first)
         if missing > 0:
             cache.abort(table)
             return False
         if missing + self._num_claimed_by_others(wait) > 0:
-            if wait.yields_until is None:
-                wait.yields_until = now + allowed
-            if now < wait.yields_until:
-                cache.abort(table)
-                return True
+            cache.abort(table)
+            return True
         try:
             cache.reserve(table, stop * size)
         except OutOfBlocks:
@@ -285,18 +291,27 @@ class PrefixLoads:
             return False
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
+        now, allowed = self._clock(), self._allowed_seconds(stop - first)
         active = _ActiveLoad(load, table, tokens, seconds, now, now + allowed, {group: None})
         self._active.append(active)
         self._not_begun.append(active)
-        wait.active, wait.yields_until = active, None
+        wait.active = active
         wait.num_loads += 1
         wait.num_claimed = self._num_blocks(group) - table.num_blocks
         self.num_loads += 1
         return True
 
     def _num_claimed_by_others(self, wait: _Wait) -> int:
-        """Blocks that groups will take whose prefixes were or are being loaded: else one load would evict another's."""
-        return sum(other.num_claimed for other in self._waits.values() if other is not wait and not other.over)
+        """Blocks that others will take whose prefixes were or are being loaded: else one load would evict another's.
+
+        Of those that were loaded, only they count that wait for nothing but blocks. So nobody yields to a tenant that has
+        reached its limit.
+        """
+        return sum(
+            other.num_claimed
+            for other in self._waits.values()
+            if other is not wait and not other.over and (other.active is not None or other.step >= self._step - 1)
+        )
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)

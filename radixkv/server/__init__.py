@@ -3,11 +3,12 @@
 ::
 
     run.py, config.py       the process: signals, exit status; its options
-      listener.py           the socket; connection.py: time limits of clients; watchdog.py: of the engine's steps
+      listener.py           the socket; watchdog.py: a time limit of the engine's steps
+      connection.py         time limits of clients; open_connections.py: what all of them together may take
       app.py                all routes, and what every request passes first, from the outside in:
         request_log.py      a name for each, and a line in the log
         authentication.py   who sent it, before its body is read
-        body_limit.py       how long that may be
+        body_limit.py       how long that may be, and how hard to read
       chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
         service.py          state that all routes share
         protocol.py         request fields common to both completion endpoints; response_format.py, chat_messages.py

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from radixkv import __version__
 from radixkv.server.admin import admin_routes
+from radixkv.server.api_description import api_description_routes
 from radixkv.server.authentication import Authentication
 from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
@@ -58,9 +59,10 @@ def create_app(
     app = FastAPI(
         title="RadixKV",
         version=__version__,
-        # These pages would load scripts from another host; the OpenAPI document itself is at /openapi.json.
+        # FastAPI's pages would load scripts from another host; for the document itself, see `api_description_routes`.
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         responses={code: {"model": ErrorBody} for code in (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)},
     )
     # The last one is the outermost.
@@ -85,6 +87,7 @@ def create_app(
     app.include_router(model_routes(service))
     app.include_router(metrics_routes(service.metrics))
     app.include_router(page_routes())
+    app.include_router(api_description_routes(app))
     if service.engine is not None:
         engine_routes = [
             routes(service, service.engine) for routes in (live_state_routes, admin_routes, insight_routes)

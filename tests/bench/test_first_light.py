@@ -52,6 +52,51 @@ def test_a_crash_takes_nothing_else_along(tmp_path: Path, capfd: pytest.CaptureF
     assert run(tmp_path / "another.json", [missing, part("figures", WRITE)])
 
 
+def test_a_program_that_does_not_exist_takes_nothing_else_along(tmp_path: Path) -> None:
+    path = tmp_path / "light.json"
+    nowhere = Part("nowhere", 60, [str(tmp_path / "no such tool")], advice="install it")
+    assert not run(path, [nowhere, part("figures", WRITE)])
+    results = read(path)
+    assert [results[name]["status"] for name in ("nowhere", "figures")] == ["failed", "done"]
+    assert "No such file" in results["nowhere"]["last_lines"][0]
+
+
+def test_rows_that_nothing_follows_from_take_nothing_else_along(tmp_path: Path) -> None:
+    path = tmp_path / "light.json"
+    odd = {**REPORT, "rows": [{"name": "flat 256 x 4,096"}]}
+    assert not run(path, [part("odd", f"echo '{json.dumps(odd)}' > $1"), part("b", "exit 1")])
+    lines = json.loads(path.read_text())["next"]
+    assert lines == ["b failed after 0 s: advice of b", "what follows from the rows cannot be said: KeyError: 'ratio'"]
+
+
+def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run(tmp_path / "missing" / "light.json", [part("a", f"touch {tmp_path}/begun")])
+    assert not (tmp_path / "begun").exists()
+
+
+def test_all_runs_together_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "light.json"
+    parts = [part("a", "true"), part("b", "true")]
+    assert run(path, parts, only=["a"])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "seconds": 30 * 60 - 20}))
+    assert not run(path, parts, resume=True)
+    assert list(read(path)) == ["a"]
+    assert json.loads(path.read_text())["next"] == ["not finished: b: run again with --resume and more --total-minutes"]
+    assert run(path, parts, resume=True, total_minutes=31)
+
+
+def test_whoever_ends_it_ends_what_it_started(tmp_path: Path) -> None:
+    """Or it would go on holding the GPU. Figures up to there are kept."""
+    path, alive = tmp_path / "light.json", tmp_path / "alive"
+    with pytest.raises(SystemExit):
+        run(path, [part("hangs", f"{WRITE}; mkfifo {alive}; kill -TERM $PPID; cat {alive}")])
+    with pytest.raises(OSError, match="No such device"):  # nobody reads from it any more
+        os.open(alive, os.O_WRONLY | os.O_NONBLOCK)
+    assert read(path)["hangs"]["status"] == "cut short"
+
+
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], float]:
     """Each look at the clock is so many seconds after the one before; polling does not wait."""
     now = [0.0]

@@ -15,6 +15,7 @@ from radixkv.bench.tiers import run_tiers
 
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "RESTART_LENGTHS", (100, 300))
+    monkeypatch.setattr(tiers, "DOCUMENT_TOKENS", 40)
     monkeypatch.setattr(tiers, "UNRELATED_TOKENS", 40)
     monkeypatch.setattr(tiers, "UNRELATED_ANSWER", 4)
     build_shallow("llama").save_pretrained(tmp_path / "model")
@@ -23,7 +24,7 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     figures = json.loads(path.read_text())
     assert [row["cached_tokens"] for row in figures["restart"]] == [96, 288]
     shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
-    assert shares["none"] < shares["host"]
-    assert shares["none"] < shares["disk"]
+    assert shares["none"] < 0.9 * shares["larger pool"]
+    assert min(shares["host"], shares["disk"]) > 0.93 * shares["larger pool"]
     assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
     assert plot.read_text().startswith("<?xml")

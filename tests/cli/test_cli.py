@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.loaded_once import models_loaded_once
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 
 from radixkv.cli.main import main
@@ -24,6 +25,7 @@ def radixkv(*arguments: str, encoding: str = "utf-8", **environment: str) -> sub
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding, write_through=True) for _ in range(2))
         streams.enter_context(contextlib.redirect_stdout(out))
         streams.enter_context(contextlib.redirect_stderr(err))
+        streams.enter_context(models_loaded_once())
         with pytest.raises(SystemExit) as end:
             main()
         out.seek(0)

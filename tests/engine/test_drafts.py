@@ -149,6 +149,23 @@ def test_other_architectures(architecture: str) -> None:
     assert num_drafts(llm)[1] > 20
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in order", "launched ahead"])
+def test_what_a_step_takes_is_learned_from_steps_without_drafts_too(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched ahead, only the steps with drafts were: what they cost more was not known."""
+    llm = drafting(async_scheduling=ahead)
+    assert llm.engine._speculator is not None
+    llm.engine._speculator._drafters = []
+    learned: list[tuple[int, float]] = []
+    monkeypatch.setattr(llm.engine._speculator._times, "observe", lambda rows, seconds: learned.append((rows, seconds)))
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
+    llm.generate([{"prompt_token_ids": [7, 8, number]} for number in range(3)], params, use_tqdm=False)
+    decoding = [seconds for rows, seconds in learned if rows == 3]
+    assert 30 <= len(decoding) <= 39
+    assert min(decoding) > 0
+
+
 def test_what_was_said_before_is_drafted_from_the_tree() -> None:
     """The same question again takes a fraction of the steps; another tenant's answer is never a draft."""
     llm = drafting(num_blocks=200)

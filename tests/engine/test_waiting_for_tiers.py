@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
@@ -19,10 +20,11 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 UNLIKE: list[Any] = [{"prompt_token_ids": [(i * i + 13 * n) % 190 + 3 for i in range(41)]} for n in range(8)]
 
 
-def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another() -> None:
+@pytest.mark.parametrize("num_blocks", [13, 25, 31])
+def test_what_is_loaded_for_a_waiting_request_is_not_evicted_for_another(num_blocks: int) -> None:
     """As long as loads took blocks that other loads had filled a moment before, half of what was below was computed."""
     tier = DictTier()
-    llm = make(tiers=[tier], num_blocks=31)
+    llm = make(tiers=[tier], num_blocks=num_blocks)
     expected = answers(llm, UNLIKE)
     evict_all(llm)
     outputs = llm.generate(UNLIKE, GREEDY, use_tqdm=False)

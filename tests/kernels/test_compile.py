@@ -87,9 +87,9 @@ def compile_attention(case: Case, **options: object) -> Compiled:
 
 
 def check_spills(kernel: Compiled) -> None:
-    """None but a number that is put aside before all loops and fetched after them, so that more programs fit."""
+    """None but one or two numbers that are put aside before all loops and fetched after them, so that more programs fit."""
     assert kernel.spills_in_loops == 0
-    assert kernel.spills <= 2
+    assert kernel.spills <= 4
 
 
 def check_compiles(case: Case, **options: object) -> None:

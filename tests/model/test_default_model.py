@@ -25,6 +25,14 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
+@torch.inference_mode()
+def likeliest_after(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """The model's likeliest token at each position of an answer; if all are the answer's own, it is what `generate` gives."""
+    logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    likeliest: list[int] = logits.argmax(-1).tolist()
+    return likeliest
+
+
 def test_a_question_is_answered(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30)
     output = llm.chat([{"role": "user", "content": QUESTIONS[0]}], params, use_tqdm=False)[0].outputs[0]
@@ -39,27 +47,33 @@ def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: A
     cold = llm.chat(conversations, params, use_tqdm=False)
     cached = llm.chat(conversations, params, use_tqdm=False)
     for first, second in zip(cold, cached, strict=True):
-        prompt = torch.tensor([first.prompt_token_ids])
-        # Without a mask, generate would take the end-of-message tokens in the prompt for padding.
-        mask = torch.ones_like(prompt)
-        expected = reference.generate(
-            prompt, attention_mask=mask, max_new_tokens=40, do_sample=False, eos_token_id=None
-        )
-        assert first.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
+        answer = first.outputs[0].token_ids
+        assert len(answer) == 40
+        assert answer == likeliest_after(reference, first.prompt_token_ids, answer)
         assert second.outputs[0].token_ids == first.outputs[0].token_ids
         assert second.num_cached_tokens == len(second.prompt_token_ids) - 1
     assert sum(output.num_cached_tokens for output in cold) > 3 * 80
 
 
-@pytest.mark.parametrize(("width", "length_penalty"), [(1, 1.0), (4, 1.0), (4, 0.0), (4, 2.0)])
-def test_beam_search_equals_transformers(llm: LLM, reference: Any, width: int, length_penalty: float) -> None:
-    text = "The best thing about a library is"
-    params = BeamSearchParams(width, 24, length_penalty=length_penalty)
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "width", "length_penalty"),
+    [
+        ("The best thing about a library is", 16, 1, 1.0),
+        ("The best thing about a library is", 16, 4, 1.0),
+        # One beam ends at once, and the penalty decides whether it is among the best.
+        ("Yes. No. The end.", 8, 4, 0.0),
+        ("Yes. No. The end.", 8, 4, 2.0),
+    ],
+)
+def test_beam_search_equals_transformers(
+    llm: LLM, reference: Any, text: str, max_tokens: int, width: int, length_penalty: float
+) -> None:
+    params = BeamSearchParams(width, max_tokens, length_penalty=length_penalty)
     beams = llm.beam_search(text, params)[0].sequences
     prompt = torch.tensor([llm.get_tokenizer()(text)["input_ids"]])
     expected = reference.generate(
         prompt,
-        max_new_tokens=24,
+        max_new_tokens=max_tokens,
         num_beams=width,
         num_return_sequences=width,
         length_penalty=length_penalty,
@@ -68,6 +82,8 @@ def test_beam_search_equals_transformers(llm: LLM, reference: Any, width: int, l
     for beam, tokens in zip(beams, expected.tolist(), strict=True):
         assert beam.tokens == tokens[: len(beam.tokens)]
     assert llm.engine.cache.stats.forked_tables > 0 or width == 1
+    if text.startswith("Yes"):
+        assert (beams[0].finish_reason == "stop") == (length_penalty == 0.0)
 
 
 def test_logprobs_equal_the_models_own(llm: LLM, reference: Any) -> None:

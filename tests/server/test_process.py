@@ -17,6 +17,7 @@ import pytest
 from support.server_process import ServerProcess
 
 from radixkv.server.config import ServerConfig
+from radixkv.server.keys import hash_of
 from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
@@ -139,14 +140,29 @@ def test_a_port_in_use_is_one_line_on_standard_error() -> None:
     assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-def test_a_server_records_a_trace_without_text_and_publishes_what_it_is_told_to(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    options = ("--record-trace", f"{trace}", "--eviction-policy", "adaptive", "--num-blocks", "200")
+def test_a_server_records_a_trace_without_text_and_reads_its_keys_again(tmp_path: Path) -> None:
+    trace, keys = tmp_path / "trace.jsonl", tmp_path / "keys.toml"
+    keys.write_text(f'[keys.ann]\nsha256 = "{hash_of("key-of-ann")}"\n')
+    options = (
+        "--record-trace",
+        f"{trace}",
+        "--eviction-policy",
+        "adaptive",
+        "--num-blocks",
+        "200",
+        "--keys-file",
+        f"{keys}",
+    )
     with ServerProcess(*options) as server:
-        with server.client() as client:
-            body = {"prompt": "A secret that nobody may read. " * 8, "max_tokens": 2, "temperature": 0}
-            for _ in range(2):
-                assert client.post("/v1/completions", json=body).status_code == 200
+        body = {"prompt": "A secret that nobody may read. " * 8, "max_tokens": 2, "temperature": 0}
+        with server.client("key-of-ann") as ann, server.client("key-of-bob") as bob:
+            assert ann.post("/v1/completions", json=body).status_code == 200
+            assert bob.get("/v1/models").status_code == 401
+            keys.write_text(f'[keys.bob]\nsha256 = "{hash_of("key-of-bob")}"\n')
+            server.process.send_signal(signal.SIGHUP)
+            while ann.get("/v1/models").status_code == 200:
+                pass
+            assert bob.post("/v1/completions", json=body).status_code == 200
         assert server.terminate() == 0
     head, *requests = [json.loads(line) for line in trace.read_text().splitlines()]
     assert head["block_size"] == 16

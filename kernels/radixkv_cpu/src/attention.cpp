@@ -20,7 +20,7 @@ namespace radixkv {
 namespace {
 
 constexpr int kKeys = 64;         // keys that are packed at a time
-constexpr int kTileRows = 96;     // query rows, heads folded in, that pass them
+constexpr int kTileRows = 192;     // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;      // up to so many, a task is for all heads: it takes as long as its keys take to be read
 constexpr int64_t kChunk = 128;   // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of others
@@ -44,25 +44,22 @@ __attribute__((always_inline))  // all of it fits into registers
 #endif
 inline void transpose(const U32* from, U32* to) {
     U32 a[16], b[16];
-    typedef I32 Pick;
-    const Pick low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    const Pick high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
     for (int i = 0; i < 8; i++) {
-        a[2 * i] = __builtin_shuffle(from[i], from[i + 8], low);
-        a[2 * i + 1] = __builtin_shuffle(from[i], from[i + 8], high);
+        a[2 * i] = interleave_low(from[i], from[i + 8]);
+        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
     }
     for (int i = 0; i < 8; i++) {
-        b[2 * i] = __builtin_shuffle(a[i], a[i + 8], low);
-        b[2 * i + 1] = __builtin_shuffle(a[i], a[i + 8], high);
+        b[2 * i] = interleave_low(a[i], a[i + 8]);
+        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
     }
     for (int i = 0; i < 8; i++) {
-        a[2 * i] = __builtin_shuffle(b[i], b[i + 8], low);
-        a[2 * i + 1] = __builtin_shuffle(b[i], b[i + 8], high);
+        a[2 * i] = interleave_low(b[i], b[i + 8]);
+        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
     }
     for (int i = 0; i < 8; i++) {
-        to[2 * i] = __builtin_shuffle(a[i], a[i + 8], low);
-        to[2 * i + 1] = __builtin_shuffle(a[i], a[i + 8], high);
+        to[2 * i] = interleave_low(a[i], a[i + 8]);
+        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
     }
 }
 
@@ -144,9 +141,8 @@ class Worker {
           values_(kKeys * value_dim_),
           scores_(rows_of_all_ * kKeys),
           weights_(rows_of_all_ * kKeys),
-          sums_(rows_of_all_ * kPanel),
           seen_(rows_of_all_),
-          shrink_(rows_of_all_) {}
+          shrink_(rows_of_all_ + kLanes) {}
 
     // Writes output, maximum and sum of each row and head of the task.
     void run(const Task& task, float* outputs, float* maxima, float* totals) {
@@ -158,9 +154,9 @@ class Worker {
             std::fill_n(maxima + at, num_rows, -INFINITY);
             std::fill_n(totals + at, num_rows, 0.0f);
         }
-        for (int64_t row = task.row_start; row < task.row_stop; row++) {
-            Seen& seen = seen_[row - task.row_start];
-            seen.stop = call_.positions[row] + 1;
+        for (int64_t row = 0; row < num_rows; row++) {
+            Seen& seen = seen_[row];
+            seen.stop = call_.positions[task.row_start + row / group_] + 1;
             seen.start = call_.window ? std::max<int64_t>(seen.stop - call_.window, 0) : 0;
         }
         const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
@@ -179,7 +175,7 @@ class Worker {
     }
 
    private:
-    // The keys that a row sees.
+    // The keys that a row sees, heads folded in.
     struct Seen {
         int64_t start = 0, stop = 0;
     };
@@ -217,50 +213,61 @@ class Worker {
         pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
         for (int panel = 0; panel * kPanel < count; panel++)
             product_.multiply(num_rows, query, key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, scores_.get() + panel * kPanel, kKeys);
-        for (int64_t row = 0; row < num_rows; row++)
-            shrink_[row] = weigh(seen_[row / group_], first, count, scores_.get() + row * kKeys, weights_.get() + row * kKeys, maxima[row], totals[row]);
+        for (int64_t row = 0; row < num_rows; row += kLanes)
+            weigh(row, int(std::min<int64_t>(kLanes, num_rows - row)), first, count, maxima + row, totals + row);
         find(call_.values, call_.value_dim, head, slots, values);
         find(call_.values, call_.value_dim, head, next, next_values);
         pack_values(values, next_values, count, call_.value_dim, values_.get());
         const int64_t used = count > kPanel ? kKeys : kPanel;
-        for (int64_t column = 0; column < value_dim_; column += kPanel) {
-            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, sums_.get(), kPanel);
-            for (int64_t row = 0; row < num_rows; row++) {
-                float* output = outputs + row * value_dim_ + column;
-                const float* sums = sums_.get() + row * kPanel;
-                for (int half = 0; half < kPanel; half += kLanes)
-                    store(output + half, load(output + half) * shrink_[row] + load(sums + half));
-            }
-        }
+        // The highest score seldom grows.
+        for (int64_t row = 0; row < num_rows; row++)
+            if (const float shrink = shrink_.get()[row]; shrink != 1.0f)
+                for (float* output = outputs + row * value_dim_; output < outputs + (row + 1) * value_dim_; output += kLanes)
+                    store(output, load(output) * shrink);
+        for (int64_t column = 0; column < value_dim_; column += kPanel)
+            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, outputs + column, value_dim_, true);
     }
 
-    // From one row's scores to the weights of its keys; returns by how much what it has so far shrinks.
-    float weigh(const Seen& row, int64_t first, int count, float* scores, T* weights, float& maximum, float& total) {
-        const int64_t low = std::max<int64_t>(row.start - first, 0), high = std::min<int64_t>(row.stop - first, count);
-        F32 score[kKeys / kLanes], peak = broadcast(-INFINITY);
-        for (int i = 0; i < kKeys / kLanes; i++) {
-            F32 s = load(scores + i * kLanes) * call_.scale;
-            if (call_.softcap > 0) s = call_.softcap * tanh(s / call_.softcap);
-            if (low > i * kLanes || high < (i + 1) * kLanes) {
-                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + i * kLanes;
-                s = (key >= int32_t(low)) & (key < int32_t(high)) ? s : broadcast(-INFINITY);
-            }
-            score[i] = s;
-            peak = max(peak, s);
-        }
-        const float before = maximum;
-        maximum = std::max(before, largest(peak));
+    // From the scores of up to 16 rows, a lane each in what is kept of them, to the weights of their keys, and to the factor by
+    // which what they have so far shrinks.
+    void weigh(int64_t first_row, int num_rows, int64_t first, int count, float* maxima, float* totals) {
+        F32 peaks[kLanes], sums[kLanes] = {};
+        std::fill_n(peaks, kLanes, broadcast(-INFINITY));
+        for (int row = 0; row < num_rows; row++) peaks[row] = mask(seen_[first_row + row], first, count, scores_.get() + (first_row + row) * kKeys);
+        const F32 before = load_part(maxima, num_rows), maximum = max(before, reduce_each(peaks, max));
         // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
-        const float subtracted = maximum == -INFINITY ? 0.0f : maximum;
-        F32 sums{};
-        for (int i = 0; i < kKeys / kLanes; i++) {
-            const F32 weight = exp(score[i] - subtracted);
-            sums += weight;
-            store(weights + i * kLanes, weight);
+        float subtracted[kLanes];
+        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
+        for (int row = 0; row < num_rows; row++) {
+            const float* scores = scores_.get() + (first_row + row) * kKeys;
+            T* weights = weights_.get() + (first_row + row) * kKeys;
+            for (int at = 0; at < kKeys; at += kLanes) {
+                const F32 weight = exp(load(scores + at) - subtracted[row]);
+                sums[row] += weight;
+                store(weights + at, weight);
+            }
         }
-        const float shrink = before == maximum ? 1.0f : std::exp(before - maximum);
-        total = total * shrink + sum(sums);
-        return shrink;
+        const F32 shrink = before == maximum ? broadcast(1.0f) : exp(before - maximum);
+        store(shrink_.get() + first_row, shrink);
+        store_part(totals, load_part(totals, num_rows) * shrink + reduce_each(sums, [](F32 a, F32 b) { return a + b; }), num_rows);
+        store_part(maxima, maximum, num_rows);
+    }
+
+    // Scales a row's scores, hides keys that it does not see, and returns the highest, by lanes.
+    F32 mask(const Seen& row, int64_t first, int count, float* scores) const {
+        const int64_t low = std::max<int64_t>(row.start - first, 0), high = std::min<int64_t>(row.stop - first, count);
+        F32 peak = broadcast(-INFINITY);
+        for (int at = 0; at < kKeys; at += kLanes) {
+            F32 score = load(scores + at) * call_.scale;
+            if (call_.softcap > 0) score = call_.softcap * tanh(score / call_.softcap);
+            if (low > at || high < at + kLanes) {
+                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at;
+                score = (key >= int32_t(low)) & (key < int32_t(high)) ? score : broadcast(-INFINITY);
+            }
+            store(scores + at, score);
+            peak = max(peak, score);
+        }
+        return peak;
     }
 
     const Attention& call_;
@@ -269,9 +276,8 @@ class Worker {
     Scratch<T> query_, keys_, values_;
     Scratch<float> scores_;
     Scratch<T> weights_;
-    Scratch<float> sums_;
     std::vector<Seen> seen_;
-    std::vector<float> shrink_;
+    Scratch<float> shrink_;
 };
 
 // One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator.

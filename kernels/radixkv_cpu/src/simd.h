@@ -86,26 +86,42 @@ inline float to_float(BF16 x) {
 
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
+// What two vectors begin with, lane by lane in turns, and what they end with: a perfect shuffle.
+template <typename V>
+V interleave_low(V a, V b) {
+    return __builtin_shuffle(a, b, I32{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+}
+template <typename V>
+V interleave_high(V a, V b) {
+    return __builtin_shuffle(a, b, I32{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+}
+
 // Halves meet until one lane is left.
-template <typename Combine>
-float reduce(F32 v, Combine combine) {
-    v = combine(v, __builtin_shuffle(v, I32{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    v = combine(v, __builtin_shuffle(v, I32{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    v = combine(v, __builtin_shuffle(v, I32{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    v = combine(v, __builtin_shuffle(v, I32{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
+inline float sum(F32 v) {
+    v += __builtin_shuffle(v, I32{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
+    v += __builtin_shuffle(v, I32{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
+    v += __builtin_shuffle(v, I32{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
+    v += __builtin_shuffle(v, I32{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
     return v[0];
 }
 
-inline float sum(F32 v) {
-    return reduce(v, [](F32 a, F32 b) { return a + b; });
+// Sixteen vectors at once, in a sixth of the time that each by itself would take: lane i is what is left of vector i. Vectors i
+// and i + 8 come to share one, then i and i + 4, and so on. They are overwritten.
+template <typename Combine>
+F32 reduce_each(F32 (&v)[kLanes], Combine combine) {
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = combine(interleave_low(v[i], v[i + half]), interleave_high(v[i], v[i + half]));
+    return v[0];
 }
 
-inline float largest(F32 v) {
-    return reduce(v, [](F32 a, F32 b) { return max(a, b); });
-}
-
-// e^x to about 2 units in the last place; 0 below -87, infinity above 88. A NaN stays one.
+// e^x to about 2 units in the last place; 0 below -87, infinity above 89. A NaN stays one.
 inline F32 exp(F32 x) {
+#if defined(__AVX512F__)
+    const auto vanishes = x < -87.0f;
+    // What comes after the first bound would be denormal, for which the processor stops, and after the second infinite. In this
+    // order a NaN stays one.
+    x = _mm512_min_ps(_mm512_set1_ps(90.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
+#endif
     const F32 magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     const F32 shifted = x * 1.44269504088896341f + magic;
     const F32 n = shifted - magic;
@@ -118,9 +134,13 @@ inline F32 exp(F32 x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return vanishes ? F32{} : F32(_mm512_scalef_ps(p, n));
+#else
     // 2^n is added to the exponent.
     const F32 result = reinterpret_cast<F32>(reinterpret_cast<I32>(p) + (reinterpret_cast<I32>(shifted) << 23));
     return x < -87.0f ? F32{} : (x > 88.0f ? broadcast(INFINITY) : (x == x ? result : x));
+#endif
 }
 
 inline F32 sigmoid(F32 x) { return 1.0f / (1.0f + exp(-x)); }

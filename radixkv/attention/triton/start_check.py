@@ -28,6 +28,7 @@ from radixkv_kernels import (
     merge_partials,
     merge_splits,
     reference,
+    rotate_and_write,
     write_cache,
 )
 from radixkv_kernels.target import current_target
@@ -51,11 +52,13 @@ class LayerKernels:
         shape: of its keys and values.
         num_query_heads: of its queries.
         options: its own.
+        rotary_dim: dimensions of its heads that are rotated when new keys are stored; None: they come rotated.
     """
 
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
+    rotary_dim: int | None = None
 
 
 def check_kernels(
@@ -93,7 +96,7 @@ def _distinct(layer: LayerKernels) -> tuple[object, ...]:
     """Layers of which this is equal launch the same compiled kernels."""
     options = layer.options
     return (
-        layer.shape, layer.num_query_heads,
+        layer.shape, layer.num_query_heads, layer.rotary_dim,
         options.softcap is None, options.sliding_window is None, None if options.sinks is None else options.sinks.dtype,
     )  # fmt: skip
 
@@ -173,7 +176,10 @@ class _Problem:
     def launches(self) -> Iterator[tuple[str, Work]]:
         """Every kernel with its name."""
         group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
-        yield "write_cache", self._write
+        if self._layer.rotary_dim is None:
+            yield "write_cache", self._write
+        else:
+            yield "rotate_and_write", partial(self._rotate, self._layer.rotary_dim)
         yield "copy_blocks", self._copy
         yield "advance_rows", self._advance
         placement = Placement(1, widest_tile=widest_tile([self._layer.shape], current_target()))
@@ -196,6 +202,26 @@ class _Problem:
         _call(write_cache, *self._there(key, value), *ours, *self._there(slots), **self._on_device(self._scales))
         _call(reference.write_cache, key, value, *truth, slots, **self._scales)
         return zip(ours, truth, strict=True)
+
+    def _rotate(self, rotary_dim: int) -> Pairs:
+        shape, count = self._layer.shape, self._block_size + 3
+        query = self._random(count, self._layer.num_query_heads, shape.key_dim)
+        key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
+        angles = torch.rand(count, rotary_dim // 2, generator=self._generator).repeat(1, 2)
+        slots, cosines, sines = torch.arange(count), angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+        truth, true_query = [cache.clone() for cache in self._caches], torch.empty_like(query)
+        ours, (our_query,) = self._there(*self._caches), self._there(true_query)
+        new = query, key, value, cosines, sines
+        _call(
+            rotate_and_write,
+            *self._there(*new),
+            *ours,
+            *self._there(slots),
+            rotated=our_query,
+            **self._on_device(self._scales),
+        )
+        _call(reference.rotate_and_write, *new, *truth, slots, rotated=true_query, **self._scales)
+        return [*zip(ours, truth, strict=True), (our_query, true_query)]
 
     def _copy(self) -> Pairs:
         ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]

@@ -13,16 +13,13 @@ from radixkv.model.native.norm import NativeRMSNorm
 from radixkv.model.native.weights import Quantiser, make_weight
 from radixkv_cpu import rms_norm, rope_
 
-# What an attention function is told of a layer, besides what changes with every batch.
-OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
-
 
 class NativeSelfAttention(nn.Module):
     """Query, key and value as one product, normed and turned where they lie, and handed to the attention function.
 
     Args:
         attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
-        options: those of `OPTIONS` that the module gives its attention function.
+        options: those of `radixkv.model.probing.OPTIONS` that the module gives its attention function.
         quantiser: of the weights; see `make_weight`.
     """
 

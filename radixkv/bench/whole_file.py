@@ -1,0 +1,12 @@
+"""Files of figures that are written anew again and again, by programs that may be ended at any moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's content, all or nothing: whoever ends this process must not leave half a file."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    new.replace(path)

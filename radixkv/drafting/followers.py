@@ -1,0 +1,37 @@
+"""Which tokens followed each token: what a structure repeats between its values, such as quotes, commas and spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Of each token as many different ones are kept, and of so many tokens.
+_MOST = 4
+_MOST_TOKENS = 4096
+
+
+class Followers:
+    """Within answers of one namespace.
+
+    Attributes:
+        by_token: of each token those that followed it, the last one first.
+    """
+
+    def __init__(self) -> None:
+        self.by_token: dict[int, list[int]] = {}
+
+    def note(self, sequence: Sequence[int], start: int) -> None:
+        """What follows what in a sequence.
+
+        Args:
+            sequence: all of its tokens.
+            start: the first token of which it is noted that it followed; at least 1.
+        """
+        for place in range(start, len(sequence)):
+            token, before = sequence[place], sequence[place - 1]
+            # The token that was noted longest ago is the first to be forgotten.
+            known = self.by_token.pop(before, [])
+            if token in known:
+                known.remove(token)
+            self.by_token[before] = [token, *known[: _MOST - 1]]
+        while len(self.by_token) > _MOST_TOKENS:
+            del self.by_token[next(iter(self.by_token))]

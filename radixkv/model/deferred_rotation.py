@@ -1,0 +1,147 @@
+"""Attention layers that leave the rotation of queries and keys to the kernel that writes into the cache.
+
+A model's own code projects, rotates, and calls its attention function: two or more launches whose results are read once.
+Where a layer has the parts of Llama's, and gives what `DeferredRotation` gives for random input, that stands in for it. What
+it gains has not been measured yet; `radixkv bench decode` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from radixkv.model.probing import Call, error_of, probe_attention, record_calls
+
+
+class DeferredRotation(nn.Module):
+    """Projects and norms; its attention function gets cosines and sines as ``rotary``, and query and key as they are.
+
+    Args:
+        attention: what it replaces, whose parts it takes over, and of which `is_candidate` holds.
+        options: those of `radixkv.model.probing.OPTIONS` that the module gives its attention function.
+
+    Attributes:
+        rotate_first: rotate here, for attention functions that know nothing of it.
+        rotary_dim: dimensions of a head that are rotated; 0: not known yet.
+    """
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
+
+    def __init__(self, attention: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        parts: dict[str, Any] = dict(attention.named_children())
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.layer_idx: int = attention.layer_idx  # type: ignore[assignment]
+        self.config: Any = attention.config
+        self.head_dim: int = attention.head_dim  # type: ignore[assignment]
+        # What transformers' own attention functions read of a module.
+        self.num_key_value_groups = parts["q_proj"].out_features // parts["k_proj"].out_features
+        self.is_causal = True
+        self.options = options
+        self.rotate_first = True
+        self.rotary_dim = 0
+        # Not a part of it: its parts are.
+        self._original = (attention,)
+
+    @property
+    def original(self) -> nn.Module:
+        """What it replaces."""
+        return self._original[0]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, None]:
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        cosines, sines = position_embeddings
+        options = dict(self.options)
+        if self.rotate_first:
+            self.rotary_dim = cosines.shape[-1]
+            query, key = (_rotated(part, cosines, sines) for part in (query, key))
+        else:
+            options["rotary"] = cosines[0].contiguous(), sines[0].contiguous()
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        output, _weights = attend(self, query, key, value, None, **options)
+        return self.o_proj(output.flatten(-2)), None
+
+
+def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """As `radixkv_kernels.rotate_and_write` does it, ``[1, heads, tokens, dim]``."""
+    turning = heads[..., : cosines.shape[-1]].float()
+    first, second = turning.chunk(2, dim=-1)
+    turned = turning * cosines.float() + torch.cat((-second, first), -1) * sines.float()
+    return torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[-1] :]), -1)
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parts that `DeferredRotation` knows, and no others with parameters."""
+    children = dict(module.named_children())
+    projections = [children.pop(f"{name}_proj", None) for name in "qkvo"]
+    head_dim = getattr(module, "head_dim", None)
+    if isinstance(module, DeferredRotation) or not all(isinstance(part, nn.Linear) for part in projections):
+        return False
+    if not isinstance(head_dim, int) or not isinstance(getattr(module, "layer_idx", None), int):
+        return False
+    norms = [children.pop(name) for name in ("q_norm", "k_norm") if name in children]
+    if len(norms) == 1 or any(True for child in children.values() for _ in child.parameters()):
+        return False
+    query, key, value, output = (part.out_features for part in projections if isinstance(part, nn.Linear))
+    return (
+        all(size % head_dim == 0 for size in (query, key, value))
+        and key == value
+        and query % key == 0
+        and isinstance(projections[3], nn.Linear)
+        and projections[3].in_features == query
+        and output > 0
+    )
+
+
+def defer_rotation(model: transformers.PreTrainedModel) -> int:
+    """Replace the attention layers that `DeferredRotation` gives the same results as; returns how many those are."""
+    options: dict[int, dict[str, Any]] = {}
+    replaced = 0
+    with torch.inference_mode(), probe_attention(model, options):
+        calls: dict[nn.Module, Call] = record_calls(model)
+        for parent in [*model.modules()]:
+            for name, child in [*parent.named_children()]:
+                if child not in calls or not is_candidate(child) or child.layer_idx not in options:
+                    continue
+                candidate = DeferredRotation(child, options[child.layer_idx])
+                if error_of(candidate, child, calls[child]) <= 1 and candidate.rotary_dim % 2 == 0:
+                    setattr(parent, name, candidate)
+                    replaced += 1
+    return replaced
+
+
+def restore_rotation(model: nn.Module) -> None:
+    """Undo `defer_rotation`."""
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if isinstance(child, DeferredRotation):
+                setattr(parent, name, child.original)
+
+
+def set_rotate_first(model: nn.Module, rotate_first: bool) -> None:
+    """Set it of all layers, see `DeferredRotation`."""
+    for module in model.modules():
+        if isinstance(module, DeferredRotation):
+            module.rotate_first = rotate_first

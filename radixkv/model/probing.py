@@ -1,0 +1,122 @@
+"""Whether one module gives what another gives for random input, so that it can stand in for it.
+
+What a module computes is not told by its class or its parameters' names. So a replacement that was made for a known pattern
+is compared with the original, on input of every size, at positions far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface
+
+from radixkv.model.shared_input import is_unchanged
+
+# What an attention function is told of a layer, besides what changes with every batch.
+OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
+
+_PROBE_NAME = "radixkv_probe"
+# The length of the difference to what the original gives for a token, relative to the length of that.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+# How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
+_PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
+# Random numbers around 0 would hide it if their mean is subtracted.
+_PROBE_MEAN = 0.5
+
+
+@dataclass(slots=True)
+class Call:
+    """What a module was called with."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def record_calls(model: transformers.PreTrainedModel) -> dict[nn.Module, Call]:
+    """The last call of each module, of those that nobody changed, when the model computes a few tokens."""
+    calls: dict[nn.Module, Call] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls[module] = Call(args, kwargs)
+
+    hooks = [m.register_forward_hook(record, with_kwargs=True) for m in [*model.modules()] if is_unchanged(m)]
+    try:
+        compute_a_few_tokens(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
+    count = len(_PROBE_SIZES)
+    tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
+    # As far apart as they can be: turning makes a difference, and some models scale queries at far positions only.
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
+    model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
+
+
+def error_of(replacement: nn.Module, original: nn.Module, call: Call) -> float:
+    """How far the replacement is from giving what the original gives for random input, in tolerances."""
+    args, kwargs = call.args, dict(call.kwargs)
+    x = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
+        return math.inf
+    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) + _PROBE_MEAN
+    sizes = torch.tensor(_PROBE_SIZES).repeat(x.numel())[: x.numel() // x.shape[-1]].view(*x.shape[:-1], 1)
+    probe = (numbers * sizes).to(x.device, x.dtype)
+    if args:
+        args = (probe, *args[1:])
+    else:
+        kwargs["hidden_states"] = probe
+    expected = original(*args, **kwargs)
+    try:
+        given = replacement(*args, **kwargs)
+    # The original is called in a way that the pattern does not know, or its parts do not fit together in that way.
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        return math.inf
+    if isinstance(given, tuple):
+        if not isinstance(expected, tuple) or len(expected) != len(given):
+            return math.inf
+        given, expected = given[0], expected[0]
+    if isinstance(expected, tuple) or given.shape != expected.shape or given.dtype != expected.dtype:
+        return math.inf
+    difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
+    error = (difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
+    return float(error)
+
+
+@contextmanager
+def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]) -> Iterator[None]:
+    """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was turned.
+
+    Args:
+        options: gets what each layer, by its index, tells its attention function.
+    """
+
+    def probe(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any, **given: Any
+    ) -> tuple[torch.Tensor, None]:
+        layer_idx: Any = module.layer_idx
+        options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        group = query.shape[1] // key.shape[1]
+        # Not the product of query and key: at equal positions it is the same, however both were turned.
+        ramp = torch.linspace(-1, 1, query.shape[-1], device=query.device)
+        scores = (query.float() * ramp + key.float().repeat_interleave(group, dim=1) * ramp**2).mean(-1, keepdim=True)
+        output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)
+        return output.transpose(1, 2).contiguous(), None
+
+    implementation = model.config._attn_implementation
+    AttentionInterface.register(_PROBE_NAME, probe)
+    model.set_attn_implementation(_PROBE_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)

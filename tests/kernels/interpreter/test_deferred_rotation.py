@@ -1,0 +1,74 @@
+"""Models whose rotation is left to the kernel that stores keys, against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from support.model_zoo import VOCAB_SIZE, build_shallow
+from triton.runtime import interpreter
+
+from radixkv.attention import QueryBatch
+from radixkv.attention.triton import start_check
+from radixkv.attention.triton.start_check import LayerKernels
+from radixkv.cache import PrefixCache
+from radixkv.memory import KVPool
+from radixkv.model import compiled_layers
+from radixkv.model.deferred_rotation import DeferredRotation, defer_rotation
+from radixkv.model.loader import LoadedModel
+from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.runner import ModelRunner
+
+
+@pytest.fixture(autouse=True)
+def sums_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once more in int64 to see that they do not overflow: the kernels' own tests do that."""
+    unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", unchecked)
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+
+
+# All of each head, as one compiled layer too; norms of heads; a part of each head.
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("llama", False), ("llama", True), ("qwen3", False), ("stablelm", False)]
+)
+def test_a_prompt_in_chunks_and_a_decoded_token(name: str, compiled: bool) -> None:
+    model = build_shallow(name)
+    tokens = torch.randint(3, VOCAB_SIZE, (22,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = model(input_ids=tokens[None], use_cache=False).logits[0]
+    assert defer_rotation(model) == model.config.num_hidden_layers
+    loaded = LoadedModel(
+        model, None, name, 64, VOCAB_SIZE, frozenset(), torch.float32, torch.device("cpu"), None
+    )  # fmt: skip
+    runner = ModelRunner(loaded, enable_torch_compile=compiled)
+    runner.use_pool(KVPool(runner.layer_shapes, 4, 16, torch.float32), "triton", 1, 64, enforce_eager=True)
+    assert not any(module.rotate_first for module in model.modules() if isinstance(module, DeferredRotation))
+    cache = PrefixCache(4, 16)
+    table = cache.open(tokens.numpy())
+    cache.reserve(table, len(tokens))
+    for start, stop in ((0, 18), (18, 21), (21, 22)):
+        new = np.array([stop - start])
+        queries = QueryBatch([table], num_context=np.array([start]), num_new=new)
+        given = runner.run(ModelInput(tokens[start:stop].numpy(), queries, new, np.array([HOST_TOKEN])))
+        torch.testing.assert_close(given, expected[start:stop], rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernel_is_checked_in_place_of_the_one_that_only_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[LayerKernels] = []
+    model = build_shallow("stablelm")
+    defer_rotation(model)
+    monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.extend(layers))
+    runner = ModelRunner(
+        LoadedModel(model, None, "m", 64, VOCAB_SIZE, frozenset(), torch.float32, torch.device("cpu"), None)
+    )
+    runner.check_kernels(16, torch.float32)
+    (first, *_) = (module for module in model.modules() if isinstance(module, DeferredRotation))
+    assert 0 < first.rotary_dim < first.head_dim
+    assert {layer.rotary_dim for layer in checked} == {first.rotary_dim}
+    works = dict(start_check._Problem(checked[0], 16, torch.float32, torch.float32, "cpu").launches())
+    assert "write_cache" not in works
+    for result, truth in works["rotate_and_write"]():
+        torch.testing.assert_close(result, truth, rtol=1e-5, atol=1e-5)

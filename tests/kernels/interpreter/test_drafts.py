@@ -1,0 +1,31 @@
+"""Drafts over the Triton backend, kernels interpreted: in fewer steps the tokens that come without."""
+
+from __future__ import annotations
+
+import torch
+from support.drafters import Oracle, speculator
+from support.model_zoo import VOCAB_SIZE, build_shallow
+
+from radixkv import LLM, SamplingParams
+
+
+def test_tokens_are_those_without_drafts() -> None:
+    """With windows and sinks, of two sequences that share a prefix, and with wrong drafts among them."""
+    stem = torch.randint(3, VOCAB_SIZE, (22,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = [stem, [*stem[:18], 5]]
+    every = [SamplingParams(temperature=t, seed=3, max_tokens=8, ignore_eos=True) for t in (0.0, 1.0)]
+
+    def answers(llm: LLM) -> list[list[int]]:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], every, use_tqdm=False)
+        llm.engine.cache.check()
+        return [output.outputs[0].token_ids for output in outputs]
+
+    expected = answers(LLM(build_shallow("gpt_oss"), attention_backend="torch", block_size=16, num_blocks=20))
+    oracle = Oracle(error_rate=0.15, vocab_size=VOCAB_SIZE)
+    oracle.sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, expected, strict=True)]
+    llm = LLM(build_shallow("gpt_oss"), attention_backend="triton", block_size=16, num_blocks=20)
+    llm.engine._speculator = drafts = speculator(llm, [oracle])
+    assert answers(llm) == expected
+    counts = drafts.counts["oracle"]
+    assert 6 <= counts.accepted < counts.drafted
+    assert llm.engine.num_steps < 8

@@ -1,0 +1,91 @@
+"""Which attention layers may leave rotation to a kernel, and that they compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.model_zoo import build, build_supported
+from support.on_cpu import OnCpu
+from torch import nn
+from transformers import AttentionInterface
+
+from radixkv.config import ModelConfig
+from radixkv.model.deferred_rotation import DeferredRotation, defer_rotation, restore_rotation, set_rotate_first
+from radixkv.model.loader import load_model
+from radixkv.model.merged_linear import merge_linears
+
+TOKENS = torch.arange(3, 40).unsqueeze(0)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=TOKENS, use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def deferred(model: nn.Module) -> list[DeferredRotation]:
+    return [module for module in model.modules() if isinstance(module, DeferredRotation)]
+
+
+# Norms of heads; cosines for one half only; biases and a part of each head; neighbouring numbers as pairs; latent attention.
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("llama", 1.0), ("qwen3", 1.0), ("gpt_oss", 0.0), ("stablelm", 1.0), ("cohere", 0.0), ("deepseek_v3", 0.0)],
+)
+def test_layers_that_rotate_as_llamas_do_are_found_and_give_the_same(name: str, share: float) -> None:
+    model = build_supported(name)
+    before, names = logits(model), dict(model.named_parameters()).keys()
+    count = defer_rotation(model)
+    assert count == len(deferred(model)) == share * model.config.num_hidden_layers
+    assert dict(model.named_parameters()).keys() <= names
+    torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
+    restore_rotation(model)
+    assert not deferred(model)
+    assert dict(model.named_parameters()).keys() == names
+    assert torch.equal(logits(model), before)
+
+
+def test_a_layer_without_rotation_is_left_alone() -> None:
+    model = build("smollm3", {"no_rope_layers": [1, 0, 1]})
+    assert defer_rotation(model) == 2
+    assert [module.layer_idx for module in deferred(model)] == [0, 2]
+
+
+def test_a_layer_that_somebody_changed_is_left_alone() -> None:
+    model = build_supported("llama")
+    model.model.layers[0].self_attn.register_forward_hook(lambda *args: None)
+    assert defer_rotation(model) == model.config.num_hidden_layers - 1
+
+
+def test_the_attention_function_gets_what_it_needs_to_rotate() -> None:
+    model = build_supported("llama")
+    defer_rotation(model)
+    (first, *_) = deferred(model)
+    given: dict[str, Any] = {}
+
+    def attend(module: nn.Module, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> tuple[Any, None]:
+        given.update(options, query=query)
+        return torch.zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    AttentionInterface.register("notes", attend)
+    model.set_attn_implementation("notes")
+    logits(model)
+    assert "rotary" not in given
+    set_rotate_first(model, False)
+    logits(model)
+    cosines, sines = given["rotary"]
+    assert cosines.shape == sines.shape == (TOKENS.shape[1], first.head_dim)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_model_on_a_gpu_defers_rotation_when_it_is_loaded(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_supported("llama")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    before = logits(model)
+    with OnCpu():
+        load_model(model, ModelConfig(fuse_rotary=True))
+        load_model(model, ModelConfig(fuse_rotary=wanted))
+    assert bool(deferred(model)) is wanted
+    merge_linears(model, lambda: logits(model))
+    torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,65 @@
+"""What would keep everyone waiting is done before serving, once, or off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import fastapi
+import httpx
+import pytest
+from support.in_process_server import serve
+
+from radixkv import LLM
+from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling_params import StructuredOutputsParams
+from radixkv.server.run import _avoid_pauses
+
+
+def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key, a thousand requests for it took the event loop for 6 s."""
+    describe = fastapi.FastAPI.openapi
+    threads: list[threading.Thread] = []
+
+    def openapi(app: fastapi.FastAPI) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return describe(app)
+
+    monkeypatch.setattr(fastapi.FastAPI, "openapi", openapi)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        responses = await asyncio.gather(*(client.get("/openapi.json") for _ in range(3)))
+        assert "/v1/completions" in responses[0].json()["paths"]
+        assert len({response.content for response in responses}) == 1
+        assert responses[0].headers["Content-Type"] == "application/json"
+
+    serve(llm, scenario)
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+
+
+def test_the_first_grammar_finds_its_vocabulary_ready(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first request with a schema stopped all threads for a second; a collection of garbage for a third of one."""
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    grammars = GrammarCompiler(llm.engine.loaded)
+    model: Any = SimpleNamespace(engine=SimpleNamespace(grammars=grammars))
+    _avoid_pauses(model)
+    assert frozen == [True]
+
+    def fail() -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(grammars, "_make_tokenizer", fail)
+    grammars.compile(StructuredOutputsParams(regex="a"))
+    assert not caplog.records
+
+    grammars._tokenizer = None
+    _avoid_pauses(model)
+    assert "planted" in caplog.text
+    assert frozen == [True, True]
