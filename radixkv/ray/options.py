@@ -14,8 +14,8 @@ from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig
 from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 
-# They belong to one process, or to Ray.
-_NOT_UNDER_RAY = ("uds", "record_trace", "kv_events_endpoint", "kv_events_replay_endpoint")
+# They belong to one process; how long a request waits on a replica is not known to the ingress.
+_NOT_UNDER_RAY = ("uds", "record_trace", "kv_events_endpoint", "kv_events_replay_endpoint", "queue_timeout")
 _OBJECTS = frozenset({"tokenizer", "tiers"})
 
 

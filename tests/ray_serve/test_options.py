@@ -17,7 +17,7 @@ def test_text_means_what_values_mean() -> None:
         "num_gpus": "0.5",
         "enable_prefix_caching": "False",
         "api_keys": "one two",
-        "queue_timeout": "2.5",
+        "request_timeout": "2.5",
     }
     values: dict[str, Any] = {
         "model": "some/model",
@@ -26,11 +26,11 @@ def test_text_means_what_values_mean() -> None:
         "num_gpus": 0.5,
         "enable_prefix_caching": False,
         "api_keys": ["one", "two"],
-        "queue_timeout": 2.5,
+        "request_timeout": 2.5,
     }
     options = ApplicationOptions.of(text)
     assert options == ApplicationOptions.of(values)
-    assert (options.server.port, options.server.queue_timeout) == (8001, 2.5)
+    assert (options.server.port, options.server.request_timeout) == (8001, 2.5)
     assert options.server.api_keys == ("one", "two")
     assert options.llm == {"enable_prefix_caching": False}
     assert (options.placement.most_replicas, options.placement.num_gpus) == (2, 0.5)
@@ -52,6 +52,7 @@ def test_ingresses_listen_themselves_where_the_address_is_given() -> None:
         ({"replicas": 3, "max_replicas": 2}, "max_replicas: expected at least as many as replicas, 3, got 2"),
         ({"requests_per_replica": 2}, "requests_per_replica: expected a max_replicas with it"),
         ({"uds": "/run/x"}, "uds: expected None where Ray places replicas, got '/run/x'"),
+        ({"queue_timeout": "2"}, "queue_timeout: expected None where Ray places replicas, got 2"),
         ({"record_trace": "t"}, "record_trace: expected None where Ray places replicas, got 't'"),
         ({"disk_cache": "/cache"}, "disk_cache: expected None, or disk_cache_read_only with it"),
         ({"replicas": 2}, "api_keys: whoever can reach Ray Serve's proxy could use the server"),
