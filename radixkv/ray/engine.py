@@ -69,7 +69,12 @@ class Engine:
         listener = self._listening.__enter__()
         secret = await shared_secret(registry)
         config = uvicorn.Config(
-            replica_app(self._llm, secret), ws="none", lifespan="off", log_config=None, access_log=False
+            replica_app(self._llm, secret),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,  # an ingress reads events for as long as it is there
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.ensure_future(self._server.serve([listener]))
