@@ -13,9 +13,10 @@ import typer
 from radixkv.cli.config_file import mistyped_variables, read_config_file
 from radixkv.cli.options import with_options_of
 from radixkv.config import EngineConfig, LLMOptions, ModelConfig
+from radixkv.ray.options import ApplicationOptions, PlacementConfig
 from radixkv.server.config import ServerConfig
 
-_CONFIGS = (ServerConfig, ModelConfig, EngineConfig)
+_CONFIGS = (ServerConfig, ModelConfig, EngineConfig, PlacementConfig)
 
 
 def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
@@ -49,6 +50,10 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
     names = inspect.signature(serve).parameters
     for variable, meant in mistyped_variables(os.environ, names).items():
         print(f"radixkv: {variable} is no option and is ignored; did you mean {meant}?", file=sys.stderr)
+    if PlacementConfig(**{name: options[name] for name in PlacementConfig.model_fields}).by_ray:
+        raise typer.Exit(_serve_replicas(options))
+    for name in PlacementConfig.model_fields:
+        del options[name]
     from radixkv.model.onednn_cache import limit_primitive_cache
 
     # Before torch is imported; this process is a server and nothing else.
@@ -60,3 +65,14 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
 
     server = ServerConfig(**{name: options.pop(name) for name in ServerConfig.model_fields})
     raise typer.Exit(run_server(server, cast(LLMOptions, options)))
+
+
+def _serve_replicas(options: dict[str, Any]) -> int:
+    """The exit status of a server whose engines Ray Serve places."""
+    application = ApplicationOptions.of_parts(options, own_socket=True)
+    try:
+        from radixkv.ray.local import serve_replicas
+
+        return serve_replicas(application)
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'radixkv[ray]'") from error

@@ -12,8 +12,13 @@ from pathlib import Path
 
 
 @contextmanager
-def tcp_listener(host: str, port: int) -> Iterator[socket.socket]:
+def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[socket.socket]:
     """A socket bound to an address.
+
+    Args:
+        host: name or address.
+        port: 0: any free one.
+        shared: whether other processes of the same user may listen there, too; each connection goes to one of them.
 
     Raises:
         OSError: the address cannot be used.
@@ -22,6 +27,8 @@ def tcp_listener(host: str, port: int) -> Iterator[socket.socket]:
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

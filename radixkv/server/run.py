@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -129,26 +130,10 @@ async def serve(
     Returns:
         The exit status.
     """
-    from radixkv.server.connection import ConnectionLimits, LimitedProtocol
-    from radixkv.server.open_connections import OpenConnections, possible_connections
-
     drain, abort = drain or asyncio.Event(), asyncio.Event()
     name, app = make_app(drain.set)
-    open_connections = OpenConnections(possible_connections())
-    limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
-    uvicorn_config = uvicorn.Config(
-        app,
-        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=_SECONDS_TO_READ,
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
-    )
     address = address_of(listener, encrypted=config.ssl_certfile is not None)
-    server = _Server(uvicorn_config, f"{name} at {address}")
+    server = _Server(uvicorn_config(config, app), f"{name} at {address}")
     watching = None if watch is None else asyncio.ensure_future(watch())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,8 +161,40 @@ async def serve(
     return 0
 
 
+def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = _SECONDS_TO_READ) -> uvicorn.Config:
+    """How the application is served.
+
+    Args:
+        config: the server's.
+        app: the application.
+        seconds_to_end: for answers that are being sent when the server stops.
+    """
+    from radixkv.server.connection import ConnectionLimits, LimitedProtocol
+    from radixkv.server.open_connections import OpenConnections, possible_connections
+
+    open_connections = OpenConnections(possible_connections())
+    limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
+    return uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=ceil(seconds_to_end),
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )
+
+
 class KeysReload:
-    """Reads the file of keys anew; a bad file changes nothing and is one error in the log."""
+    """Reads the file of keys anew; a bad file changes nothing and is one error in the log.
+
+    Args:
+        path: of the file.
+        tenants: that it names.
+        llm: which is told what each may have.
+    """
 
     def __init__(self, path: Path, tenants: Tenants, llm: ServedModel) -> None:
         self._path = path
@@ -262,14 +279,20 @@ def namespaces_secret(options: LLMOptions) -> bytes | None:
 
 
 @contextlib.contextmanager
-def listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket]:
+def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False) -> Iterator[socket.socket]:
     """A socket bound to the configured address.
+
+    Args:
+        config: the server's.
+        tenants: who may use it.
+        shared: see `tcp_listener`.
 
     Raises:
         OSError: the address cannot be used.
         ValueError: strangers could reach it.
     """
-    own = tcp_listener(config.host, config.port) if config.uds is None else unix_listener(Path(config.uds))
+    by_port = config.uds is None
+    own = tcp_listener(config.host, config.port, shared=shared) if by_port else unix_listener(Path(str(config.uds)))
     with own as listener:
         if tenants.open_to_all and not is_private(listener) and not config.allow_unauthenticated:
             raise ValueError(

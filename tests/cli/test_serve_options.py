@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from radixkv.cli.config_file import mistyped_variables
 from radixkv.cli.main import app
 from radixkv.config import EngineConfig, ModelConfig
+from radixkv.ray import local
+from radixkv.ray.options import ApplicationOptions
 from radixkv.server import run
 from radixkv.server.config import ServerConfig
 
@@ -173,3 +175,16 @@ def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
             assert f"--{flag} " in text
             assert f"RADIXKV_{name.upper()}]" in text
     assert "8192 on a GPU, 512 on a CPU" in text
+
+
+def test_ray_serve_gets_the_same_options_where_replicas_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[ApplicationOptions] = []
+    monkeypatch.setattr(local, "serve_replicas", lambda options: received.append(options) or 3)
+    result = command("a/model", "--replicas", "2", "--port", "8001", "--block-size", "32", RADIXKV_MAX_REPLICAS="4")
+    assert result.exit_code == 3, result.output
+    (options,) = received
+    assert (options.server.model, options.server.port, options.own_socket) == ("a/model", 8001, True)
+    assert options.llm["block_size"] == 32
+    assert (options.placement.min_replicas, options.placement.most_replicas) == (2, 4)
+    assert isinstance(command("--replicas", "2", "--uds", "/run/x").exception, ValueError)
+    assert len(received) == 1

@@ -14,11 +14,12 @@ from sybil.parsers.markdown import CodeBlockParser
 from radixkv.cli.config_file import read_config_file
 from radixkv.config import DEVICE_DEFAULTS, Config, EngineConfig, ModelConfig
 from radixkv.option_words import Accepted
+from radixkv.ray.options import PlacementConfig
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "serve.md"
-_TITLES = {ServerConfig: "server", ModelConfig: "model", EngineConfig: "engine"}
+_TITLES = {ServerConfig: "server", ModelConfig: "model", EngineConfig: "engine", PlacementConfig: "placement"}
 
 
 def options_table(config: type[Config]) -> str:

@@ -1,0 +1,89 @@
+"""The Serve application: ingresses, engines, and the registry by which they find each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from radixkv.config import DEVICE_DEFAULTS, ModelConfig
+from radixkv.ray.engine import Engine
+from radixkv.ray.ingress import Ingress, ProxiedIngress
+from radixkv.ray.memory import replica_memory
+from radixkv.ray.options import ApplicationOptions
+from radixkv.ray.registry import Registry
+from radixkv.ray.scaling import LoadPolicy
+
+# Serve asks each process for its health so often; one that was killed is missed and replaced after about as long.
+_HEALTH_CHECK_SECONDS = 2.0
+# Beyond grace_seconds, for a process to end.
+_SECONDS_TO_END = 15.0
+# An option that a model does not allow is reported at once, not after Serve's twenty attempts.
+_ATTEMPTS_TO_START = 1
+
+
+def build(options: ApplicationOptions) -> Application:
+    """The application, of which `serve.run` makes processes.
+
+    Args:
+        options: of everything.
+    """
+    server, placement = options.server, options.placement
+    lifecycle: dict[str, Any] = {
+        "health_check_period_s": _HEALTH_CHECK_SECONDS,
+        "max_constructor_retry_count": _ATTEMPTS_TO_START,
+        "graceful_shutdown_timeout_s": server.grace_seconds + _SECONDS_TO_END,
+    }
+    registry = (
+        serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}, **lifecycle).bind()
+    )
+    engine = serve.deployment(Engine, name="Engine").options(
+        ray_actor_options={
+            "num_cpus": placement.num_cpus or 1,
+            "num_gpus": placement.num_gpus,
+            # Ray puts no more replicas on a machine than fit.
+            "memory": replica_memory(server.model, options.llm, on_gpu=placement.num_gpus > 0).total,
+        },
+        # Where there is one replica alone, its successor is up before it goes; else others take its streams, and nothing more
+        # is needed than what there is.
+        max_surge_percent=100 if placement.min_replicas == 1 else 0,
+        **_number_of_engines(options),
+        **lifecycle,
+    )
+    ingress = serve.deployment(Ingress if options.own_socket else ProxiedIngress, name="Ingress").options(
+        num_replicas=placement.ingresses,
+        ray_actor_options={"num_cpus": 1},
+        max_surge_percent=100,
+        # The ingress itself says 429 when there is too much to do.
+        max_ongoing_requests=placement.most_replicas * (_sequences(options) + server.max_queue),
+        **lifecycle,
+    )
+    engines = engine.bind(registry, server, options.llm, options.replica_host)
+    names = ("tool_call_parser", "reasoning_parser")
+    values: dict[str, Any] = {name: value for name, value in options.llm.items() if name in names}
+    reading = ModelConfig(**values)
+    return ingress.bind(registry, engines, server, reading)
+
+
+def _number_of_engines(options: ApplicationOptions) -> dict[str, Any]:
+    placement = options.placement
+    if placement.max_replicas is None:
+        return {"num_replicas": placement.min_replicas}
+    per_replica = placement.requests_per_replica or _sequences(options)
+    return {
+        "autoscaling_config": {
+            "min_replicas": placement.min_replicas,
+            "max_replicas": placement.max_replicas,
+            "upscale_delay_s": placement.scale_up_delay,
+            "downscale_delay_s": placement.scale_down_delay,
+            "look_back_period_s": min(30.0, max(2.0, placement.scale_up_delay)),
+            "policy": {"policy_function": LoadPolicy, "policy_kwargs": {"requests_per_replica": per_replica}},
+        }
+    }
+
+
+def _sequences(options: ApplicationOptions) -> int:
+    """That run side by side on one replica."""
+    device = "cuda" if options.placement.num_gpus else "cpu"
+    return int(options.llm.get("max_num_seqs") or DEVICE_DEFAULTS[device]["max_num_seqs"])

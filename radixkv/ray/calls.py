@@ -1,0 +1,72 @@
+"""Calls between the parts of an application, any of which may be gone or just be starting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from radixkv.ray.registry import RENEWAL_SECONDS
+
+_log = logging.getLogger(__name__)
+
+# A call to what is being restarted waits until it is back, which takes seconds.
+_SECONDS_FOR_CALL = 30.0
+
+_T = TypeVar("_T")
+
+# What a call raises when the other end is gone, is not there yet, or does not answer.
+UNREACHABLE = (RayError, RayServeException, TimeoutError)
+
+
+async def answer_of(call: Awaitable[_T]) -> _T:
+    """What a handle's call returns.
+
+    Raises:
+        Exception: one of `UNREACHABLE`; or what was raised there.
+    """
+    async with asyncio.timeout(_SECONDS_FOR_CALL):
+        return await call
+
+
+async def shared_secret(registry: DeploymentHandle) -> str:
+    """The secret of all replicas and ingresses of the application.
+
+    Args:
+        registry: the handle of the `Registry`.
+
+    Raises:
+        Exception: see `answer_of`.
+    """
+    proposed = secrets.token_hex(32)
+    while True:
+        secret: str | None = await answer_of(registry.secret.remote(proposed))
+        if secret is not None:
+            return secret
+        await asyncio.sleep(RENEWAL_SECONDS)
+
+
+async def repeat(what: str, step: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """Do something for ever, each time after a pause, and whether the last time has succeeded or not.
+
+    Args:
+        what: is done, for the log.
+        step: does it once.
+        seconds: of the pause.
+    """
+    failing = False
+    while True:
+        try:
+            await step()
+            failing = False
+        except UNREACHABLE as error:
+            if not failing:
+                _log.warning("%s: %r; trying again", what, error)
+            failing = True
+        await asyncio.sleep(seconds)

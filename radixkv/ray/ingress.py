@@ -1,0 +1,146 @@
+"""The public server under Ray Serve: it finds the replicas by the registry, and keeps nothing that matters.
+
+`Ingress` listens on the public port itself; `ProxiedIngress` gets requests from Serve's proxy, which costs a millisecond for
+each event of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvicorn
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from radixkv.config import ModelConfig
+from radixkv.ray.calls import answer_of, repeat, shared_secret
+from radixkv.ray.registry import RENEWAL_SECONDS
+from radixkv.server.config import ServerConfig
+
+_SECONDS_BETWEEN_LOOKS = 5.0  # at the file of keys
+# After grace_seconds, for slow readers to read their answers.
+_SECONDS_TO_READ = 5.0
+
+
+class _Front:
+    """What both kinds share.
+
+    Args:
+        registry: the handle of the `Registry`.
+        engines: of the `Engine`, which Serve starts because it is an argument.
+        server: the server's options.
+        model: of which some say how answers are read.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
+    ) -> None:
+        # Only here: they import torch, without which the process that describes the application does.
+        from radixkv.cluster import ReplicaSet
+        from radixkv.cluster.ingress import create_ingress, namespace_secret
+        from radixkv.ray.membership import Membership
+        from radixkv.server.run import KeysReload, make_observers, make_tenants
+
+        secret = await shared_secret(registry)
+        self._tenants = make_tenants(server, namespace_secret(secret))
+        write_log, tracer = make_observers(server)
+        replicas = ReplicaSet(secret)
+        self._membership = Membership(replicas)
+
+        async def follow() -> None:
+            self._membership.follow(await answer_of(registry.listing.remote()))
+
+        self._tasks = [asyncio.ensure_future(repeat("asking for replicas", follow, RENEWAL_SECONDS))]
+        await self._membership.wait_for_first()
+        self._config = server
+        self._app = create_ingress(
+            server, replicas, model_config=model, tenants=self._tenants, write_log=write_log, tracer=tracer
+        )
+        self._llm = self._app.llm
+        await self._llm.set_tenants(self._tenants.shares)
+        if server.keys_file is not None:
+            reload = KeysReload(Path(server.keys_file), self._tenants, self._llm)
+            self._tasks.append(asyncio.ensure_future(_at_changes(Path(server.keys_file), reload)))
+
+    async def check_health(self) -> None:
+        """Called by Serve, which starts another one instead when it fails: one that does not hold on to replicas of the past.
+
+        Raises:
+            RuntimeError: all replicas are of another kind than those that it began with.
+        """
+        if self._membership.is_outdated:
+            raise RuntimeError("the replicas run something else now than when this ingress began")
+
+    async def _end(self) -> None:
+        await self._llm.shutdown()
+        for task in self._tasks:
+            task.cancel()
+        await self._membership.close()
+
+
+class Ingress(_Front):
+    """It listens on host and port of the server's options; several may listen on the same port of a machine."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
+    ) -> None:
+        from radixkv.server.run import listener_for, uvicorn_config
+
+        await super().__init__(registry, engines, server, model)
+        self._listening = ExitStack()
+        listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
+        self._server = uvicorn.Server(uvicorn_config(server, self._app, server.grace_seconds + _SECONDS_TO_READ))
+        self._serving = asyncio.ensure_future(self._server.serve([listener]))
+
+    async def check_health(self) -> None:
+        """See `_Front`.
+
+        Raises:
+            RuntimeError: that, or it has stopped listening.
+        """
+        await super().check_health()
+        if self._serving.done():
+            raise RuntimeError("the server has stopped")
+
+    async def __del__(self) -> None:
+        """Called by Serve before it ends the process: listen no more, and finish what runs."""
+        self._server.should_exit = True
+        await asyncio.wait([self._serving], timeout=self._config.grace_seconds)
+        await self._end()
+        await self._serving
+        self._listening.close()
+
+
+@serve.ingress()
+class ProxiedIngress(_Front):
+    """Its requests come by Serve's proxy."""
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._app
+
+    async def __del__(self) -> None:
+        """Called by Serve before it ends the process, when all requests have been answered."""
+        await self._end()
+
+
+async def _at_changes(path: Path, react: Callable[[], None]) -> None:
+    """React whenever a file has changed: no process under Ray can be sent a signal by its user."""
+    known = _state_of(path)
+    while True:
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+        state = _state_of(path)
+        if state != known:
+            known = state
+            react()
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

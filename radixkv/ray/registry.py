@@ -1,0 +1,87 @@
+"""Where the replicas are, and the secret that they share: they tell it each second anew, and ingresses ask for it.
+
+All of it can be lost: a registry that was restarted knows nothing for a second, and says so, so that ingresses keep what they
+have until then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+# Between two renewals, and between two times that an ingress asks.
+RENEWAL_SECONDS = 1.0
+# What has not been renewed for so long is gone.
+LEASE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a registry knows.
+
+    Attributes:
+        urls: of replicas, by name.
+        complete: whether a replica that is not among them is gone; else it may not have told yet.
+    """
+
+    urls: Mapping[str, str]
+    complete: bool
+
+
+class Registry:
+    """Replicas' addresses by their names, and their secret.
+
+    Args:
+        clock: seconds, from any moment on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._replicas: dict[str, tuple[str, float]] = {}
+        self._secret: str | None = None
+
+    def secret(self, proposed: str) -> str | None:
+        """The secret of all replicas: the one they have, or else what is proposed; None: ask again, they may yet tell it."""
+        if self._secret is None and self._is_complete:
+            self._secret = proposed
+        return self._secret
+
+    def renew(self, name: str, url: str, secret: str) -> None:
+        """A replica is there, for the next `LEASE_SECONDS`.
+
+        Args:
+            name: another one each time that it is started.
+            url: of its `replica_app`.
+            secret: what `secret` gave it.
+        """
+        self._secret = self._secret or secret
+        self._replicas[name] = url, self._clock() + LEASE_SECONDS
+
+    def leave(self, name: str) -> None:
+        """A replica takes no more requests; one that is not there is ignored."""
+        self._replicas.pop(name, None)
+
+    def listing(self) -> Listing:
+        """The replicas that are there."""
+        now = self._clock()
+        self._replicas = {name: known for name, known in self._replicas.items() if known[1] > now}
+        return Listing({name: url for name, (url, _) in self._replicas.items()}, self._is_complete)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all replicas have had the time to tell."""
+        return self._clock() - self._started >= 3 * RENEWAL_SECONDS
+
+
+def changes(held: Collection[str], listing: Listing) -> tuple[dict[str, str], list[str]]:
+    """What an ingress has to add, by name, and what to remove.
+
+    Args:
+        held: the names of the replicas that it has.
+        listing: what the registry says.
+    """
+    added = {name: url for name, url in listing.urls.items() if name not in held}
+    gone = [name for name in held if name not in listing.urls] if listing.complete else []
+    return added, gone

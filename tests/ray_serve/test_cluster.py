@@ -1,0 +1,203 @@
+"""On a real Ray: replicas that are killed, exchanged and scaled while streams run, of which none is lost or changed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from radixkv.model.default_model import ensure_converted, find_default_model
+from radixkv.ray import local
+from radixkv.ray.options import ApplicationOptions
+
+# Ray is imported by the fixture: it reads the environment then.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs radixkv[ray]"),
+]
+
+NUM_STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights, and the default model's tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+    )
+    tiny = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in tiny.parameters():
+            parameter.mul_(8)  # else all tokens are equally likely
+    tiny.save_pretrained(folder)
+    source = ensure_converted(find_default_model(), print)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deploy(model: Path) -> Iterator[Callable[..., str]]:
+    """Deploys the application, or another version of it, and returns its URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        private: dict[str, str] = {}
+        local._keep_private(private)
+        for name, value in private.items():
+            patch.setenv(name, value)
+        from ray import serve
+
+        from radixkv.ray.application import build
+
+        def run(**options: Any) -> str:
+            arguments = {
+                "model": str(model),
+                "served_model_name": ["tiny"],
+                "port": port,
+                "dtype": "float32",
+                "num_blocks": 1000,
+                "num_cpus": 1,
+                "grace_seconds": 20.0,
+                **options,
+            }
+            described = replace(ApplicationOptions.of(arguments), replica_host="127.0.0.1")
+            serve.run(build(described), name="radixkv", route_prefix=None)
+            return f"http://127.0.0.1:{port}"
+
+        with local._ray(replace_placement()):
+            serve.start(proxy_location="Disabled")
+            yield run
+            serve.shutdown()
+
+
+def replace_placement() -> Any:
+    """Room for four replicas and two ingresses."""
+    return ApplicationOptions.of({"port": 0, "replicas": 4, "ingresses": 2}).placement
+
+
+def engines() -> list[int]:
+    """Processes with an engine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_text().startswith("ray::ServeReplica:radixkv:Engine"):
+                found.append(int(path.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 180) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)) as opened:
+        yield opened
+
+
+async def answer(http: httpx.AsyncClient, number: int, max_tokens: int = 120) -> str:
+    body = {
+        "model": "tiny",
+        "prompt": f"Story number {number} of the fox and the hen",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "seed": number,
+        "temperature": number % 2,
+    }
+    response = await http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+async def answers(url: str) -> list[str]:
+    async with client(url) as http:
+        return await asyncio.gather(*(answer(http, number) for number in range(NUM_STREAMS)))
+
+
+async def under_load(url: str, change: Callable[[], Awaitable[object]]) -> int:
+    """Make a change while clients send one request after the other; the number of requests, none of which failed."""
+    done = asyncio.Event()
+
+    async def send(number: int) -> int:
+        count = 0
+        async with client(url) as http:
+            while not done.is_set():
+                await answer(http, number, 20)
+                count += 1
+        return count
+
+    senders = [asyncio.ensure_future(send(number)) for number in range(NUM_STREAMS)]
+    try:
+        await change()
+    finally:
+        done.set()
+    return sum(await asyncio.gather(*senders))
+
+
+def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[..., str]) -> None:
+    url = deploy(replicas=2)
+
+    async def main() -> None:
+        expected = await answers(url)
+        running = asyncio.ensure_future(answers(url))
+        await asyncio.sleep(1)
+        assert not running.done()
+        victim, other = engines()
+        os.kill(victim, signal.SIGKILL)
+        assert await running == expected
+        await until(lambda: len(engines()) == 2 and victim not in engines())
+        assert other in engines()
+        assert await answers(url) == expected
+
+    asyncio.run(main())
+
+
+def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
+    url = deploy(replicas=2)
+    before = set(engines())
+    updated = asyncio.run(under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, max_queue=100)))
+    assert updated > 0
+    assert not before & set(engines())
+
+
+def test_replicas_follow_the_load(deploy: Callable[..., str]) -> None:
+    options = {"replicas": 1, "max_replicas": 2, "requests_per_replica": 2, "scale_up_delay": 1, "scale_down_delay": 3}
+    url = deploy(**options)
+    assert len(engines()) == 1
+
+    async def main() -> None:
+        count = await under_load(url, lambda: until(lambda: len(engines()) == 2))
+        assert count > 0
+        # As many as one replica is for: the other one goes, while requests run.
+        async with client(url) as http:
+            while len(engines()) == 2:
+                await answer(http, 1, 50)
+
+    asyncio.run(main())

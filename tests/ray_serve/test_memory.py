@@ -1,0 +1,60 @@
+"""More replicas than memory are refused, with figures that are those of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.model_zoo import build_supported
+
+from radixkv import LLM
+from radixkv.ray.memory import ReplicaMemory, available_memory, check_memory, replica_memory
+
+
+def test_weights_and_pool_are_those_that_the_engine_has(tmp_path: Path) -> None:
+    model = build_supported("llama")
+    model.save_pretrained(tmp_path)
+    weights = {parameter.data_ptr(): parameter.nbytes for parameter in model.parameters()}
+    engine = LLM(model, num_blocks=30, block_size=8).engine
+    memory = replica_memory(str(tmp_path), {"dtype": "float32", "num_blocks": 30, "block_size": 8}, on_gpu=False)
+    assert memory.weights == sum(weights.values())
+    assert memory.pool == engine.pool.nbytes
+    half = replica_memory(str(tmp_path), {"num_blocks": 30, "block_size": 8}, on_gpu=False)
+    assert half.weights == memory.weights // 2
+    assert half.pool == memory.pool // 2
+
+
+def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:
+    build_supported("llama").save_pretrained(tmp_path)
+    memory = replica_memory(str(tmp_path), {"host_cache_size": "1GiB"}, on_gpu=True)
+    assert (memory.weights, memory.pool, memory.tiers) == (0, 0, 1 << 30)
+
+
+def test_a_model_that_is_not_here_yet_counts_without_its_weights() -> None:
+    memory = replica_memory("nobody/has-this-model", {"kv_cache_memory_bytes": 1 << 20}, on_gpu=False)
+    assert memory.weights is None
+    assert memory.total == memory.process + (1 << 20)
+
+
+def test_more_replicas_than_fit_are_refused_with_the_figures() -> None:
+    replica = ReplicaMemory(process=1 << 30, weights=2 << 30, pool=1 << 30, tiers=0)
+    check_memory(2, replica, 9 << 30, beside=1 << 30)
+    check_memory(100, replica, None)
+    message = (
+        r"replicas: 3 would take 12.00 GiB \(4.00 GiB each: 1.00 GiB for keys and values, 2.00 GiB for weights, 1.00 GiB "
+        r"for its process\) beside 1.00 GiB for Ray and the ingress, and 9.50 GiB are available, enough for 2; lower replicas"
+    )
+    with pytest.raises(MemoryError, match=message):
+        check_memory(3, replica, 19 << 29, beside=1 << 30)
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 32 kB\nMemAvailable:       4096 kB\n")
+    limit = {"memory.max": "3000000\n", "memory.current": "2000000\n", "memory.stat": "anon 5\ninactive_file 400000\n"}
+    assert available_memory(tmp_path, tmp_path / "none") == 4096 << 10
+    for name, text in limit.items():
+        (tmp_path / name).write_text(text)
+    assert available_memory(tmp_path, tmp_path) == 1_400_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path, tmp_path) == 4096 << 10
+    assert available_memory(tmp_path / "none") is None

@@ -1,0 +1,68 @@
+"""What replicas tell of themselves, what ingresses make of it, and what is left of it when the registry is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from radixkv.ray.registry import LEASE_SECONDS, Registry, changes
+from radixkv.ray.scaling import POOL_USAGE, REQUESTS, LoadPolicy
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_replica_that_is_silent_is_gone() -> None:
+    clock = Clock()
+    registry = Registry(clock)
+    registry.renew("a", "http://a:1", "secret")
+    clock.now += LEASE_SECONDS - 1
+    registry.renew("b", "http://b:1", "secret")
+    assert registry.listing().urls == {"a": "http://a:1", "b": "http://b:1"}
+    clock.now += 2
+    assert registry.listing().urls == {"b": "http://b:1"}
+    registry.leave("b")
+    registry.leave("b")
+    assert registry.listing().urls == {}
+
+
+def test_a_registry_that_was_lost_takes_no_replica_away() -> None:
+    clock = Clock()
+    held = ["a", "b"]
+    registry = Registry(clock)
+    assert changes(held, registry.listing()) == ({}, [])
+    registry.renew("b", "http://b:1", "secret")
+    registry.renew("c", "http://c:1", "secret")
+    assert changes(held, registry.listing()) == ({"c": "http://c:1"}, [])
+    clock.now += 3
+    assert changes(held, registry.listing()) == ({"c": "http://c:1"}, ["a"])
+
+
+def test_the_secret_outlives_the_registry() -> None:
+    clock = Clock()
+    registry = Registry(clock)
+    assert registry.secret("mine") is None  # others may be there, and have one
+    clock.now += 3
+    assert registry.secret("mine") == registry.secret("another") == "mine"
+
+    registry = Registry(clock)
+    assert registry.secret("new") is None
+    registry.renew("a", "http://a:1", "mine")
+    assert registry.secret("new") == "mine"
+
+
+def test_replicas_follow_requests_and_tokens() -> None:
+    def wanted(requests_per_replica: int, **metrics: dict[str, float]) -> float:
+        number, state = LoadPolicy(requests_per_replica)(SimpleNamespace(aggregated_metrics=metrics))
+        assert state == {}
+        return number
+
+    requests = {"a": 30.0, "b": 10.0}
+    assert wanted(16, **{REQUESTS: requests, POOL_USAGE: {"a": 0.1, "b": 0.1}}) == 2.5
+    # Few requests, but no room for their tokens.
+    assert 2 < wanted(64, **{REQUESTS: requests, POOL_USAGE: {"a": 0.9, "b": 1.0}}) < 3
+    assert wanted(16) == 0
