@@ -239,10 +239,22 @@ class KVTiers:
         self.moves.stop()
         if self._loads is not None:
             self._loads.stop()
-        finished = self._writer.stop(grace_seconds) & self._loader.stop(grace_seconds)
+        deadline = None if grace_seconds is None else time.monotonic() + grace_seconds
+
+        def left() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+        finished = self._writer.stop(left())
+        num_lost = self._writer.num_queued
+        finished &= self._loader.stop(left())
+        finished &= self._stack.close(left())
         if not finished:
-            _log.warning("not all blocks could be written below the pool in %s s", grace_seconds)
-        self._stack.close()
+            _log.warning(
+                "the tiers below the pool were left after %s s; %d blocks were not written, and perhaps those that the "
+                "tiers had queued themselves",
+                grace_seconds,
+                num_lost,
+            )
 
     def _clear(self, namespace: str | None) -> None:
         if not self._closed:

@@ -164,6 +164,7 @@ class EngineThread:
                     self._deliver(self._step())
             unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
             reason, updates, death = EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None
+            self._heartbeat.rest()  # what follows has a limit of its own, and is no step
             engine.shutdown(lambda: self._write_until - time.monotonic())
         except BaseException as error:
             death = EngineDeadError(f"the engine is dead: {error}")

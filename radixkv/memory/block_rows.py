@@ -29,6 +29,8 @@ class BlockRows(PoolRows):
         self._stops = np.cumsum([rows.shape[1] for rows in self._rows]).tolist()
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
+        # What rows are copied in: of eight bytes, they take half as long as of one.
+        self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
         """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
@@ -81,11 +83,11 @@ class BlockRows(PoolRows):
         if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)
             return
-        start = 0
+        start, words = 0, data.view(self._word)
         for rows, stop in zip(self._rows, self._stops, strict=True):
             # By numpy: torch's assignment by index takes six times as long for bytes.
-            rows.numpy()[block_ids] = data[:, start:stop]
-            start = stop
+            rows.numpy().view(self._word)[block_ids] = words[:, start : stop // self._word.itemsize]
+            start = stop // self._word.itemsize
 
     def _write_on_gpu(self, block_ids: NDArray[np.int32], data: torch.Tensor, fence: torch.cuda.Event) -> None:
         stream = torch.cuda.Stream(self._device)

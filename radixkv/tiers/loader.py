@@ -20,7 +20,7 @@ from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter
 
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
-_CHUNK_BLOCKS = 32
+_CHUNK_BLOCKS = 16
 
 
 @dataclass(eq=False, slots=True)

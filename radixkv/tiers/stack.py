@@ -6,11 +6,12 @@ Whatever a tier does, nothing is raised here: one that fails has nothing, which 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
@@ -115,11 +116,29 @@ class TierStack:
                 with self._guarded(index):
                     tier.clear(namespace)
 
-    def close(self) -> None:
-        """Close all tiers."""
-        for index, tier in enumerate(self._tiers):
-            with self._guarded(index):
-                tier.close()
+    def close(self, timeout: float | None = None) -> bool:
+        """Close all tiers; one whose medium hangs is left behind, in a thread that ends with the process.
+
+        Args:
+            timeout: seconds for all of them; None: as long as it takes.
+
+        Returns:
+            False if the time was not enough.
+        """
+        threads = [
+            Thread(target=self._close, args=(index,), name=f"radixkv-close-{medium}", daemon=True)
+            for index, medium in enumerate(self.media)
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for thread in threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _close(self, index: int) -> None:
+        with self._guarded(index):
+            self._tiers[index].close()
 
     def _put(self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
         if not indices:

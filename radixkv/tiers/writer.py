@@ -142,6 +142,11 @@ class BlockWriter:
         with self._changed:
             return self._changed.wait_for(lambda: self._num_queued == 0, timeout)
 
+    @property
+    def num_queued(self) -> int:
+        """Blocks that are not written yet."""
+        return self._num_queued
+
     def stop(self, timeout: float | None) -> bool:
         """Write what is queued; returns whether that took no longer than ``timeout`` seconds."""
         return self._worker.stop(timeout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
+from radixkv.engine import engine
+from radixkv.engine.heartbeat import Heartbeat
+from radixkv.engine.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
@@ -70,3 +75,42 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
 
 class _Rows:
     nbytes = 8
+
+
+class Hanging(SlowlyWritten):
+    """A medium that answers nothing, not even when it is closed."""
+
+    def close(self) -> None:
+        assert self.may_put.wait(60)
+        super().close()
+
+
+def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
+    tier = Hanging()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    answers(llm, UNLIKE[:1])
+    assert tier.puts.wait(60)
+    with caplog.at_level(logging.WARNING):
+        llm.shutdown(0.0)
+    assert not tier.closed
+    assert re.search("[1-9][0-9]* blocks were not written", caplog.text)
+    tier.may_put.set()
+
+
+def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make(tiers=[DictTier()])
+    heartbeat, seconds = Heartbeat(lambda: now[0]), []
+    now = [0.0]
+
+    def write_hot(seconds_left: Any) -> None:
+        now[0] = 1e6
+        seconds.append(heartbeat.seconds)
+
+    monkeypatch.setattr(llm.engine.tiers, "write_hot", write_hot)
+    thread = EngineThread(llm.engine, lambda result: None, heartbeat)
+    thread.start()
+    thread.stop(30.0)
+    assert seconds == [0.0]
