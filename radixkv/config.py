@@ -103,6 +103,10 @@ class SpeculativeConfig(Config):
     """More drafters, asked first: objects of subclasses of `radixkv.drafting.Drafter`."""
 
 
+# Whether engines draft where nothing is said: SpeculativeConfig(), or None.
+DEFAULT_SPECULATION: SpeculativeConfig | None = None
+
+
 class EngineConfig(Config):
     """How an engine caches, schedules and computes."""
 
@@ -161,9 +165,9 @@ class EngineConfig(Config):
     evicted; write-through: when they are computed; write-back: when they are evicted."""
     tiers: Any = Field(default=(), repr=False)
     """Only in Python: further tiers (`radixkv.tiers.tier.Tier`), asked after the others, in this order."""
-    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT_SPECULATION
     """Draft tokens and verify several in one step: JSON or a table with the fields of SpeculativeConfig, such as
-    {"method": "tree", "num_speculative_tokens": 16}. The tokens are the same as without."""
+    {"method": "tree", "num_speculative_tokens": 16}; None, in JSON null: no drafts. The tokens are the same as without."""
     kv_events_endpoint: str | None = None
     """Publish KV events over ZeroMQ at this address, such as tcp://*:5557, as vLLM does."""
     kv_events_replay_endpoint: str | None = None

@@ -7,10 +7,11 @@ its place. So drafts change how many tokens a step brings, and not one token.
 
     Drafter                 where drafts come from; see `radixkv.drafting.drafter` to write one
       PrefixDrafter         the continuation in the radix tree of exactly this sequence
+      AnswerDrafter         where the last tokens occur in another answer to the same prompt
       TreeDrafter           where the last tokens occur in what the tree holds of the namespace
       SuffixDrafter         where they occur in the request's own prompt and answer
       PredictionDrafter     where they occur in what the client predicted
-      GrammarDrafter        what a grammar forces
+      GrammarDrafter        what a grammar forces, and what is usual between
     AcceptanceRates, StepTimes, choose_lengths: how many of them are worth their rows
 
 (Speculative decoding: Leviathan et al. 2023; from n-grams of the prompt: Saxena 2023; from what was generated before:

@@ -19,6 +19,7 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 OPERATE = ROOT / "docs" / "operate.md"
 GPU = ROOT / "docs" / "gpu.md"
+DRAFTS = ROOT / "docs" / "drafts.md"
 
 
 def results(name: str) -> Any:
@@ -169,6 +170,24 @@ def routers() -> str:
     return table(("replicas", "router", "hit rate", "p50, s", "p99, s", "imbalance"), rows)
 
 
+def drafts() -> str:
+    document = results("drafts-cpu")
+    peers = list(dict.fromkeys(name for row in document["rows"] for name in row["peers"]))
+    rows = [
+        (
+            row["name"],
+            f"{statistics.median(row['without']):.1f}",
+            f"{statistics.median(row['with_drafts']):.1f}",
+            f"{row['ratio']:.2f}",
+            f"{row['wanted']:.2f}",
+            *(f"{row['peers'][name]:.1f}" if name in row["peers"] else "" for name in peers),
+            f"{row['repeated_share']:.0%}".replace("%", " %"),
+        )
+        for row in document["rows"]
+    ]
+    return table(("tokens a second", "without", "with drafts", "times", "wanted", *peers, "in repeats"), rows)
+
+
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -200,6 +219,9 @@ def reserved_memory() -> str:
         (BENCHMARKS, planning),
         (BENCHMARKS, routers),
         (BENCHMARKS, reserved_memory),
+        pytest.param(
+            DRAFTS, drafts, marks=pytest.mark.skipif(not (RESULTS / "drafts-cpu.json").exists(), reason="not measured")
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
 )
