@@ -66,9 +66,8 @@ class Comparison:
         common = zip(expected, answer, strict=False)
         index = next((i for i, (a, b) in enumerate(common) if a != b), min(len(expected), len(answer)))
         if index in (len(expected), len(answer)):
-            return Difference(
-                index, *(tokens[index] if index < len(tokens) else None for tokens in (expected, answer)), None
-            )
+            first, second = (tokens[index] if index < len(tokens) else None for tokens in (expected, answer))
+            return Difference(index, first, second, None)
         pair = expected[index], answer[index]
         return Difference(index, *pair, self._gap(prompt, params, sample, expected[:index], pair))
 
