@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.model_zoo import VOCAB_SIZE, build_shallow
+from transformers import PreTrainedModel
 from triton.runtime import interpreter
 
 from radixkv.attention import QueryBatch
@@ -30,6 +31,20 @@ def sums_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
 
 
+def _loaded(model: PreTrainedModel) -> LoadedModel:
+    return LoadedModel(
+        tokenizer=None,
+        name="tiny",
+        max_model_len=64,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset(),
+        chat_format=None,
+        model=model,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
 # All of each head, as one compiled layer too; norms of heads; a part of each head.
 @pytest.mark.parametrize(
     ("name", "compiled"), [("llama", False), ("llama", True), ("qwen3", False), ("stablelm", False)]
@@ -40,10 +55,7 @@ def test_a_prompt_in_chunks_and_a_decoded_token(name: str, compiled: bool) -> No
     with torch.inference_mode():
         expected = model(input_ids=tokens[None], use_cache=False).logits[0]
     assert defer_rotation(model) == model.config.num_hidden_layers
-    loaded = LoadedModel(
-        model, None, name, 64, VOCAB_SIZE, frozenset(), torch.float32, torch.device("cpu"), None
-    )  # fmt: skip
-    runner = ModelRunner(loaded, enable_torch_compile=compiled)
+    runner = ModelRunner(_loaded(model), enable_torch_compile=compiled)
     runner.use_pool(KVPool(runner.layer_shapes, 4, 16, torch.float32), "triton", 1, 64, enforce_eager=True)
     assert not any(module.rotate_first for module in model.modules() if isinstance(module, DeferredRotation))
     cache = PrefixCache(4, 16)
@@ -61,9 +73,7 @@ def test_the_kernel_is_checked_in_place_of_the_one_that_only_stores(monkeypatch:
     model = build_shallow("stablelm")
     defer_rotation(model)
     monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.extend(layers))
-    runner = ModelRunner(
-        LoadedModel(model, None, "m", 64, VOCAB_SIZE, frozenset(), torch.float32, torch.device("cpu"), None)
-    )
+    runner = ModelRunner(_loaded(model))
     runner.check_kernels(16, torch.float32)
     (first, *_) = (module for module in model.modules() if isinstance(module, DeferredRotation))
     assert 0 < first.rotary_dim < first.head_dim
