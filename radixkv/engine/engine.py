@@ -284,7 +284,7 @@ class Engine:
                 if stays_in_flight:
                     batch.append_placeholders()
                 touched = self._process(in_flight, following=batch)
-                if self._speculator is not None and in_flight is not None:
+                if self._speculator is not None:
                     self._speculator.landed(in_flight, batch)
                 if stays_in_flight:
                     self._in_flight = batch

@@ -170,14 +170,17 @@ class Speculator:
             self._times.observe(batch.num_tokens, self._clock() - self._started)
         self._pending = []
 
-    def landed(self, batch: Batch, following: Batch) -> None:
+    def landed(self, batch: Batch | None, following: Batch) -> None:
         """Learn how long a batch took that was launched ahead and is processed now: since the one before it was.
 
         Args:
-            batch: without drafts.
+            batch: without drafts; None: nothing was in flight, so that the time since then was idle.
             following: launched meanwhile; empty: nothing was.
         """
         now = self._clock()
+        if batch is None:
+            self._landed = None
+            return
         if self._landed is not None and all(chunk.num_tokens == 1 for chunk in batch.chunks):
             self._times.observe(batch.num_tokens, now - self._landed)
         self._landed = now if following.chunks else None

@@ -103,7 +103,7 @@ def test_what_fails_with_nothing_shared_is_measured_with_much_shared(monkeypatch
     monkeypatch.setattr(decode, "answer_all", answers)
     report = GpuReport(Console(), None, {}, Limits(1.0, 1.5, 2.0))
     table = Table(*"abcdefg")
-    decode.measure_engine(report, table, None, "kind", False, False)
+    decode.measure_engine(report, table, None, "kind", {})
     alone, shared = "kind: 64 x 4,096, 0 shared", "kind: 64 x 4,096, 3,500 shared"
     assert list(report.failed) == [
         "kind: warm-up, 0 shared",

@@ -20,7 +20,7 @@ from radixkv.cli.main import app
 from radixkv.server.errors import ApiError
 from radixkv.server.keys import Key, hash_of, new_key, read_keys_file
 from radixkv.server.rate_limits import RateLimits, TokenBucket
-from radixkv.server.run import _KeysReload
+from radixkv.server.run import KeysReload
 from radixkv.server.tenants import Tenant, Tenants
 
 BODY = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
@@ -155,7 +155,7 @@ def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
             told.append(shares)
 
     async def main() -> None:
-        reload = _KeysReload(path, tenants, Told())  # type: ignore[arg-type]
+        reload = KeysReload(path, tenants, Told())  # type: ignore[arg-type]
         before = tenants.shares
         keys_file(path, "[keys.bob]\nsha = 1")
         reload()
