@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -119,28 +120,31 @@ def test_it_is_the_same_wherever_replicas_break_off(llm: LLM, case: str) -> None
     asyncio.run(main())
 
 
-def test_attempts_are_bounded(llm: LLM) -> None:
+def test_attempts_are_bounded(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             streams, transport = replicas(engine, [50] * 10, max_attempts=3)
-            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas: .*planted"):
+            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas$"):
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
             assert transport.num_requests == 3
+            # What the replicas are called, and what happened to them, is for who runs them.
+            assert re.search("request 'one' is given up: [abcd]: .*planted", caplog.text)
 
     asyncio.run(main())
 
 
-def test_without_the_secret_nothing_is_answered(llm: LLM) -> None:
+def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             streams, _ = replicas(engine, [], secret="another secret, as long")
             num_steps = engine.stats.num_steps
-            with pytest.raises(ReplicasLostError, match=r"401 .*secret is missing or wrong"):
+            with pytest.raises(ReplicasLostError, match=r"was lost by 4 replicas$"):
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
+            assert re.search("401 .*secret is missing or wrong", caplog.text)
             assert engine.stats.num_steps == num_steps
             with pytest.raises(ValueError, match="secret: expected at least 16 ASCII characters"):
                 replica_app(engine, "short")
