@@ -15,6 +15,7 @@ from support.model_zoo import build_supported
 from radixkv import (
     LLM,
     AsyncLLM,
+    BeamSearchParams,
     CompletionOutput,
     RequestOutput,
     SamplingParams,
@@ -188,6 +189,30 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
             (output,) = await answer
             assert output.token_ids == expected.outputs[0].token_ids
             assert output.finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=150, ignore_eos=True)
+    (expected,) = LLM(build_supported("llama"), num_blocks=60).beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
+
+    async def main() -> None:
+        async with (
+            AsyncLLM(build_supported("llama"), num_blocks=60) as first,
+            AsyncLLM(build_supported("llama"), num_blocks=60) as second,
+        ):
+            router, clients = Router(16), {}
+            for name, engine in (("first", first), ("second", second)):
+                router.add(name)
+                transport = httpx.ASGITransport(replica_app(engine, SECRET))
+                clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
+            search = ReplicaStreams(router, clients, SECRET).beam_search(Prompt([5, 6, 7]), params, "one")
+            answer = asyncio.ensure_future(search)
+            while not first.stats.num_running:
+                await asyncio.sleep(0)
+            await first.shutdown(grace_seconds=0)
+            assert [beam.tokens for beam in (await answer).sequences] == [beam.tokens for beam in expected.sequences]
 
     asyncio.run(main())
 
