@@ -47,17 +47,20 @@ class Announcements:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(awake.set)
 
+        begun: list[BlockFeed] = []
+
         def begin(engine: Engine) -> tuple[BlockFeed, NDArray[np.uint64]]:
             feed = BlockFeed(engine.cache.block_size, wake)
             engine.cache.add_observer(feed)
+            begun.append(feed)
             return feed, engine.cache.block_hashes()
 
-        try:
-            feed, held = await llm.call(begin)
-        except EngineDeadError:
-            return
         self._wakers.add(awake)
         try:
+            try:
+                feed, held = await llm.call(begin)
+            except EngineDeadError:
+                return
             for record in encode_held(held):
                 yield record
             told: dict[str, Any] = {}
@@ -79,13 +82,19 @@ class Announcements:
         finally:
             self._wakers.discard(awake)
             # A task of its own: this one may be cancelled.
-            farewell = asyncio.ensure_future(self._forget(feed))
+            farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
-    async def _forget(self, feed: BlockFeed) -> None:
+    async def _forget(self, begun: list[BlockFeed]) -> None:
+        """Calls run in order: if the reader left before its feed began, it has begun when this is run."""
+
+        def end(engine: Engine) -> None:
+            for feed in begun:
+                engine.cache.remove_observer(feed)
+
         with suppress(EngineDeadError):
-            await self._llm.call(lambda engine: engine.cache.remove_observer(feed))
+            await self._llm.call(end)
 
 
 def _load(llm: AsyncLLM) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from radixkv.engine.engine import BatchSize
 from radixkv.engine.request_intake import RequestIntake
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats
-from radixkv.errors import DrainingError, EngineDeadError
+from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.loader import chat_format_of, load_tokenizer
 from radixkv.model.text_interface import TextInterface
@@ -79,7 +79,7 @@ class _Capacity:
     @property
     def max_num_seqs(self) -> int:
         """Of all of them together."""
-        return sum(capacity["max_num_seqs"] for capacity in self._replicas.capacities)
+        return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.capacities))
 
 
 class ClusterLLM:
@@ -112,6 +112,7 @@ class ClusterLLM:
         self._intake = RequestIntake(self._capacity, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._accepted: dict[str, asyncio.Future[None]] = {}
         self._ids = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -151,12 +152,14 @@ class ClusterLLM:
         loop = asyncio.get_running_loop()
         now = loop.time()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
+        bounded = [self._bounded(params, prompt) for prompt in prompts]  # what raises comes before what is given back
         self._intake.take_places(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         accepted = [loop.create_future() for _ in streams]
-        for stream, prompt, taken in zip(streams, prompts, accepted, strict=True):
-            answer = self._answer(stream, prompt, self._bounded(params, prompt), priority, tenant, taken)
+        self._accepted.update(zip(names, accepted, strict=True))
+        for stream, prompt, each, taken in zip(streams, prompts, bounded, accepted, strict=True):
+            answer = self._answer(stream, prompt, each, priority, tenant, taken)
             self._tasks[stream.request_id] = asyncio.ensure_future(answer)
         try:
             await asyncio.gather(*accepted)
@@ -173,7 +176,11 @@ class ClusterLLM:
         stream = self._streams.get(request_id)
         if stream is not None and not stream.ended:
             stream.put(error)
-            self._tasks[request_id].cancel()
+            taken, task = self._accepted.get(request_id), self._tasks.get(request_id)
+            if taken is not None and not taken.done():
+                taken.set_exception(error)
+            if task is not None:
+                task.cancel()
 
     async def run_tokenizer(
         self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
@@ -202,9 +209,18 @@ class ClusterLLM:
 
         Returns:
             The sums; of ``namespaces``, that of the replica that had most of them.
+
+        Raises:
+            ReplicasLostError: some did not confirm it; the message names them. The others have cleared theirs.
         """
         answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection))
-        each = [Cleared(**answer.raise_for_status().json()) for answer in answers.values()]
+        confirmed = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
+        if len(confirmed) < len(answers):
+            missing = ", ".join(repr(name) for name in answers if name not in confirmed)
+            raise ReplicasLostError(
+                f"replicas that did not confirm that they cleared their cache: {missing}; ask again"
+            )
+        each = [Cleared(**answer.json()) for answer in confirmed.values()]
         return Cleared(
             max((one.namespaces for one in each), default=0),
             *(sum(column) for column in list(zip(*each, strict=True))[1:] or [(), (), ()]),
@@ -303,6 +319,8 @@ class ClusterLLM:
                     times.scheduled_time = times.first_token_time = delta.metrics.first_token_time
                 stream.put(delta)
         except Exception as error:
+            if stream.ended:
+                return  # failed from here meanwhile
             if taken.done():
                 stream.put(error)
             else:
@@ -311,6 +329,7 @@ class ClusterLLM:
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
         self._intake.give_back_place(tenant)
+        del self._accepted[stream.request_id]
         task = self._tasks.pop(stream.request_id)
         if not stream.ended:
             task.cancel()  # which closes its connection, and so aborts it where it runs

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import httpx
 
-from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError, RequestTooLargeError
+
+_log = logging.getLogger(__name__)
 
 # A request that ran on so many replicas when they died, without a token in between, is taken to be the reason.
 _MAX_DEATHS = 2
@@ -16,13 +19,25 @@ class LostError(Exception):
     """A replica broke off; another one may go on.
 
     Args:
-        message: what happened, with its name.
+        message: what happened, with its name: for the log.
         died: whether its engine crashed while it ran the request.
     """
 
     def __init__(self, message: str, *, died: bool = False) -> None:
         super().__init__(message)
         self.died = died
+
+
+class RefusedError(Exception):
+    """A replica does not take the request now.
+
+    Args:
+        reason: it has too much to do, or is too small; None: it takes nothing any more.
+    """
+
+    def __init__(self, reason: QueueFullError | RequestTooLargeError | None) -> None:
+        super().__init__()
+        self.reason = reason
 
 
 class Losses:
@@ -39,8 +54,11 @@ class Losses:
         self._num_lost = 0
         self._dead: list[str] = []
         self._full: QueueFullError | None = None
+        self._too_large: RequestTooLargeError | None = None
         self._tried: dict[str, httpx.AsyncClient] = {}
-        self._full_at: dict[str, httpx.AsyncClient] = {}
+        self._refused: dict[str, httpx.AsyncClient] = {}
+        self._accepted = False
+        self._until: float | None = None
 
     @property
     def suspected(self) -> bool:
@@ -49,10 +67,15 @@ class Losses:
 
     def progress(self) -> None:
         """A token has come."""
-        if self._tried:
-            self._num_lost, self._full = 0, None
-            for record in (self._dead, self._tried, self._full_at):
-                record.clear()
+        if self._tried or self._refused:
+            self._num_lost = 0
+            self._dead.clear()
+            self._tried.clear()
+            self.forget_refusals()
+
+    def note_acceptance(self) -> None:
+        """A replica has taken it: from now on the others may let it wait, but not turn it away."""
+        self._accepted, self._until = True, None
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:
         """A replica lost it.
@@ -63,36 +86,58 @@ class Losses:
         """
         self._tried[replica] = client
         self._num_lost += 1
+        self._until = None
+        _log.info("request %r was lost: %s", self._request_id, error)
         if error.died:
             self._dead.append(replica)
         if len(self._dead) >= _MAX_DEATHS:
+            _log.error("request %r is given up: %s died while they ran it", self._request_id, " and ".join(self._dead))
             raise RequestCrashesError(
-                f"request {self._request_id!r} was running on {' and '.join(self._dead)} when they died, at the same token: "
-                "it is sent to no other replica"
+                f"request {self._request_id!r} was running on {len(self._dead)} replicas when they died, at the same token: "
+                "it is sent to no other one"
             ) from error
         if self._num_lost >= self._max_attempts:
-            raise ReplicasLostError(
-                f"request {self._request_id!r} was lost by {self._num_lost} replicas: {error}"
-            ) from error
+            _log.error("request %r is given up: %s", self._request_id, error)
+            raise ReplicasLostError(f"request {self._request_id!r} was lost by {self._num_lost} replicas") from error
 
-    def note_refusal(self, replica: str, client: httpx.AsyncClient, full: QueueFullError | None) -> None:
-        """A replica does not take it now, because it has too much to do, or takes nothing any more."""
-        self._full = full or self._full
-        self._full_at[replica] = client
+    def note_refusal(self, replica: str, client: httpx.AsyncClient, error: RefusedError) -> None:
+        """A replica does not take it now."""
+        if isinstance(error.reason, QueueFullError):
+            self._full = error.reason
+        elif error.reason is not None:
+            self._too_large = error.reason
+        self._refused[replica] = client
+
+    def forget_refusals(self) -> None:
+        """Those that did not take it may have room by now."""
+        self._full = self._too_large = None
+        self._refused.clear()
 
     def refused_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
         """Those that do not take it. One that was started anew has a client of its own, and is not meant."""
-        return {name for name, client in self._full_at.items() if clients.get(name) is client}
+        return {name for name, client in self._refused.items() if clients.get(name) is client}
 
     def lost_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
         """Those that lost it."""
         return {name for name, client in self._tried.items() if clients.get(name) is client}
 
-    def raise_if_full(self) -> None:
-        """Raise if a replica has too much to do.
+    def wait_until(self, now: float, wait_seconds: float) -> float:
+        """Until when to wait for a replica, as there is none now: ``wait_seconds`` since it was last taken, or lost.
 
         Raises:
-            QueueFullError: that of the last one.
+            QueueFullError, RequestTooLargeError: that of the last replica, if none has taken it yet.
+            ReplicasLostError: it has waited for so long.
         """
-        if self._full is not None:
-            raise self._full
+        if not self._accepted:
+            reason = self._full or self._too_large
+            if reason is not None:
+                raise reason
+        if self._until is None:
+            self._until = now + wait_seconds
+        if now >= self._until:
+            if self._refused:
+                raise ReplicasLostError(
+                    f"request {self._request_id!r} was begun, and no replica has room to go on with it"
+                )
+            raise ReplicasLostError(f"request {self._request_id!r}: there is no replica")
+        return self._until

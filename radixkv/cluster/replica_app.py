@@ -88,7 +88,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     async def generate(request: Request) -> Response:
         prompt, params, priority, tenant = decode_request(await request.body())
         (stream,) = await llm.submit([prompt], params, priority=priority, tenant=tenant)
-        return _Lines(stream)
+        return _Lines(llm, stream)
 
     @private
     async def events(request: Request) -> Response:
@@ -154,9 +154,9 @@ class _Records(StreamingResponse):
 class _Lines(StreamingResponse):
     """A line for each piece; when the ingress goes away, the request is aborted."""
 
-    def __init__(self, stream: RequestStream) -> None:
+    def __init__(self, llm: AsyncLLM, stream: RequestStream) -> None:
         self._stream = stream
-        self._lines = _lines(stream)
+        self._lines = _lines(llm, stream)
         super().__init__(self._lines, media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,11 +168,13 @@ class _Lines(StreamingResponse):
             self._stream.close()
 
 
-async def _lines(stream: RequestStream) -> AsyncGenerator[bytes, None]:
+async def _lines(llm: AsyncLLM, stream: RequestStream) -> AsyncGenerator[bytes, None]:
     try:
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
+                if llm.cut_short:  # the beams do not tell that they are only those that were complete
+                    raise DrainingError("the search was aborted: the replica stops")
                 yield encode_beams(delta)
                 continue
             # Of a long prompt these are hundreds of kilobytes, and the same each time.

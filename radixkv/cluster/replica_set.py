@@ -13,13 +13,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
+from radixkv.cluster.connection import connect
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.feed import Kind, RecordReader, as_event
 from radixkv.cluster.streams import ReplicaStreams
@@ -29,7 +28,6 @@ from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
 
-_SECONDS_TO_CONNECT = 5.0
 # The first description takes as long as reading the model's files does.
 _SECONDS_TO_DESCRIBE = 120.0
 # A replica lets hear of itself once a second.
@@ -41,33 +39,13 @@ class MismatchError(ValueError):
     """A replica is of another kind than the first one; the message names both and what differs."""
 
 
-def connect(url: str) -> httpx.AsyncClient:
-    """A client of a replica.
-
-    Args:
-        url: ``http://host:port``, ``https://host:port`` or ``unix:///path``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    parts = urlsplit(url)
-    if parts.scheme == "unix" and parts.path and not parts.netloc:
-        transport = httpx.AsyncHTTPTransport(uds=parts.path, limits=httpx.Limits(max_connections=None))
-        base_url = "http://replica"
-    elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
-        transport, base_url = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)), url
-    else:
-        raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
-    timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)
-    return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=timeout)
-
-
 @dataclass(eq=False, slots=True)
 class _Member:
     """One replica of the set.
 
     Attributes:
         description: when it was last reached; None: never.
+        client: that it is up with; None: it is down.
         load: what it told last.
         first: set when it is up, or what kept it from that.
         task: follows it.
@@ -76,6 +54,7 @@ class _Member:
     name: str
     url: str
     description: ReplicaDescription | None = None
+    client: httpx.AsyncClient | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
     first: asyncio.Future[None] | None = None
     task: asyncio.Task[None] | None = None
@@ -93,6 +72,7 @@ class ReplicaSet:
     Attributes:
         secret: the replicas'.
         description: of the first replica, which all others must equal; None: there was none yet.
+        capacities: of the replicas that are up, see `ReplicaDescription`; where none is, of those that were up last.
     """
 
     def __init__(
@@ -104,6 +84,7 @@ class ReplicaSet:
         connect: Callable[[str], httpx.AsyncClient] = connect,
     ) -> None:
         self.description: ReplicaDescription | None = None
+        self.capacities: list[Mapping[str, int]] = []
         self.secret = secret
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._max_attempts = max_attempts
@@ -141,14 +122,14 @@ class ReplicaSet:
         """
         if name in self._members:
             raise ValueError(f"name: a replica {name!r} is there already")
-        self._connect(url)  # an impossible one is refused before anything is changed
-        member = self._members[name] = _Member(name, url, first=asyncio.get_running_loop().create_future())
-        assert member.first is not None
-        member.task = asyncio.ensure_future(self._follow(member))
+        client = self._connect(url)  # an impossible one is refused before anything is changed
+        first = asyncio.get_running_loop().create_future()
+        member = self._members[name] = _Member(name, url, first=first)
+        member.task = asyncio.ensure_future(self._follow(member, client))
         try:
-            await member.first
+            await first
         except BaseException:
-            await self.remove(name)
+            await self._remove(member)
             raise
 
     async def remove(self, name: str) -> None:
@@ -157,33 +138,40 @@ class ReplicaSet:
         Raises:
             KeyError: there is none of this name.
         """
-        member = self._members.pop(name)
-        if member.task is not None:
-            member.task.cancel()
-            with suppress(asyncio.CancelledError):
-                await member.task
-        client = self._take_out(name)
+        await self._remove(self._members[name])
+
+    async def _remove(self, member: _Member) -> None:
+        """Remove this one, not another one that has its name by now."""
+        if self._members.get(member.name) is not member:
+            return
+        del self._members[member.name]
+        if member.first is not None and not member.first.done():
+            member.first.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
+        self._take_out(member)
+        await self._stop_following(member)
+        client = member.client
         if client is None:
             return
         assert self._streams is not None
-        while self._streams.num_streams(name):
-            self._streams.move(name)
+        while self._streams.num_on(client):
+            self._streams.move(client)
             await asyncio.sleep(0.05)
         await client.aclose()
 
     async def close(self) -> None:
         """Leave all replicas. Streams must have ended."""
-        for member in self._members.values():
-            if member.task is not None:
-                member.task.cancel()
-        await asyncio.gather(
-            *(member.task for member in self._members.values() if member.task is not None), return_exceptions=True
-        )
-        for name in list(self._members):
-            client = self._take_out(name)
-            if client is not None:
-                await client.aclose()
+        members = list(self._members.values())
+        await asyncio.gather(*map(self._stop_following, members))
+        for member in members:
+            self._take_out(member)
+            if member.client is not None:
+                await member.client.aclose()
         self._members.clear()
+
+    async def _stop_following(self, member: _Member) -> None:
+        if member.task is not None:
+            member.task.cancel()
+            await asyncio.gather(member.task, return_exceptions=True)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -211,21 +199,16 @@ class ReplicaSet:
         """Why no request can be answered now; None: one can."""
         return None if self.available else "no replica is up"
 
-    @property
-    def capacities(self) -> list[Mapping[str, int]]:
-        """Of all replicas that were ever up, see `ReplicaDescription`."""
-        return [member.description.capacity for member in self._members.values() if member.description is not None]
-
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """What each tenant may have, on each replica; those that come later learn it, too."""
         self._tenants = tenants
         await self.ask_all("PUT", "/tenants", encode_shares(tenants))
 
-    async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response]:
+    async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response | None]:
         """Ask all replicas that are up the same.
 
         Returns:
-            The answers by name, of those that answer.
+            The answers by name; None of those that do not answer.
         """
 
         async def ask(client: httpx.AsyncClient) -> httpx.Response | None:
@@ -233,69 +216,83 @@ class ReplicaSet:
                 return await client.request(
                     method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
                 )
-            except httpx.TransportError:
+            except (httpx.TransportError, RuntimeError):  # of a closed client
                 return None
 
         clients = dict(self._clients)
         answers = await asyncio.gather(*map(ask, clients.values()))
-        return {name: answer for name, answer in zip(clients, answers, strict=True) if answer is not None}
+        return dict(zip(clients, answers, strict=True))
 
     # -- following one replica -----------------------------------------------------------------------------------
 
-    async def _follow(self, member: _Member) -> None:
+    async def _follow(self, member: _Member, client: httpx.AsyncClient | None) -> None:
         complaint = ""
         while True:
             try:
-                await self._follow_once(member)
+                await self._follow_once(member, member.client or client or self._connect(member.url))
                 complaint = ""
                 if not member.load.get("draining"):
                     continue  # it was read too slowly, or is gone, which the next attempt finds out
-            except (MismatchError, ConnectionError) as error:
-                if self._clients.get(member.name) is not None:
-                    self._put_down(member)
+            except Exception as error:
+                if member.client is not None:
+                    await self._put_down(member)
+                expected = isinstance(error, (MismatchError, ConnectionError))
+                if not expected and repr(error) != complaint:
+                    _log.error("replica %r cannot be followed", member.name, exc_info=error)
+                    complaint = repr(error)
                 if member.first is not None and not member.first.done():
-                    member.first.set_exception(error)
+                    unexpected = ConnectionError(f"replica {member.name!r} at {member.url}: {error!r}")
+                    member.first.set_exception(error if expected else unexpected)
                     return
-                if str(error) != complaint:
+                if expected and str(error) != complaint:
                     complaint = str(error)
                     _log.warning("%s", error)
+            finally:
+                client = None
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
-    async def _follow_once(self, member: _Member) -> None:
-        """Reads a replica's events to their end.
+    async def _follow_once(self, member: _Member, client: httpx.AsyncClient) -> None:
+        """Reads a replica's events to their end. A client with which it does not come up is closed.
 
         Raises:
-            ConnectionError: it does not answer.
+            ConnectionError: it does not answer, or was up and falls silent.
             MismatchError: it is of another kind.
         """
-        client = self._clients.get(member.name) or self._connect(member.url)
         try:
             description = await self._describe(member, client)
             old = member.description
-            if old is not None and old.instance != description.instance and self._clients.get(member.name) is client:
-                self._put_down(member)  # it was started anew meanwhile
+            if old is not None and old.instance != description.instance and member.client is client:
+                await self._put_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
             if self._tenants:
-                await client.put("/tenants", content=encode_shares(self._tenants), headers=self._headers)
-            timeout = httpx.Timeout(_SECONDS_OF_SILENCE)
-            async with client.stream("GET", "/events", headers=self._headers, timeout=timeout) as response:
+                shares, timeout = encode_shares(self._tenants), self._patience(member, client)
+                await client.put("/tenants", content=shares, headers=self._headers, timeout=timeout)
+            silence = httpx.Timeout(_SECONDS_OF_SILENCE)
+            async with client.stream("GET", "/events", headers=self._headers, timeout=silence) as response:
                 response.raise_for_status()
                 reader = RecordReader()
                 async for data in response.aiter_bytes():
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
         except httpx.HTTPError as error:
-            if self._clients.get(member.name) is not client:
-                await client.aclose()
-            # Of a replica that is up, the next attempt finds out how it is.
-            if not isinstance(error, httpx.TransportError) or self._clients.get(member.name) is not client:
+            # Of a replica that is up and not silent, the next attempt finds out how it is.
+            broke_off = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.TimeoutException)
+            if not broke_off or member.client is not client:
                 raise ConnectionError(f"replica {member.name!r} at {member.url}: {error!r}") from error
+        finally:
+            if member.client is not client:
+                await client.aclose()
+
+    def _patience(self, member: _Member, client: httpx.AsyncClient) -> float:
+        """Seconds for an answer: one that is up has been described, and is not busy with that."""
+        return _SECONDS_OF_SILENCE if member.client is client else _SECONDS_TO_DESCRIBE
 
     async def _describe(self, member: _Member, client: httpx.AsyncClient) -> ReplicaDescription:
         name = f"replica {member.name!r} at {member.url}"
         try:
-            answer = await client.get("/description", headers=self._headers, timeout=_SECONDS_TO_DESCRIBE)
+            timeout = self._patience(member, client)
+            answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
         except (httpx.HTTPError, ValueError, KeyError) as error:
@@ -303,7 +300,7 @@ class ReplicaSet:
                 raise ConnectionError(f"{name}: {error.response.status_code} {error.response.text:.200}") from error
             raise ConnectionError(f"{name}: {error!r}") from error
         if self.description is None:
-            self.description = description
+            self.description, self.capacities = description, [description.capacity]
             self._router = Router(int(description.identity["block_size"]))
             self._streams = ReplicaStreams(
                 self._router,
@@ -323,17 +320,18 @@ class ReplicaSet:
         router, streams = self._router, self._streams
         assert router is not None and streams is not None
         if kind is not Kind.LOAD:
-            if member.name not in self._clients:
-                self._clients[member.name] = client
+            if member.client is None:
+                member.client = self._clients[member.name] = client
                 router.add(member.name)
+                self._count_capacities()
             router.update(member.name, as_event(kind, payload, router.block_size))
             return
         was_draining = member.load.get("draining", False)
         member.load = json.loads(payload)
         if member.load["draining"]:
             router.remove(member.name)
-            if streams.num_streams(member.name):
-                streams.move(member.name)
+            if streams.num_on(client):
+                streams.move(client)
         elif was_draining and member.name not in router.replicas:
             router.add(member.name)
         load = member.load
@@ -343,16 +341,23 @@ class ReplicaSet:
             _log.info("replica %r is up at %s", member.name, member.url)
         streams.welcome()
 
-    def _put_down(self, member: _Member) -> None:
+    async def _put_down(self, member: _Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
-        client = self._take_out(member.name)
-        member.load = {}
-        if client is not None:
-            assert self._streams is not None
-            self._streams.abandon(member.name)
-            _log.warning("replica %r is down", member.name)
+        self._take_out(member)
+        client, member.client, member.load = member.client, None, {}
+        assert client is not None and self._streams is not None
+        _log.warning("replica %r is down", member.name)
+        self._streams.abandon(client)
+        await client.aclose()
 
-    def _take_out(self, name: str) -> httpx.AsyncClient | None:
-        if self._router is not None:
-            self._router.remove(name)
-        return self._clients.pop(name, None)
+    def _take_out(self, member: _Member) -> None:
+        """Send it nothing more."""
+        if member.client is not None and self._clients.get(member.name) is member.client:
+            assert self._router is not None
+            del self._clients[member.name]
+            self._router.remove(member.name)
+            self._count_capacities()
+
+    def _count_capacities(self) -> None:
+        up = [self._members[name].description for name in self._clients if name in self._members]
+        self.capacities = [each.capacity for each in up if each is not None] or self.capacities

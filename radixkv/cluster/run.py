@@ -211,7 +211,7 @@ class _Membership:
     def __init__(self, replicas: ReplicaSet, wanted: Mapping[str, str]) -> None:
         self._replicas = replicas
         self._wanted = dict(wanted)
-        self._joining: dict[str, asyncio.Task[None]] = {}
+        self._changing: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def wait_for_first(self) -> None:
@@ -240,29 +240,38 @@ class _Membership:
 
     async def close(self) -> None:
         """Try no more."""
-        tasks = [*self._joining.values(), *self._leaving]
+        tasks = [*self._changing.values(), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _update(self, wanted: Mapping[str, str]) -> None:
         before, self._wanted = self._wanted, dict(wanted)
-        for name in [*self._replicas.names, *self._joining]:
-            if self._wanted.get(name) != before.get(name):
-                self._leave(name)
-        for name in self._wanted:
-            if name not in self._joining and name not in self._replicas.names:
-                self._joining[name] = asyncio.ensure_future(self._join(name))
+        for name in {*self._replicas.names, *self._changing, *wanted}:
+            is_there = name in self._replicas.names or name in self._changing
+            if wanted.get(name) != before.get(name) or not is_there:
+                task = asyncio.ensure_future(self._change(name, self._changing.get(name)))
+                self._changing[name] = task
+                task.add_done_callback(partial(self._changed, name))
 
-    def _leave(self, name: str) -> None:
-        joining = self._joining.pop(name, None)
-        if joining is not None:
-            joining.cancel()
+    def _changed(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._changing.get(name) is task:
+            del self._changing[name]
+
+    async def _change(self, name: str, earlier: asyncio.Task[None] | None) -> None:
+        """What is there under a name leaves, and what is wanted under it joins."""
+        if earlier is not None:
+            earlier.cancel()
+            await asyncio.gather(earlier, return_exceptions=True)
+        leaving = []
         if name in self._replicas.names:
             _log.info("replica %r is removed", name)
+            # It goes on if this is cancelled by the next change; its name is free as soon as it has begun.
             task = asyncio.ensure_future(self._replicas.remove(name))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+            leaving.append(asyncio.shield(task))
+        await asyncio.gather(*leaving, self._join(name))
 
     async def _join(self, name: str) -> None:
         complaint = ""
@@ -278,4 +287,3 @@ class _Membership:
                 _log.error("%s", error)
                 break
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-        self._joining.pop(name, None)

@@ -12,36 +12,27 @@ and one that was running on two replicas when they died, without a token in betw
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any
 
 import httpx
 
-from radixkv.cluster.losses import Losses, LostError
+from radixkv.cluster.answer_lines import answer_lines
+from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import decode_beams, decode_delta, encode_request, error_of, has_crashed
+from radixkv.cluster.wire import decode_beams, decode_delta, encode_request
 from radixkv.engine.resumption import check_resumable
-from radixkv.errors import DrainingError, QueueFullError, ReplicasLostError
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
-_SECONDS_FOR_HEALTH = 2.0
-
-
-class _RefusedError(Exception):
-    """The replica does not take the request now."""
-
-    def __init__(self, full: QueueFullError | None) -> None:
-        super().__init__()
-        self.full = full
+# Between two questions whether a replica has room again for what was begun.
+_SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
 class _MovedError(Exception):
@@ -117,8 +108,8 @@ class ReplicaStreams:
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._seeds = random.SystemRandom()
-        self._tickets: dict[str, set[_Ticket]] = {}
-        self._trials: dict[str, asyncio.Lock] = {}
+        self._tickets: dict[httpx.AsyncClient, set[_Ticket]] = {}
+        self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
 
     async def generate(
@@ -145,7 +136,8 @@ class ReplicaStreams:
             ValueError: the replica refuses the request, as any would; or ``prompt.resume`` is there without a seed, or not of
                 each sample.
             StructuredOutputError: as `AsyncLLM.generate`.
-            QueueFullError: all replicas have too much to do.
+            QueueFullError: all replicas have too much to do; not when one has taken it, and is lost: then it waits.
+            RequestTooLargeError: it would fit into no replica that is up.
             RequestCrashesError: two replicas died while they ran it, at the same token.
             ReplicasLostError: it was lost ``max_attempts`` times without a token in between, or there is no other replica.
         """
@@ -212,23 +204,28 @@ class ReplicaStreams:
         self._arrival.set()
         self._arrival = asyncio.Event()
 
-    def move(self, replica: str) -> bool:
+    def move(self, client: httpx.AsyncClient) -> bool:
         """Continue the streams of a replica elsewhere, at once; False: there is nowhere else, so they go on there."""
-        if not any(other != replica for other in self._router.replicas):
+        if all(self._clients.get(name) is client for name in self._router.replicas):
             return False
-        self._call_away(replica, died=False)
+        self._call_away(client, died=False)
         return True
 
-    def abandon(self, replica: str) -> None:
+    def abandon(self, client: httpx.AsyncClient) -> None:
         """A replica has died: do not wait for it any longer."""
-        self._call_away(replica, died=True)
+        self._call_away(client, died=True)
 
     def num_streams(self, replica: str) -> int:
-        """How many are on a replica."""
-        return len(self._tickets.get(replica, ()))
+        """How many are on the replica that has this name now."""
+        client = self._clients.get(replica)
+        return 0 if client is None else self.num_on(client)
 
-    def _call_away(self, replica: str, *, died: bool) -> None:
-        for ticket in self._tickets.get(replica, ()):
+    def num_on(self, client: httpx.AsyncClient) -> int:
+        """How many are on a replica, which may have been removed, and another one have its name."""
+        return len(self._tickets.get(client, ()))
+
+    def _call_away(self, client: httpx.AsyncClient, *, died: bool) -> None:
+        for ticket in self._tickets.get(client, ()):
             ticket.call_away(died=died)
 
     async def _lines(
@@ -242,18 +239,19 @@ class ReplicaStreams:
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
         losses = Losses(request_id, self._max_attempts)
         while True:
-            placement, client = await self._choose(hashes, len(prompt.token_ids), losses, request_id)
+            placement, client = await self._choose(hashes, len(prompt.token_ids), losses)
             ticket = _Ticket(placement.replica)
-            tickets = self._tickets.setdefault(placement.replica, set())
-            tickets.add(ticket)
-            trial = self._trials.setdefault(placement.replica, asyncio.Lock()) if losses.suspected else None
+            self._tickets.setdefault(client, set()).add(ticket)
+            trial = self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None
+            on_trial = False
             try:
                 if trial is not None:
-                    await trial.acquire()
+                    on_trial = await trial.acquire()
                 async with aclosing(self._lines_of(placement.replica, client, body(), ticket)) as lines:
                     async for line in lines:
                         if line is None:
                             ticket.accepted = True
+                            losses.note_acceptance()
                             if on_accepted is not None:
                                 on_accepted()
                                 on_accepted = None
@@ -261,27 +259,33 @@ class ReplicaStreams:
                         if "beams" in line or any(output[2] for output in line["outputs"]):
                             self._router.prefilled(placement)
                             losses.progress()
-                            if trial is not None:
+                            if trial is not None and on_trial:
                                 trial.release()
-                                trial = None
+                                on_trial = False
                         yield line
-            except _RefusedError as error:
-                losses.note_refusal(placement.replica, client, error.full)
+            except RefusedError as error:
+                losses.note_refusal(placement.replica, client, error)
             except LostError as error:
                 losses.note_loss(placement.replica, client, error)
             except _MovedError:
                 pass
             finally:
-                if trial is not None and trial.locked():
+                if trial is not None and on_trial:
                     trial.release()
-                tickets.discard(ticket)
+                self._give_back(client, ticket)
                 self._router.finish(placement)
 
+    def _give_back(self, client: httpx.AsyncClient, ticket: _Ticket) -> None:
+        tickets = self._tickets[client]
+        tickets.discard(ticket)
+        if not tickets:
+            del self._tickets[client]
+            self._trials.pop(client, None)
+
     async def _choose(
-        self, hashes: Sequence[int], num_tokens: int, losses: Losses, request_id: str
+        self, hashes: Sequence[int], num_tokens: int, losses: Losses
     ) -> tuple[Placement, httpx.AsyncClient]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._wait_seconds
         while True:
             refused = losses.refused_by(self._clients)
             placement = self._router.choose(hashes, num_tokens, refused | losses.lost_by(self._clients))
@@ -292,9 +296,11 @@ class ReplicaStreams:
                 if client is not None:
                     return placement, client
                 self._router.finish(placement)
-            losses.raise_if_full()
-            if loop.time() >= until:
-                raise ReplicasLostError(f"request {request_id!r}: there is no replica")
+            until = losses.wait_until(loop.time(), self._wait_seconds)
+            if refused:
+                await asyncio.sleep(min(_SECONDS_BETWEEN_ATTEMPTS, until - loop.time()))
+                losses.forget_refusals()
+                continue
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
                     await self._arrival.wait()
@@ -306,11 +312,11 @@ class ReplicaStreams:
 
         Raises:
             ValueError: it refuses the request, as any would.
-            _RefusedError: it does not take it now.
+            RefusedError: it does not take it now.
             _MovedError: the request was called away, or the last line is not its end.
             LostError: there is no last line.
         """
-        async with aclosing(self._received(replica, client, body)) as lines:
+        async with aclosing(answer_lines(replica, client, body, self._headers)) as lines:
             while True:
                 ticket.check()
                 try:
@@ -324,60 +330,3 @@ class ReplicaStreams:
                 finally:
                     ticket.scope = None
                 yield line
-
-    async def _received(
-        self, replica: str, client: httpx.AsyncClient, body: bytes
-    ) -> AsyncGenerator[dict[str, Any] | None, None]:
-        """None, then the lines of one replica up to the last, which is finished."""
-        accepted = False
-        try:
-            async with client.stream("POST", "/generate", content=body, headers=self._headers) as response:
-                if response.status_code != HTTPStatus.OK:
-                    await response.aread()
-                    raise _refusal(replica, response)
-                accepted = True
-                yield None
-                async with aclosing(_whole_lines(response)) as lines:
-                    async for line in lines:
-                        piece = json.loads(line)
-                        if "error" in piece:
-                            raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
-                        yield piece
-                        if piece["finished"]:
-                            return  # aborted by the replica, if it was not the end
-        except httpx.TransportError as error:
-            raise LostError(f"{replica}: {error!r}", died=accepted and await self._is_dead(client)) from error
-        raise LostError(f"{replica}: it broke off", died=await self._is_dead(client))
-
-    async def _is_dead(self, client: httpx.AsyncClient) -> bool:
-        try:
-            response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
-        except (httpx.TransportError, RuntimeError):  # of a closed client
-            return True
-        return response.status_code != HTTPStatus.OK
-
-
-def _refusal(replica: str, response: httpx.Response) -> Exception:
-    """Why a request was not taken."""
-    try:
-        answer = response.json()
-        kind, message = answer["kind"], answer["error"]
-    except (ValueError, KeyError, TypeError):
-        return LostError(f"{replica}: {response.status_code} {response.text:.300}")
-    if kind == QueueFullError.__name__:
-        return _RefusedError(QueueFullError(message, answer["retry_after"]))
-    if kind == DrainingError.__name__:
-        return _RefusedError(None)
-    if response.status_code == HTTPStatus.BAD_REQUEST:
-        return error_of(answer) or ValueError(message)
-    return LostError(f"{replica}: {response.status_code} {message}")
-
-
-async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """Lines that end in a line end: what comes after the last one was cut off."""
-    rest = b""
-    chunks: AsyncIterator[bytes] = response.aiter_bytes()
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line

@@ -17,7 +17,6 @@ from radixkv.errors import (
     EngineError,
     PromptTooLongError,
     QueueFullError,
-    RequestTooLargeError,
     StepFailedError,
     StructuredOutputError,
 )
@@ -42,7 +41,6 @@ _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
         for error in (
             StructuredOutputError,
             PromptTooLongError,
-            RequestTooLargeError,
             ValueError,
             TypeError,
         )

@@ -42,6 +42,7 @@ class AsyncEngine:
         stats: of the engine after its latest step, abort or `call`.
         on_step: called in the event loop after every step; for metrics.
         abandoned: whether `abandon` was called.
+        cut_short: whether a shutdown has aborted requests.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._ids = itertools.count()
         self.abandoned = False
-        self._cut_short = False  # whether a shutdown aborted a request
+        self.cut_short = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._died = asyncio.Event()
@@ -232,12 +233,12 @@ class AsyncEngine:
         until = time.monotonic() + grace_seconds
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        self._cut_short = self._cut_short or bool(self._streams)
+        self.cut_short = self.cut_short or bool(self._streams)
         if self._loop is not None and not self.abandoned:
             left = max(0.0, until - time.monotonic())
             await self._loop.run_in_executor(None, self._engine_thread.stop, left)
         self._intake.shut_down()
-        return not self._cut_short
+        return not self.cut_short
 
     async def __aenter__(self) -> Self:
         return self

@@ -73,9 +73,7 @@ async def tokens(streams: ReplicaStreams) -> list[int]:
 
 def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
     replicas = [Replica(lambda num_given: ([line(7)] if num_given == 0 else [], True)) for _ in range(4)]
-    with pytest.raises(
-        RequestCrashesError, match=r"'one' was running on r\d and r\d when they died, at the same token"
-    ):
+    with pytest.raises(RequestCrashesError, match="'one' was running on 2 replicas when they died, at the same token"):
         asyncio.run(tokens(streams_over(*replicas)))
     assert sum(replica.num_requests for replica in replicas) == 2
 

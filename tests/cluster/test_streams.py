@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from support.model_zoo import build_supported
 from radixkv import (
     LLM,
     AsyncLLM,
+    BeamSearchParams,
     CompletionOutput,
     RequestOutput,
     SamplingParams,
@@ -119,28 +121,31 @@ def test_it_is_the_same_wherever_replicas_break_off(llm: LLM, case: str) -> None
     asyncio.run(main())
 
 
-def test_attempts_are_bounded(llm: LLM) -> None:
+def test_attempts_are_bounded(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             streams, transport = replicas(engine, [50] * 10, max_attempts=3)
-            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas: .*planted"):
+            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 3 replicas$"):
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
             assert transport.num_requests == 3
+            # What the replicas are called, and what happened to them, is for who runs them.
+            assert re.search("request 'one' is given up: [abcd]: .*planted", caplog.text)
 
     asyncio.run(main())
 
 
-def test_without_the_secret_nothing_is_answered(llm: LLM) -> None:
+def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             streams, _ = replicas(engine, [], secret="another secret, as long")
             num_steps = engine.stats.num_steps
-            with pytest.raises(ReplicasLostError, match=r"401 .*secret is missing or wrong"):
+            with pytest.raises(ReplicasLostError, match=r"was lost by 4 replicas$"):
                 await collect(streams, prompt, SamplingParams(max_tokens=4))
+            assert re.search("401 .*secret is missing or wrong", caplog.text)
             assert engine.stats.num_steps == num_steps
             with pytest.raises(ValueError, match="secret: expected at least 16 ASCII characters"):
                 replica_app(engine, "short")
@@ -184,6 +189,30 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
             (output,) = await answer
             assert output.token_ids == expected.outputs[0].token_ids
             assert output.finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=150, ignore_eos=True)
+    (expected,) = LLM(build_supported("llama"), num_blocks=60).beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
+
+    async def main() -> None:
+        async with (
+            AsyncLLM(build_supported("llama"), num_blocks=60) as first,
+            AsyncLLM(build_supported("llama"), num_blocks=60) as second,
+        ):
+            router, clients = Router(16), {}
+            for name, engine in (("first", first), ("second", second)):
+                router.add(name)
+                transport = httpx.ASGITransport(replica_app(engine, SECRET))
+                clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
+            search = ReplicaStreams(router, clients, SECRET).beam_search(Prompt([5, 6, 7]), params, "one")
+            answer = asyncio.ensure_future(search)
+            while not first.stats.num_running:
+                await asyncio.sleep(0)
+            await first.shutdown(grace_seconds=0)
+            assert [beam.tokens for beam in (await answer).sequences] == [beam.tokens for beam in expected.sequences]
 
     asyncio.run(main())
 

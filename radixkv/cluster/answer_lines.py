@@ -1,0 +1,105 @@
+"""One replica's answer to one request, as it comes over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from radixkv.cluster.losses import LostError, RefusedError
+from radixkv.cluster.wire import error_of, has_crashed
+from radixkv.errors import DrainingError, QueueFullError, RequestTooLargeError
+
+_SECONDS_FOR_HEALTH = 2.0
+# After the last line, for the response's end.
+_SECONDS_TO_END = 0.25
+
+
+async def answer_lines(
+    replica: str, client: httpx.AsyncClient, body: bytes, headers: Mapping[str, str]
+) -> AsyncGenerator[dict[str, Any] | None, None]:
+    """None when the replica has taken the request, then its lines up to the last, which is finished.
+
+    Args:
+        replica: its name, for the log.
+        client: of the replica.
+        body: what `encode_request` gave.
+        headers: with the secret.
+
+    Raises:
+        Exception: the replica refuses the request, as any would.
+        RefusedError: it does not take it now.
+        LostError: there is no last line.
+    """
+    accepted = False
+    try:
+        async with client.stream("POST", "/generate", content=body, headers=headers) as response:
+            if response.status_code != HTTPStatus.OK:
+                await response.aread()
+                raise _refusal(replica, response)
+            accepted = True
+            yield None
+            async with aclosing(_whole_lines(response)) as lines:
+                async for line in lines:
+                    piece = json.loads(line)
+                    if "error" in piece:
+                        raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
+                    try:
+                        yield piece
+                    finally:  # who has read the last line goes away
+                        if piece["finished"]:
+                            await _read_to_end(lines)
+                    if piece["finished"]:
+                        return  # aborted by the replica, if it was not the end
+    except httpx.TransportError as error:
+        raise LostError(f"{replica}: {error!r}", died=accepted and await _is_dead(client)) from error
+    raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
+
+
+async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
+    """Only a connection whose response was read to its end serves the next request."""
+    with suppress(TimeoutError, httpx.TransportError):
+        async with asyncio.timeout(_SECONDS_TO_END):
+            async for _ in lines:
+                pass
+
+
+async def _is_dead(client: httpx.AsyncClient) -> bool:
+    try:
+        response = await client.get("/health", timeout=_SECONDS_FOR_HEALTH)
+    except (httpx.TransportError, RuntimeError):  # of a closed client
+        return True
+    return response.status_code != HTTPStatus.OK
+
+
+def _refusal(replica: str, response: httpx.Response) -> Exception:
+    """Why a request was not taken."""
+    try:
+        answer = response.json()
+        kind, message = answer["kind"], answer["error"]
+    except (ValueError, KeyError, TypeError):
+        return LostError(f"{replica}: {response.status_code} {response.text:.300}")
+    if kind == QueueFullError.__name__:
+        return RefusedError(QueueFullError(message, answer["retry_after"]))
+    if kind == DrainingError.__name__:
+        return RefusedError(None)
+    if kind == RequestTooLargeError.__name__:  # a larger one may take it
+        return RefusedError(RequestTooLargeError(message))
+    if response.status_code == HTTPStatus.BAD_REQUEST:
+        return error_of(answer) or ValueError(message)
+    return LostError(f"{replica}: {response.status_code} {message}")
+
+
+async def _whole_lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Lines that end in a line end: what comes after the last one was cut off."""
+    rest = b""
+    chunks: AsyncIterator[bytes] = response.aiter_bytes()
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line

@@ -1,0 +1,41 @@
+"""A client of one replica."""
+
+from __future__ import annotations
+
+import ssl
+from functools import cache
+from urllib.parse import urlsplit
+
+import httpx
+
+_SECONDS_TO_CONNECT = 5.0
+# Sooner than the replica's server closes an idle connection: a request must not meet its end.
+_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+
+
+def connect(url: str) -> httpx.AsyncClient:
+    """A client of a replica.
+
+    Args:
+        url: ``http://host:port``, ``https://host:port`` or ``unix:///path``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    parts = urlsplit(url)
+    # Reading the certificates takes the event loop tens of milliseconds, and without TLS nobody needs them.
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        transport = httpx.AsyncHTTPTransport(uds=parts.path, limits=_LIMITS, verify=False)
+        base_url = "http://replica"
+    elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
+        verify = _tls() if parts.scheme == "https" else False
+        transport, base_url = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify), url
+    else:
+        raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
+    timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)
+    return httpx.AsyncClient(transport=transport, base_url=base_url, timeout=timeout)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
