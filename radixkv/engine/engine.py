@@ -97,8 +97,9 @@ class Engine:
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
         self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
         if self.tiers is not None:
-            # However an engine comes to its end, what is queued is written, and folders are free again.
-            weakref.finalize(self, self.tiers.close)
+            # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
+            # does not keep the process.
+            weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
@@ -97,6 +98,43 @@ def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
         llm.shutdown(0.0)
     assert not tier.closed
     assert re.search("[1-9][0-9]* blocks were not written", caplog.text)
+    tier.may_put.set()
+
+
+def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `shutdown`, the end of the process waited for the medium for ever."""
+    monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
+    tier = Hanging()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    answers(llm, UNLIKE[:1])
+    assert tier.puts.wait(60)
+    # What would free a close that waits for ever: too late for this test.
+    rescue = threading.Timer(20.0, tier.may_put.set)
+    rescue.start()
+    del llm
+    gc.collect()
+    assert not tier.may_put.is_set()
+    assert not tier.closed
+    rescue.cancel()
+    tier.may_put.set()
+
+
+def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took all of the time that there was, and what a healthy tier had queued was lost."""
+    tier = Hanging()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    answers(llm, UNLIKE[:1])
+    assert tier.puts.wait(60)
+    timeouts = []
+
+    def close(stack: TierStack, timeout: float) -> bool:
+        timeouts.append(timeout)
+        return True
+
+    monkeypatch.setattr(TierStack, "close", close)
+    assert llm.engine.tiers is not None
+    llm.engine.tiers.close(0.4)
+    assert timeouts[0] >= 0.1
     tier.may_put.set()
 
 
