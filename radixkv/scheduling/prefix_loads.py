@@ -58,7 +58,7 @@ class _Wait:
     num_loads: int = 0  # that were its own
     num_claimed: int = 0  # blocks that admission will take besides those that the load has taken
     step: int = -1  # the last one in which it could be admitted
-    yields: bool = False  # in that step it left blocks to others
+    yields: bool = False  # it leaves blocks to others, until what they claim changes
     over: bool = False  # it computes what it lacks
 
 
@@ -111,16 +111,20 @@ class PrefixLoads:
     @property
     def in_progress(self) -> bool:
         """Whether a group waits for a look-up, a load, or others' blocks."""
-        return bool(self._active) or any(map(self.is_waiting, self._waits))
+        # One that yields waits for nothing if it is not looked at any more.
+        return bool(self._active) or any(
+            self.is_waiting(group) and (not wait.yields or wait.step == self._step)
+            for group, wait in self._waits.items()
+        )
 
     def is_waiting(self, group: SequenceGroup) -> bool:
         """Whether the group waits now; begins nothing."""
         wait = self._waits.get(group)
         if wait is None or wait.over:
             return False
-        if wait.yields and wait.step >= self._step - 1:
+        if wait.yields or wait.active is not None:
             return True
-        return wait.active is not None or (wait.look_up is not None and wait.look_up.spans is None)
+        return wait.look_up is not None and wait.look_up.spans is None
 
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
@@ -184,6 +188,8 @@ class PrefixLoads:
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that nobody waits for any more ends as soon as it can."""
         wait = self._waits.pop(group, None)
+        if wait is not None and wait.num_claimed:
+            self._end_yielding()
         if wait is not None and wait.active is not None:
             wait.active.waiting.pop(group, None)
             if not wait.active.waiting:
@@ -327,6 +333,11 @@ class PrefixLoads:
             and (other.active is not None or other.step >= self._step - 1)
         )
 
+    def _end_yielding(self) -> None:
+        """What others claim has changed: those that left blocks to them are looked at again."""
+        for wait in self._waits.values():
+            wait.yields = False
+
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
 
@@ -343,6 +354,7 @@ class PrefixLoads:
         if active in self._not_begun:
             self._not_begun.remove(active)
         load.cancel()
+        self._end_yielding()
         for tier, num_blocks, seconds in load.read:
             self._rates.observe_load(tier, num_blocks, seconds)
         size = cache.block_size

@@ -21,7 +21,9 @@ from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
 
 SIZE = 4
-STEM = list(range(1, 60 * SIZE + 1))  # the sixty blocks that a tier has
+# What a tier has: sixty blocks, and twenty.
+STEM = list(range(1, 60 * SIZE + 1))
+SHORT_STEM = list(range(7000, 7000 + 20 * SIZE))
 
 
 class Loader:
@@ -32,8 +34,8 @@ class Loader:
         self._begun: list[Load] = []
 
     def look_up(self, look_up: LookUp) -> None:
-        stem = np.array(STEM, np.int32).tobytes()
-        stop = common_tokens(look_up.tokens, 0, stem) // SIZE
+        stems = [np.array(stem, np.int32).tobytes() for stem in (STEM, SHORT_STEM)]
+        stop = max(common_tokens(look_up.tokens, 0, stem) // SIZE for stem in stems)
         look_up.keys = [None] * (len(look_up.tokens) // (SIZE * TOKEN_BYTES))  # type: ignore[list-item]
         look_up.spans = [Span(0, look_up.start, stop)] if stop > look_up.start else []
         look_up.done.set()
@@ -155,3 +157,27 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     wait = driver.loads._waits[short]
     assert wait.active is not None
     assert wait.num_claimed == 3
+
+
+def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> None:
+    """It would not be admitted in that step, and the preempted one was, again and again."""
+    driver = Driver(max_num_seqs=2)
+    driver.add([*STEM, *unlike(1000, 20)], tenant="a")
+    driver.step()
+    yielding = driver.add([*SHORT_STEM, *unlike(3000, 10)], tenant="b")
+    driver.step()
+    assert driver.loads._waits[yielding].yields
+    for number in range(2):
+        driver.add(unlike(5000 + 100 * number, 1), max_new=16, tenant="a")
+    for _ in range(6):
+        driver.step()
+    assert len(driver.scheduler.running) == 2
+    assert driver.scheduler.num_preemptions == 0
+    driver.loader.finish()
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1  # now it is its tenant's turn
+    for _ in range(200):
+        driver.step()
+        driver.loader.finish()
+    assert not driver.scheduler.waiting
+    assert yielding.request.num_cached_tokens == 20 * SIZE
