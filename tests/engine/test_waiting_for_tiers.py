@@ -14,6 +14,7 @@ from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
 from radixkv.engine import engine
+from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp
@@ -152,3 +153,29 @@ def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyP
     thread.start()
     thread.stop(30.0)
     assert seconds == [0.0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batches in flight nothing was learned, so a tier slower than computing was believed to be faster."""
+    now = [0.0]
+    engine = make(tiers=[DictTier()], async_scheduling=ahead).engine
+    observed: list[tuple[int, int, float]] = []
+    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0])
+    run = engine._runner.run
+
+    def slow(*args: Any) -> Any:
+        now[0] += 1.0
+        return run(*args)
+
+    monkeypatch.setattr(engine._runner, "run", slow)
+    for first in (50, 60):
+        now[0] += 1000.0  # nothing is computed
+        request = engine.make_request(f"{first}", [first, *range(3, 42)], GREEDY)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+    prompts = [counts for counts in observed if counts[0]]
+    assert [counts[:2] for counts in prompts] == [(40, 40)] * 2
+    # Three batches; the one that is launched before they land takes its time on this device at once.
+    assert [counts[2] for counts in prompts] == [4.0 if ahead else 3.0] * 2
