@@ -75,6 +75,40 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     assert loader.stop(60)
 
 
+def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -> None:
+    """After what was evicted first had been written it was looked for once more, and the rest was computed again."""
+    tier = SlowlyWritten()
+    stack, keys = TierStack([tier]), PrefixKeys(b"model", b"", 16)
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    loader = BlockLoader(stack, writer, keys, _Rows(), lambda n, size: np.empty((n, size), np.uint8))
+    tokens = bytes(range(64))
+    assert writer.reserve(4)
+    writer.put([PrefixBlocks("", tokens[:32], 0, 2)], lambda: np.ones((2, 8), np.uint8))
+    fetches, may_fetch = threading.Event(), threading.Event()
+
+    def fetch() -> BlockBytes:
+        fetches.set()
+        assert may_fetch.wait(60)
+        return np.ones((2, 8), np.uint8)
+
+    writer.put([PrefixBlocks("", tokens, 2, 4)], fetch)
+    assert tier.puts.wait(60)
+    wanted, others = LookUp("", tokens, 0), [LookUp("tenant", tokens, 0) for _ in range(2)]
+    loader.look_up(wanted)
+    loader.look_up(others[0])
+    assert others[0].done.wait(60)
+    tier.may_put.set()
+    assert fetches.wait(60)  # the first two blocks are written, and what waited for them is looked for
+    loader.look_up(others[1])
+    assert others[1].done.wait(60)
+    assert wanted.spans is None
+    may_fetch.set()
+    assert wanted.done.wait(60)
+    assert wanted.spans == [Span(0, 0, 4)]
+    assert writer.stop(60)
+    assert loader.stop(60)
+
+
 class _Rows:
     nbytes = 8
 
