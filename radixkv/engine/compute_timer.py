@@ -13,16 +13,19 @@ class ComputeTimer:
         launch 1        launch 2   land 1       launch 3   land 2
            |────────── batch 1 ──────|───────── batch 2 ──────|
 
-    A batch that completes no sequence is not waited for, so it is measured together with the next one that does.
+    Of batches launched ahead, one that completes no sequence is not waited for: it is measured together with the next one
+    that does.
 
     Args:
         observe: called with tokens of prompts, all tokens, and seconds.
         clock: seconds.
+        ahead: whether batches are launched ahead.
     """
 
-    def __init__(self, observe: Callable[[int, int, float], None], clock: Callable[[], float]) -> None:
+    def __init__(self, observe: Callable[[int, int, float], None], clock: Callable[[], float], ahead: bool) -> None:
         self._observe = observe
         self._clock = clock
+        self._ahead = ahead
         self._since = 0.0
         # Of batches that were not waited for.
         self._carried: Batch | None = None
@@ -49,7 +52,7 @@ class ComputeTimer:
         self._num_prompt_tokens += sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
         self._num_tokens += batch.num_tokens
         self._carried = batch
-        if any(chunk.completes for chunk in batch.chunks):
+        if not self._ahead or any(chunk.completes for chunk in batch.chunks):
             now = self._clock()
             self._observe(self._num_prompt_tokens, self._num_tokens, now - self._since)
             self._since, self._carried = now, None

@@ -102,7 +102,9 @@ class Engine:
             # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
             # does not keep the process.
             weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
-        self._compute_timer = None if self.tiers is None else ComputeTimer(self.tiers.observe_step, clock)
+        self._compute_timer: ComputeTimer | None = None
+        if self.tiers is not None:
+            self._compute_timer = ComputeTimer(self.tiers.observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]

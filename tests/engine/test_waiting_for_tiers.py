@@ -195,7 +195,7 @@ def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypa
     now = [0.0]
     engine = make(tiers=[DictTier()], async_scheduling=ahead).engine
     observed: list[tuple[int, int, float]] = []
-    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0])
+    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0], ahead)
     run = engine._runner.run
 
     def slow(*args: Any) -> Any:
@@ -210,6 +210,5 @@ def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypa
         while not request.finished:
             engine.step()
     prompts = [counts for counts in observed if counts[0]]
-    assert [counts[:2] for counts in prompts] == [(40, 40)] * 2
-    # Three batches; the one that is launched before they land takes its time on this device at once.
-    assert [counts[2] for counts in prompts] == [4.0 if ahead else 3.0] * 2
+    # Of three batches; on this device, one that is launched before they land takes its time at once.
+    assert prompts == ([(40, 40, 4.0)] if ahead else [(16, 16, 1.0), (16, 16, 1.0), (8, 8, 1.0)]) * 2
