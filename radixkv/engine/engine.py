@@ -25,6 +25,7 @@ from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.cache.observer import TreeObserver
 from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
+from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
 from radixkv.engine.first_groups import first_groups
 from radixkv.engine.open_tiers import open_tiers
@@ -65,7 +66,8 @@ class Engine:
     Args:
         loaded: the model; from now on it belongs to this engine.
         config: how to cache, schedule and compute.
-        clock: in seconds; by it is measured how long steps take, to learn how many drafts are worth verifying.
+        clock: in seconds; by it is measured how long steps take, to learn how many drafts are worth verifying, and what is
+            worth loading.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for.
@@ -97,8 +99,12 @@ class Engine:
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
         self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
         if self.tiers is not None:
-            # However an engine comes to its end, what is queued is written, and folders are free again.
-            weakref.finalize(self, self.tiers.close)
+            # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
+            # does not keep the process.
+            weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
+        self._compute_timer: ComputeTimer | None = None
+        if self.tiers is not None:
+            self._compute_timer = ComputeTimer(self.tiers.observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
@@ -273,7 +279,9 @@ class Engine:
             if self.tiers is not None:
                 self.tiers.loads.publish_done()
             batch = self._schedule(in_flight)
-            with self._failing_only(batch, in_flight), self._observing(batch):
+            if self._compute_timer is not None:
+                self._compute_timer.begins(batch, in_flight)
+            with self._failing_only(batch, in_flight):
                 if self.tiers is not None:
                     self.tiers.settle(self._runner.copy_blocks)
                 if batch.chunks:
@@ -318,6 +326,8 @@ class Engine:
         if batch is None:
             return []
         touched, changed = self._output_processor.process(batch, following)
+        if self._compute_timer is not None:
+            self._compute_timer.landed(batch)
         for request in dict.fromkeys(changed):
             if request.failure is not None:
                 self._requests.discard(request)
@@ -346,15 +356,6 @@ class Engine:
             # What the blocks contain now is unknown: nothing more of these batches may be published.
             self._requests.fail(requests, as_exception(error))
             raise
-
-    @contextmanager
-    def _observing(self, batch: Batch) -> Iterator[None]:
-        """Let tiers learn what computing costs; of a batch that stays in flight, this would be what launching it costs."""
-        began = time.monotonic()
-        yield
-        if self.tiers is not None and batch.chunks and self._in_flight is not batch:
-            num_prompt_tokens = sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
-            self.tiers.observe_step(num_prompt_tokens, batch.num_tokens, time.monotonic() - began)
 
     def writes_behind(self) -> bool:
         """Between steps: send some of what is to go below the pool down; False: there is nothing of that kind."""

@@ -47,6 +47,8 @@ _ROWS_VERSION = 1
 _MAX_QUEUED_BYTES = 256 << 20
 # How long an engine that can only wait for loads waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
+# Of the time at the end, what is kept for tiers to be closed at most: one that hangs does not take it from the others.
+_CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +241,16 @@ class KVTiers:
         self.moves.stop()
         if self._loads is not None:
             self._loads.stop()
-        deadline = None if grace_seconds is None else time.monotonic() + grace_seconds
+        closing = 0.0 if grace_seconds is None else min(_CLOSE_SECONDS, grace_seconds / 4)
+        deadline = None if grace_seconds is None else time.monotonic() + grace_seconds - closing
 
-        def left() -> float | None:
-            return None if deadline is None else max(0.0, deadline - time.monotonic())
+        def left(kept: float = 0.0) -> float | None:
+            return None if deadline is None else kept + max(0.0, deadline - time.monotonic())
 
         finished = self._writer.stop(left())
         num_lost = self._writer.num_queued
         finished &= self._loader.stop(left())
-        finished &= self._stack.close(left())
+        finished &= self._stack.close(left(closing))
         if not finished:
             _log.warning(
                 "the tiers below the pool were left after %s s; %d blocks were not written, and perhaps those that the "

@@ -58,6 +58,7 @@ class _Wait:
     num_loads: int = 0  # that were its own
     num_claimed: int = 0  # blocks that admission will take besides those that the load has taken
     step: int = -1  # the last one in which it could be admitted
+    yields: bool = False  # it leaves blocks to others, until what they claim changes
     over: bool = False  # it computes what it lacks
 
 
@@ -109,15 +110,21 @@ class PrefixLoads:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a group waits for a look-up or a load."""
-        return bool(self._active) or any(map(self.is_waiting, self._waits))
+        """Whether a group waits for a look-up, a load, or others' blocks."""
+        # One that yields waits for nothing if it is not looked at any more.
+        return bool(self._active) or any(
+            self.is_waiting(group) and (not wait.yields or wait.step == self._step)
+            for group, wait in self._waits.items()
+        )
 
     def is_waiting(self, group: SequenceGroup) -> bool:
         """Whether the group waits now; begins nothing."""
         wait = self._waits.get(group)
         if wait is None or wait.over:
             return False
-        return wait.active is not None or (wait.look_up is not None and wait.look_up.spans is None)
+        if wait.yields or wait.active is not None:
+            return True
+        return wait.look_up is not None and wait.look_up.spans is None
 
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
@@ -141,11 +148,9 @@ class PrefixLoads:
         if wait is None or wait.over:
             return False
         if wait.active is not None:
-            if self._clock() > wait.active.gives_up_at:
-                self._give_up(wait.active)
-                wait.over = True
-            return not wait.over
+            return True
         wait.step = self._step
+        wait.yields = False
         if wait.version == self._cache.version:
             return False
         if wait.look_up is None:
@@ -171,7 +176,7 @@ class PrefixLoads:
         shared = self._shared_load(wait.look_up, num_cached)
         if shared is not None:
             wait.active = shared
-            wait.num_claimed = self._num_blocks(group) - shared.table.num_blocks
+            wait.num_claimed = self._num_blocks(group) - self._num_common(wait.look_up, shared)
             shared.waiting[group] = None
             return True
         if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
@@ -183,6 +188,8 @@ class PrefixLoads:
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that nobody waits for any more ends as soon as it can."""
         wait = self._waits.pop(group, None)
+        if wait is not None and wait.num_claimed:
+            self._end_yielding()
         if wait is not None and wait.active is not None:
             wait.active.waiting.pop(group, None)
             if not wait.active.waiting:
@@ -202,10 +209,16 @@ class PrefixLoads:
         self._not_begun.clear()
 
     def publish_done(self) -> None:
-        """A step begins: publish what has been loaded; those that waited for it can be admitted."""
+        """A step begins: publish what has been loaded, and give up what takes too long; those that waited can be admitted."""
         self._step += 1
-        for active in [active for active in self._active if active.load.done.is_set()]:
-            self._end(active)
+        now = self._clock()
+        for active in list(self._active):
+            if active.load.done.is_set():
+                self._end(active)
+            elif now > active.gives_up_at:
+                for group in active.waiting:
+                    self._waits[group].over = True
+                self._give_up(active)
 
     def wait_for_progress(self, timeout: float) -> None:
         """Return when a look-up or a load is done, or after ``timeout`` seconds."""
@@ -252,13 +265,15 @@ class PrefixLoads:
 
     def _shared_load(self, look_up: LookUp, num_cached: int) -> _ActiveLoad | None:
         """A load that brings at least a block more of the prefix than is cached."""
-        size = self._cache.block_size
         for active in self._active:
-            if active.table.namespace == look_up.namespace:
-                num_common = common_tokens(look_up.tokens, 0, active.tokens) // size
-                if num_common > max(num_cached, active.load.first):
-                    return active
+            same_namespace = active.table.namespace == look_up.namespace
+            if same_namespace and self._num_common(look_up, active) > max(num_cached, active.load.first):
+                return active
         return None
+
+    def _num_common(self, look_up: LookUp, active: _ActiveLoad) -> int:
+        """Blocks of the prefix that are also in the load's."""
+        return common_tokens(look_up.tokens, 0, active.tokens) // self._cache.block_size
 
     def _reserve(
         self,
@@ -270,6 +285,7 @@ class PrefixLoads:
     ) -> bool:
         """Take blocks for a load that is to begin; False: there are none, and the group has to fit without."""
         cache, request = self._cache, group.request
+        nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         tokens = look_up.tokens[: stop * size * TOKEN_BYTES]
         table = cache.open_fill(
@@ -281,8 +297,9 @@ class PrefixLoads:
         if missing > 0:
             cache.abort(table)
             return False
-        if missing + self._num_claimed_by_others(wait) > 0:
+        if not nothing_runs and missing + self._num_claimed_by_others(wait) > 0:
             cache.abort(table)
+            wait.yields = True
             return True
         try:
             cache.reserve(table, stop * size)
@@ -305,13 +322,21 @@ class PrefixLoads:
         """Blocks that others will take whose prefixes were or are being loaded: else one load would evict another's.
 
         Of those that were loaded, only they count that wait for nothing but blocks. So nobody yields to a tenant that has
-        reached its limit.
+        reached its limit, nor do two yield to each other.
         """
         return sum(
             other.num_claimed
             for other in self._waits.values()
-            if other is not wait and not other.over and (other.active is not None or other.step >= self._step - 1)
+            if other is not wait
+            and not other.over
+            and not other.yields
+            and (other.active is not None or other.step >= self._step - 1)
         )
+
+    def _end_yielding(self) -> None:
+        """What others claim has changed: those that left blocks to them are looked at again."""
+        for wait in self._waits.values():
+            wait.yields = False
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
@@ -329,6 +354,7 @@ class PrefixLoads:
         if active in self._not_begun:
             self._not_begun.remove(active)
         load.cancel()
+        self._end_yielding()
         for tier, num_blocks, seconds in load.read:
             self._rates.observe_load(tier, num_blocks, seconds)
         size = cache.block_size

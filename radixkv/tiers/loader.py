@@ -17,7 +17,7 @@ from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
-from radixkv.tiers.writer import BlockWriter
+from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
 _CHUNK_BLOCKS = 16
@@ -144,9 +144,9 @@ class BlockLoader:
             look_up.keys = self._keys.of(look_up.namespace, look_up.tokens)
             spans = self._stack.find(look_up.keys, look_up.start)
             missing = spans[-1].stop if spans else look_up.start
-            prefix = look_up.tokens[: (missing + 1) * self._keys.block_bytes]
-            for blocks in queued if missing < len(look_up.keys) else []:
-                if any(part.has(look_up.namespace, prefix, missing) for part in blocks.parts):
+            # They are written in this order: when the last one is, all are.
+            for blocks in reversed(queued) if missing < len(look_up.keys) else []:
+                if any(self._has_some(part, look_up, missing) for part in blocks.parts):
                     again = partial(self._find, look_up, wait=False)
                     self._writer.when_written(blocks, partial(self._finder.submit, again))
                     return
@@ -154,6 +154,12 @@ class BlockLoader:
             self._answer(look_up, [])
             raise
         self._answer(look_up, spans)
+
+    def _has_some(self, part: PrefixBlocks, look_up: LookUp, missing: int) -> bool:
+        """Whether some of the prefix's blocks from ``missing`` on are in the part."""
+        index = max(missing, part.start)
+        prefix = look_up.tokens[: (index + 1) * self._keys.block_bytes]
+        return index < len(look_up.keys) and part.has(look_up.namespace, prefix, index)
 
     def _answer(self, look_up: LookUp, spans: list[Span]) -> None:
         look_up.spans = spans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
@@ -13,6 +14,7 @@ from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
 from radixkv.engine import engine
+from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp
@@ -73,6 +75,40 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     assert loader.stop(60)
 
 
+def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -> None:
+    """After what was evicted first had been written it was looked for once more, and the rest was computed again."""
+    tier = SlowlyWritten()
+    stack, keys = TierStack([tier]), PrefixKeys(b"model", b"", 16)
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    loader = BlockLoader(stack, writer, keys, _Rows(), lambda n, size: np.empty((n, size), np.uint8))
+    tokens = bytes(range(64))
+    assert writer.reserve(4)
+    writer.put([PrefixBlocks("", tokens[:32], 0, 2)], lambda: np.ones((2, 8), np.uint8))
+    fetches, may_fetch = threading.Event(), threading.Event()
+
+    def fetch() -> BlockBytes:
+        fetches.set()
+        assert may_fetch.wait(60)
+        return np.ones((2, 8), np.uint8)
+
+    writer.put([PrefixBlocks("", tokens, 2, 4)], fetch)
+    assert tier.puts.wait(60)
+    wanted, others = LookUp("", tokens, 0), [LookUp("tenant", tokens, 0) for _ in range(2)]
+    loader.look_up(wanted)
+    loader.look_up(others[0])
+    assert others[0].done.wait(60)
+    tier.may_put.set()
+    assert fetches.wait(60)  # the first two blocks are written, and what waited for them is looked for
+    loader.look_up(others[1])
+    assert others[1].done.wait(60)
+    assert wanted.spans is None
+    may_fetch.set()
+    assert wanted.done.wait(60)
+    assert wanted.spans == [Span(0, 0, 4)]
+    assert writer.stop(60)
+    assert loader.stop(60)
+
+
 class _Rows:
     nbytes = 8
 
@@ -100,6 +136,43 @@ def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
     tier.may_put.set()
 
 
+def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `shutdown`, the end of the process waited for the medium for ever."""
+    monkeypatch.setattr(engine, "_QUEUE_SECONDS", 0.01)
+    tier = Hanging()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    answers(llm, UNLIKE[:1])
+    assert tier.puts.wait(60)
+    # What would free a close that waits for ever: too late for this test.
+    rescue = threading.Timer(20.0, tier.may_put.set)
+    rescue.start()
+    del llm
+    gc.collect()
+    assert not tier.may_put.is_set()
+    assert not tier.closed
+    rescue.cancel()
+    tier.may_put.set()
+
+
+def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took all of the time that there was, and what a healthy tier had queued was lost."""
+    tier = Hanging()
+    llm = make(tiers=[tier], cache_write_policy="write-through")
+    answers(llm, UNLIKE[:1])
+    assert tier.puts.wait(60)
+    timeouts = []
+
+    def close(stack: TierStack, timeout: float) -> bool:
+        timeouts.append(timeout)
+        return True
+
+    monkeypatch.setattr(TierStack, "close", close)
+    assert llm.engine.tiers is not None
+    llm.engine.tiers.close(0.4)
+    assert timeouts[0] >= 0.1
+    tier.may_put.set()
+
+
 def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make(tiers=[DictTier()])
     heartbeat, seconds = Heartbeat(lambda: now[0]), []
@@ -114,3 +187,28 @@ def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyP
     thread.start()
     thread.stop(30.0)
     assert seconds == [0.0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batches in flight nothing was learned, so a tier slower than computing was believed to be faster."""
+    now = [0.0]
+    engine = make(tiers=[DictTier()], async_scheduling=ahead).engine
+    observed: list[tuple[int, int, float]] = []
+    engine._compute_timer = ComputeTimer(lambda *counts: observed.append(counts), lambda: now[0], ahead)
+    run = engine._runner.run
+
+    def slow(*args: Any) -> Any:
+        now[0] += 1.0
+        return run(*args)
+
+    monkeypatch.setattr(engine._runner, "run", slow)
+    for first in (50, 60):
+        now[0] += 1000.0  # nothing is computed
+        request = engine.make_request(f"{first}", [first, *range(3, 42)], GREEDY)
+        engine.add(request)
+        while not request.finished:
+            engine.step()
+    prompts = [counts for counts in observed if counts[0]]
+    # Of three batches; on this device, one that is launched before they land takes its time at once.
+    assert prompts == ([(40, 40, 4.0)] if ahead else [(16, 16, 1.0), (16, 16, 1.0), (8, 8, 1.0)]) * 2

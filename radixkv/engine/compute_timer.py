@@ -1,0 +1,66 @@
+"""How long batches take, where the next one is launched before the one in flight is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.scheduling.batch import Batch
+
+
+class ComputeTimer:
+    """Measures from landing to landing, as long as something is computed::
+
+        launch 1        launch 2   land 1       launch 3   land 2
+           |────────── batch 1 ──────|───────── batch 2 ──────|
+
+    Of batches launched ahead, one that completes no sequence is not waited for: it is measured together with the next one
+    that does.
+
+    Args:
+        observe: called with tokens of prompts, all tokens, and seconds.
+        clock: seconds.
+        ahead: whether batches are launched ahead.
+    """
+
+    def __init__(self, observe: Callable[[int, int, float], None], clock: Callable[[], float], ahead: bool) -> None:
+        self._observe = observe
+        self._clock = clock
+        self._ahead = ahead
+        self._since = 0.0
+        # Of batches that were not waited for.
+        self._carried: Batch | None = None
+        self._num_prompt_tokens = 0
+        self._num_tokens = 0
+
+    def begins(self, batch: Batch, in_flight: Batch | None) -> None:
+        """A step begins.
+
+        Args:
+            batch: is launched in it.
+            in_flight: was launched before and has not landed.
+        """
+        if in_flight is not None or self._goes_on(batch):
+            return
+        self._since = self._clock()
+        self._carried = None
+        self._num_prompt_tokens = self._num_tokens = 0
+
+    def landed(self, batch: Batch) -> None:
+        """The tokens of a batch, if it has any, are on the host."""
+        if not batch.chunks:
+            return
+        self._num_prompt_tokens += sum(chunk.num_tokens for chunk in batch.chunks if chunk.num_tokens > 1)
+        self._num_tokens += batch.num_tokens
+        self._carried = batch
+        if not self._ahead or any(chunk.completes for chunk in batch.chunks):
+            now = self._clock()
+            self._observe(self._num_prompt_tokens, self._num_tokens, now - self._since)
+            self._since, self._carried = now, None
+            self._num_prompt_tokens = self._num_tokens = 0
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether a prompt of the last batch, which was not waited for, goes on in this one."""
+        if self._carried is None:
+            return False
+        groups = {chunk.group for chunk in self._carried.chunks}
+        return any(chunk.group in groups for chunk in batch.chunks)
