@@ -102,7 +102,7 @@ def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer: Any,
 
 
 def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
 
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
