@@ -139,6 +139,7 @@ class TieredAdapter(PrefixCacheAdapter):
                 loads.forget(group)
             elif meanwhile == "give up":
                 self.now += 1e6
+                loads.publish_done()  # a step begins: it is over time
                 assert not loads.should_wait(group, lambda: self.cache.num_available_blocks)
             loads.send_look_ups()
             loads.begin(None)
