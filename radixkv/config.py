@@ -233,6 +233,8 @@ class ResolvedEngineConfig(EngineConfig):
     async_scheduling: bool
 
 
+DEFAULT_CPU_POOL_BYTES = 1 << 30
+
 DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
     {
         # 512: the activations of a longer step leave the processor's cache; 1,024 took 10 to 20 % longer per token.

@@ -46,10 +46,10 @@ def run_cluster_bench(
     named = [] if model is None else [model]
     several = f"{num_replicas} replicas"
     with ExitStack() as stack:
-        address, _ = stack.enter_context(server_process(*named, *_OPTIONS))
+        server = stack.enter_context(server_process(*named, *_OPTIONS))
         _, over_one = stack.enter_context(cluster(1, model, *_OPTIONS))
         _, over_several = stack.enter_context(cluster(num_replicas, model, *_OPTIONS))
-        addresses = {"one server": address, "1 replica": over_one.address, several: over_several.address}
+        addresses = {"one server": server.address, "1 replica": over_one.address, several: over_several.address}
         reports: dict[str, list[Report]] = {name: [] for name in addresses}
         progress = stack.enter_context(request_progress(console))
 

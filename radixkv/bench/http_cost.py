@@ -97,9 +97,9 @@ def run_http_cost(
     """
     shape = LoadShape(conversations=streams, prefix_tokens=200, prompt_tokens=20, answer_tokens=answer_tokens)
     arguments = ["--max-num-seqs", str(streams), *([] if model is None else [model])]
-    with console.status("loading the model twice"), server_process(*arguments) as (url, _):
+    with console.status("loading the model twice"), server_process(*arguments) as server:
         llm = AsyncLLM(model, max_num_seqs=streams)
-        cost = asyncio.run(_measure(console, llm, url, shape, rounds))
+        cost = asyncio.run(_measure(console, llm, server.address, shape, rounds))
     console.print(_table(cost, streams, rounds))
     console.print(
         f"HTTP adds {cost.ms_per_token:.2f} ms per token, {cost.ms_between_tokens:.2f} ms between two tokens of a stream, "

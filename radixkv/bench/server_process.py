@@ -1,16 +1,79 @@
-"""A `radixkv serve` process to measure."""
+"""`radixkv` processes to measure."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 
+class BenchProcess:
+    """A `radixkv` process that says "Serving ... at ADDRESS" when it is up.
+
+    Args:
+        arguments: of `radixkv`.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._arguments = list(arguments)
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, and do not wait."""
+        command = [sys.executable, "-m", "radixkv", *self._arguments]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment
+        )
+
+    def wait_until_up(self) -> None:
+        """Returns when it serves.
+
+        Raises:
+            ValueError: it did not start.
+        """
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("Serving "):
+            raise ValueError(f"`radixkv {' '.join(self._arguments)}` did not start; run it to see why")
+        self.address = line.split()[-1]
+
+    def terminate(self) -> None:
+        """As by ``kill``: it finishes what it has."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As by ``kill -9``."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+
 @contextmanager
-def server_process(*arguments: str) -> Iterator[tuple[str, int]]:
-    """Start a server on a free port; yields its address and its process id.
+def server_process(*arguments: str) -> Iterator[BenchProcess]:
+    """Start a server on a free port; yields it when it is up.
 
     Args:
         arguments: of `radixkv serve`.
@@ -18,13 +81,10 @@ def server_process(*arguments: str) -> Iterator[tuple[str, int]]:
     Raises:
         ValueError: it did not start.
     """
-    command = [sys.executable, "-m", "radixkv", "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("Serving "):
-                raise ValueError(f"`{' '.join(command)}` did not start; run it to see why")
-            yield line.split()[-1], process.pid
-        finally:
-            process.terminate()
+    server = BenchProcess(["serve", "--port", "0", *arguments])
+    try:
+        server.start()
+        server.wait_until_up()
+        yield server
+    finally:
+        server.terminate()

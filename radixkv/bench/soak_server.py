@@ -119,9 +119,9 @@ def run_soak_server(
     keys = [secrets.token_urlsafe() for _ in range(3)]
     normal_key, hostile_key, admin_key = keys
     arguments = ["--api-key", normal_key, "--api-key", hostile_key, "--admin-key", admin_key, *_SERVER_OPTIONS]
-    with server_process(*arguments) as (url, pid):
-        target = Target(url, pid, *keys)
-        with console.status(f"attacking {url}"):
+    with server_process(*arguments) as server:
+        target = Target(server.address, server.pid, *keys)
+        with console.status(f"attacking {target.url}"):
             result = asyncio.run(soak(target, 60 * minutes, seed, max_wait, max_stall))
     for name, count in sorted(result.attacks.items()):
         console.print(f"{count:7,}  {name}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.feed import BlockFeed, encode_held, encode_load
 from radixkv.engine.engine import Engine
+from radixkv.engine.stats import COUNTS
 from radixkv.errors import EngineDeadError
 
 # Between two looks at what there is to do.
@@ -102,15 +103,6 @@ def _load(llm: AsyncLLM) -> dict[str, Any]:
     stats = llm.stats
     return {
         "draining": llm.draining,
-        "num_queued_tokens": stats.num_queued_tokens,
-        "num_queued": stats.num_queued,
-        "num_decoding": stats.num_decoding,
-        "num_running": stats.num_running,
-        "num_waiting": stats.num_waiting,
-        "num_preemptions": stats.num_preemptions,
-        "num_steps": stats.num_steps,
-        "num_blocks": stats.num_blocks,
-        "num_free_blocks": stats.num_free_blocks,
-        "num_evictable_blocks": stats.num_evictable_blocks,
+        **{name: getattr(stats, name) for name in COUNTS},
         "cache": asdict(stats.cache),
     }

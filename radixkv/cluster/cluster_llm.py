@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -19,7 +18,7 @@ from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.engine import BatchSize
 from radixkv.engine.request_intake import RequestIntake
 from radixkv.engine.request_stream import RequestStream
-from radixkv.engine.stats import EngineStats
+from radixkv.engine.stats import COUNTS, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.loader import chat_format_of, load_tokenizer
@@ -31,9 +30,6 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 
 _T = TypeVar("_T")
-
-# Of what a replica tells of itself, what has the same name in `EngineStats` and is summed.
-_SUMMED = tuple(each.name for each in fields(EngineStats) if each.name.startswith("num_"))
 
 
 def text_interface(
@@ -113,7 +109,6 @@ class ClusterLLM:
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepted: dict[str, asyncio.Future[None]] = {}
-        self._ids = itertools.count()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -144,11 +139,7 @@ class ClusterLLM:
             self._intake.max_unfinished = self._capacity.max_num_seqs + self._max_queue
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
-        base = f"request-{next(self._ids)}" if request_id is None else request_id
-        names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
-        for name in names:
-            if name in self._streams:
-                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+        names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
         loop = asyncio.get_running_loop()
         now = loop.time()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
@@ -230,7 +221,7 @@ class ClusterLLM:
     def stats(self) -> EngineStats:
         """The sums of what the replicas that are up told last."""
         loads = list(self.replicas.loads.values())
-        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in _SUMMED}
+        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in COUNTS}
         sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed
         counters = [load["cache"] for load in loads if load]
         cache = CacheStats(**{each.name: sum(one[each.name] for one in counters) for each in fields(CacheStats)})

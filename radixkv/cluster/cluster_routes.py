@@ -7,12 +7,11 @@ from http import HTTPStatus
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
-from radixkv import __version__
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.server.admin import ClearRequest, ClearResponse, DrainResponse, selection_of
 from radixkv.server.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError
-from radixkv.server.live_state import Blocks, LiveState, Tokens
+from radixkv.server.live_state import LiveState, live_state
 from radixkv.server.service import Service
 
 _OF_ONE_ENGINE = ("check", "snapshot", "pins")
@@ -99,28 +98,7 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
 
 
 def _totals(service: Service, llm: ClusterLLM) -> LiveState:
-    stats, description = llm.stats, llm.replicas.description
+    description = llm.replicas.description
     assert description is not None
-    return LiveState(
-        model=service.model_name,
-        version=__version__,
-        draining=llm.draining,
-        running=stats.num_running,
-        waiting=stats.num_waiting,
-        preemptions=stats.num_preemptions,
-        evicted_blocks=stats.cache.evicted_blocks,
-        blocks=Blocks(
-            total=stats.num_blocks,
-            in_use=stats.num_blocks_in_use,
-            cached=stats.num_evictable_blocks,
-            free=stats.num_free_blocks,
-            block_size=description.identity["block_size"],
-        ),
-        tokens=Tokens(
-            queried=stats.cache.queried_tokens,
-            reused=stats.cache.reused_tokens,
-            computed=stats.cache.computed_tokens,
-        ),
-        requests=[],
-        trees=[],
-    )
+    block_size = description.identity["block_size"]
+    return live_state(service.model_name, llm.draining, llm.stats, block_size, requests=[], trees=[])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +15,7 @@ from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import ModelConfig
 from radixkv.server.assembly import assemble_app, assemble_service
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import read_keys_file
+from radixkv.server.run import make_tenants
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenants
 
@@ -76,13 +75,13 @@ def create_ingress(
     Raises:
         RuntimeError: no replica was reached yet.
         ModelLoadError: there is no tokenizer.
+        OSError: the keys cannot be read.
         ValueError: an option is impossible over replicas, or the keys are.
     """
     if config.queue_timeout is not None:
         raise ValueError("queue_timeout: how long requests wait on replicas is not known here; use first_token_timeout")
     if tenants is None:
-        keys = None if config.keys_file is None else read_keys_file(Path(config.keys_file))
-        tenants = Tenants(config.api_keys, config.admin_key, keys, secret=namespace_secret(replicas.secret))
+        tenants = make_tenants(config, namespace_secret(replicas.secret))
     llm = ClusterLLM(
         text_interface(replicas, config.model, model_config),
         replicas,

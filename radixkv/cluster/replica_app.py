@@ -50,6 +50,16 @@ from radixkv.server.metrics import EngineCollector
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+def check_secret(secret: str) -> None:
+    """Refuse a secret that is easily guessed.
+
+    Raises:
+        ValueError: it is.
+    """
+    if len(secret) < 16 or not secret.isascii():
+        raise ValueError("secret: expected at least 16 ASCII characters")
+
+
 def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | None = None) -> ASGIApp:
     """An application for a socket of its own, beside or instead of the public server's.
 
@@ -61,8 +71,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     Raises:
         ValueError: the secret is shorter than 16 characters, or not ASCII.
     """
-    if len(secret) < 16 or not secret.isascii():
-        raise ValueError("secret: expected at least 16 ASCII characters")
+    check_secret(secret)
     expected = f"Bearer {secret}".encode()
     announcements = Announcements(llm)
     registry = CollectorRegistry()

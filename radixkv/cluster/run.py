@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.ingress import create_ingress, namespace_secret
-from radixkv.cluster.replica_app import replica_app
+from radixkv.cluster.replica_app import check_secret, replica_app
 from radixkv.cluster.replica_set import MismatchError, ReplicaSet
 from radixkv.config import LLMOptions, ModelConfig
 from radixkv.llm import LLM
@@ -170,16 +170,6 @@ def parse_replica(text: str, where: str = "replica") -> tuple[str, str]:
     if not (name.strip() and equals and url.strip()):
         raise ValueError(f"{where}: expected NAME=URL, got {text!r}")
     return name.strip(), url.strip()
-
-
-def check_secret(secret: str) -> None:
-    """Refuse a secret that is easily guessed.
-
-    Raises:
-        ValueError: it is.
-    """
-    if len(secret) < 16 or not secret.isascii():
-        raise ValueError("secret: expected at least 16 ASCII characters")
 
 
 def bound(listen: str) -> contextlib.AbstractContextManager[socket.socket]:

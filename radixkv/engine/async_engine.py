@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -65,7 +64,6 @@ class AsyncEngine:
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._ids = itertools.count()
         self.abandoned = False
         self.cut_short = False
         self._idle = asyncio.Event()
@@ -115,11 +113,7 @@ class AsyncEngine:
         self._start()
         prepared = await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
-        base = f"request-{next(self._ids)}" if request_id is None else request_id
-        names = [base] if len(prompts) == 1 else [f"{base}-{index}" for index in range(len(prompts))]
-        for name in names:
-            if name in self._streams:
-                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+        names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
         def make_requests(engine: Engine) -> list[Request]:
             return [each.make(engine, name) for name, each in zip(names, prepared, strict=True)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,6 +105,7 @@ class RequestIntake:
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
         self._places = QueuePlaces(max_unfinished, tenants)
+        self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = FairThread("radixkv-grammar")
         # A single thread, because tokenizers are not thread-safe. The engine's thread only decodes.
@@ -188,6 +190,24 @@ class RequestIntake:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
+
+    def names(self, request_id: str | None, count: int, unfinished: Container[str]) -> list[str]:
+        """Of ``count`` requests: ``request_id``, or ``request_id-0`` and so on where there are several.
+
+        Args:
+            request_id: None: one that was not yet used.
+            count: of requests.
+            unfinished: names that cannot be given.
+
+        Raises:
+            ValueError: an unfinished request has one of them.
+        """
+        base = f"request-{next(self._ids)}" if request_id is None else request_id
+        names = [base] if count == 1 else [f"{base}-{index}" for index in range(count)]
+        for name in names:
+            if name in unfinished:
+                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
+        return names
 
     def take_places(self, count: int, tenant: str) -> None:
         """Requests come in; each holds a place until it is given back."""

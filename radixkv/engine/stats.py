@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from radixkv.cache.stats import CacheStats
 from radixkv.engine.engine import BatchSize, Engine
@@ -48,6 +48,10 @@ class EngineStats:
     @property
     def num_blocks_in_use(self) -> int:
         return self.num_blocks - self.num_free_blocks - self.num_evictable_blocks
+
+
+# What several engines' numbers are sums of.
+COUNTS = tuple(each.name for each in fields(EngineStats) if each.name.startswith("num_"))
 
 
 def engine_stats(engine: Engine) -> EngineStats:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-DEFAULT_CPU_BYTES = 1 << 30
+from radixkv.config import DEFAULT_CPU_POOL_BYTES
 
 
 def choose_num_blocks(
@@ -42,7 +42,7 @@ def choose_num_blocks(
             )
         return kv_cache_memory_bytes // block_bytes
     if device.type != "cuda":
-        return max(1, min(DEFAULT_CPU_BYTES // block_bytes, max_useful))
+        return max(1, min(DEFAULT_CPU_POOL_BYTES // block_bytes, max_useful))
     activations, graphs = measure_activations(), measure_graphs()
     free, total = free_memory(device), torch.cuda.mem_get_info(device)[1]
     available = int(total * gpu_memory_utilization) - (total - free) - activations - graphs

@@ -16,6 +16,7 @@ from math import ceil
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
 from radixkv.server.listener import tcp_listener
+from radixkv.server.run import start_logging
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def serve_replicas(options: ApplicationOptions) -> int:
         MemoryError: the replicas would not fit into this machine.
         ValueError: the application could not be started; the message has Ray Serve's reason.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_logging()
     if options.placement.ray_address is None:
         options = _for_this_machine(options)
         _keep_private(os.environ)

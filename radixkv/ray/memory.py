@@ -17,12 +17,11 @@ from typing import Any
 
 import huggingface_hub
 
-from radixkv.config import DEVICE_DEFAULTS, LLMOptions, parse_size
+from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions, parse_size
 from radixkv.model.default_model import converted_folder, find_default_model
 
 # Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20
-_DEFAULT_POOL_BYTES = 1 << 30  # as `radixkv.model.pool_sizing` has it, which imports torch
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 
@@ -154,7 +153,7 @@ def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int)
     layers, kv_heads = config.get("num_hidden_layers"), config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or (hidden // heads if hidden and heads else None)
     if not (layers and kv_heads and head_dim):
-        return _DEFAULT_POOL_BYTES
+        return DEFAULT_CPU_POOL_BYTES
     if options.get("kv_cache_dtype") == "fp8":
         item_bytes = 1
     block_size = options.get("block_size", 16)
@@ -164,7 +163,7 @@ def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int)
         return int(num_blocks * block_bytes)
     length = int(options.get("max_model_len") or config.get("max_position_embeddings") or 1 << 20)
     sequences = options.get("max_num_seqs") or DEVICE_DEFAULTS["cpu"]["max_num_seqs"]
-    return int(min(_DEFAULT_POOL_BYTES, sequences * -(-length // block_size) * block_bytes))
+    return int(min(DEFAULT_CPU_POOL_BYTES, sequences * -(-length // block_size) * block_bytes))
 
 
 def _gib(num_bytes: int) -> str:

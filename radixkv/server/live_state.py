@@ -27,6 +27,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.engine import Engine
+from radixkv.engine.stats import EngineStats
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.service import Service
@@ -111,6 +112,40 @@ class LiveState(BaseModel):
     trees: list[Tree]
 
 
+def live_state(
+    model: str,
+    draining: bool,
+    stats: EngineStats,
+    block_size: int,
+    requests: list[RequestState],
+    trees: list[Tree],
+) -> LiveState:
+    """What an engine counts, or several, with what one tenant may see of its requests and trees."""
+    return LiveState(
+        model=model,
+        version=__version__,
+        draining=draining,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        preemptions=stats.num_preemptions,
+        evicted_blocks=stats.cache.evicted_blocks,
+        blocks=Blocks(
+            total=stats.num_blocks,
+            in_use=stats.num_blocks_in_use,
+            cached=stats.num_evictable_blocks,
+            free=stats.num_free_blocks,
+            block_size=block_size,
+        ),
+        tokens=Tokens(
+            queried=stats.cache.queried_tokens,
+            reused=stats.cache.reused_tokens,
+            computed=stats.cache.computed_tokens,
+        ),
+        requests=requests,
+        trees=trees,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _EngineSnapshot:
     """What is copied on the engine's thread."""
@@ -151,34 +186,11 @@ class LiveStateCache:
     async def _refresh(self, tenant: Tenant) -> LiveState:
         service, llm = self._service, self._llm
         snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
-        stats = llm.stats
         trees = await llm.run_tokenizer(
             lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
             tenant=None,
         )
-        return LiveState(
-            model=service.model_name,
-            version=__version__,
-            draining=llm.draining,
-            running=stats.num_running,
-            waiting=stats.num_waiting,
-            preemptions=stats.num_preemptions,
-            evicted_blocks=stats.cache.evicted_blocks,
-            blocks=Blocks(
-                total=stats.num_blocks,
-                in_use=stats.num_blocks_in_use,
-                cached=stats.num_evictable_blocks,
-                free=stats.num_free_blocks,
-                block_size=snapshot.block_size,
-            ),
-            tokens=Tokens(
-                queried=stats.cache.queried_tokens,
-                reused=stats.cache.reused_tokens,
-                computed=stats.cache.computed_tokens,
-            ),
-            requests=snapshot.requests,
-            trees=trees,
-        )
+        return live_state(service.model_name, llm.draining, llm.stats, snapshot.block_size, snapshot.requests, trees)
 
     def _visible(self, tenant: Tenant) -> Callable[[str], bool]:
         """A predicate: whether a tenant may see what is in a namespace."""

@@ -18,6 +18,7 @@ CPU = ROOT / "docs" / "benchmarks" / "cpu.md"
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "index.md"
 OPERATE = ROOT / "docs" / "operate.md"
+CLUSTER = ROOT / "docs" / "cluster.md"
 GPU = ROOT / "docs" / "gpu.md"
 DRAFTS = ROOT / "docs" / "drafts.md"
 
@@ -103,6 +104,22 @@ def fairness() -> str:
     return table(
         ("", "p99 of modest tenants' first token, s", "tokens per second in all", "prompt tokens reused"), rows
     )
+
+
+def cluster() -> str:
+    def median(runs: Any, figure: Callable[[Any], float]) -> float:
+        return statistics.median(figure(run) for run in runs)
+
+    rows = [
+        (
+            name,
+            f"{median(runs, lambda run: run['time_to_first_token']['median_ms']) / 1e3:.2f}",
+            f"{median(runs, lambda run: 1e3 / run['output_tokens_per_s']):.2f}",
+            f"{median(runs, lambda run: run['output_tokens_per_s']):.1f}",
+        )
+        for name, runs in results("cluster-cpu")["costs"].items()
+    ]
+    return table(("32 streams", "first token, s", "ms a token, of all streams", "tokens a second"), rows)
 
 
 def microseconds(value: float) -> str:
@@ -218,10 +235,9 @@ def reserved_memory() -> str:
         (BENCHMARKS, eviction),
         (BENCHMARKS, planning),
         (BENCHMARKS, routers),
+        (CLUSTER, cluster),
         (BENCHMARKS, reserved_memory),
-        pytest.param(
-            DRAFTS, drafts, marks=pytest.mark.skipif(not (RESULTS / "drafts-cpu.json").exists(), reason="not measured")
-        ),
+        (DRAFTS, drafts),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
 )
