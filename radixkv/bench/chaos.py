@@ -20,7 +20,8 @@ import httpx
 from rich.console import Console
 
 from radixkv.bench.machine import describe_machine
-from radixkv.bench.replica_process import BenchProcess, cluster
+from radixkv.bench.replica_process import cluster
+from radixkv.bench.server_process import BenchProcess
 from radixkv.bench.workloads import WORDS
 
 _SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 12}
