@@ -17,6 +17,9 @@ from radixkv.ray.scaling import LoadPolicy
 
 # Serve asks each process for its health so often; one that was killed is missed and replaced after about as long.
 _HEALTH_CHECK_SECONDS = 2.0
+# Serve waits so long before it asks whether a process that is to end still runs requests that came by Serve: of these there are
+# only calls, which are made again elsewhere.
+_SECONDS_TO_LOOK = 0.2
 # Beyond grace_seconds, for a process to end.
 _SECONDS_TO_END = 15.0
 # An option that a model does not allow is reported at once, not after Serve's twenty attempts.
@@ -35,9 +38,8 @@ def build(options: ApplicationOptions) -> Application:
         "max_constructor_retry_count": _ATTEMPTS_TO_START,
         "graceful_shutdown_timeout_s": server.grace_seconds + _SECONDS_TO_END,
     }
-    registry = (
-        serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}, **lifecycle).bind()
-    )
+    at_once = {**lifecycle, "graceful_shutdown_wait_loop_s": _SECONDS_TO_LOOK}
+    registry = serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}, **at_once).bind()
     engine = serve.deployment(Engine, name="Engine").options(
         ray_actor_options={
             "num_cpus": placement.num_cpus or 1,
@@ -49,7 +51,7 @@ def build(options: ApplicationOptions) -> Application:
         # is needed than what there is.
         max_surge_percent=100 if placement.min_replicas == 1 else 0,
         **_number_of_engines(options),
-        **lifecycle,
+        **at_once,
     )
     ingress = serve.deployment(Ingress if options.own_socket else ProxiedIngress, name="Ingress").options(
         num_replicas=placement.ingresses,
@@ -57,7 +59,7 @@ def build(options: ApplicationOptions) -> Application:
         max_surge_percent=100,
         # The ingress itself says 429 when there is too much to do.
         max_ongoing_requests=placement.most_replicas * (_sequences(options) + server.max_queue),
-        **lifecycle,
+        **(at_once if options.own_socket else lifecycle),
     )
     engines = engine.bind(registry, server, options.llm, options.replica_host)
     names = ("tool_call_parser", "reasoning_parser")

@@ -25,13 +25,17 @@ _T = TypeVar("_T")
 UNREACHABLE = (RayError, RayServeException, TimeoutError)
 
 
-async def answer_of(call: Awaitable[_T]) -> _T:
+async def answer_of(call: Awaitable[_T], seconds: float = _SECONDS_FOR_CALL) -> _T:
     """What a handle's call returns.
+
+    Args:
+        call: of a handle.
+        seconds: to wait for it.
 
     Raises:
         Exception: one of `UNREACHABLE`; or what was raised there.
     """
-    async with asyncio.timeout(_SECONDS_FOR_CALL):
+    async with asyncio.timeout(seconds):
         return await call
 
 

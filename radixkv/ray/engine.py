@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Where the whole application ends, the registry is gone already, and no call would ever reach it.
+_SECONDS_TO_LEAVE = 1.0
+
 
 class Engine:
     """One replica.
@@ -103,10 +106,12 @@ class Engine:
         self._llm.start_draining()
         await self._llm.shutdown(self._grace_seconds)
         self._renewing.cancel()
-        try:
-            await answer_of(self._registry.leave.remote(self._name))
-        except UNREACHABLE as error:
-            _log.warning("the registry hears of the end of this replica only by its silence: %r", error)
         self._watching.cancel()
         self._server.should_exit = True
-        await self._serving
+        await asyncio.gather(self._leave(), self._serving)
+
+    async def _leave(self) -> None:
+        try:
+            await answer_of(self._registry.leave.remote(self._name), _SECONDS_TO_LEAVE)
+        except UNREACHABLE as error:
+            _log.info("the registry hears of the end of this replica only by its silence: %r", error)
