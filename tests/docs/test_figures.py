@@ -21,6 +21,7 @@ OPERATE = ROOT / "docs" / "operate.md"
 CLUSTER = ROOT / "docs" / "cluster.md"
 GPU = ROOT / "docs" / "gpu.md"
 DRAFTS = ROOT / "docs" / "drafts.md"
+TIERS = ROOT / "docs" / "tiers.md"
 
 
 def results(name: str) -> Any:
@@ -205,6 +206,37 @@ def drafts() -> str:
     return table(("tokens a second", "without", "with drafts", "times", "wanted", *peers, "in repeats"), rows)
 
 
+def after_a_restart() -> str:
+    rows = [
+        (
+            f"{row['prompt_tokens']:,} tokens",
+            f"{row['hot']:.3f}",
+            f"{row['loaded']:.3f}",
+            f"{row['cold']:.3f}",
+            f"{row['loaded'] / row['hot']:.2f}",
+            f"{row['loaded'] / row['cold']:.3f}",
+        )
+        for row in results("tiers-cpu")["restart"]
+    ]
+    return table(("prompt", "hot", "loaded after a restart", "cold", "loaded / hot", "loaded / cold"), rows)
+
+
+def working_set() -> str:
+    sets = results("tiers-cpu")["working_set"]["rows"]
+    rows = [
+        (
+            row["tier"],
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['tokens_per_second'] / sets[0]['tokens_per_second']:.2f}",
+            f"{row['cached_share']:.1%}".replace("%", " %"),
+            f"{row['ttft_p50']:.2f}",
+            f"{row['ttft_p99']:.2f}",
+        )
+        for row in sets
+    ]
+    return table(("below the pool", "tokens a second", "times", "reused", "first token p50, s", "p99, s"), rows)
+
+
 def reserved_memory() -> str:
     rows = []
     for lengths, reserved in (((800, 2300, 3900), 4096), ((600, 900, 1300, 1700), 2048)):
@@ -238,6 +270,8 @@ def reserved_memory() -> str:
         (CLUSTER, cluster),
         (BENCHMARKS, reserved_memory),
         (DRAFTS, drafts),
+        (TIERS, after_a_restart),
+        (TIERS, working_set),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else value.__name__,
 )
@@ -257,6 +291,9 @@ def _sentences() -> list[tuple[Path, str]]:
     )
     trace = results("policies")[0]
     machine = results("e2e-cpu")["machine"]
+    tiers = results("tiers-cpu")
+    known, writing = tiers["restart"][0], tiers["writing"]
+    written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
     return [
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
         (INDEX, f"{first:.1f} times as fast"),
@@ -269,6 +306,9 @@ def _sentences() -> list[tuple[Path, str]]:
         (BENCHMARKS, f"{trace['num_requests']:,} requests, {trace['num_distinct_blocks']:,} distinct blocks"),
         (BENCHMARKS, f"torch {machine['torch'].partition('+')[0]}, transformers {machine['transformers']}"),
         (README, f"transformers {machine['transformers']}"),
+        (README, f"then takes {known['loaded']:.2f} s, and {known['cold']:.2f} s cold"),
+        (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
+        (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
     ]
 
 
