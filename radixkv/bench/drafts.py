@@ -124,7 +124,7 @@ def run_drafts(
             peers = [PromptLookup(folder, loaded_dtype)]
             if vllm is not None:
                 peers.append(VllmNgram(vllm, folder, str(loaded_dtype).removeprefix("torch.")))
-    comparison = Comparison(make_model)
+    comparison = Comparison(make_model, plain.llm.engine.grammars)
     rows = []
     try:
         for work in works:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from radixkv.outputs import RequestOutput
+from radixkv.sampling.host_draw import BLOCK_IDS, tokens_left
 from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.structured_output import GrammarCompiler, apply_grammar_bitmask
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import SamplingParams
+
+# Distances from the border of what is removed are looked for in between.
+_SMALLEST_CUT, _LARGEST_CUT = 1e-7, 32.0
 
 Answered = tuple[RequestOutput, SamplingParams]
 
@@ -25,13 +30,24 @@ class Difference:
         index: of the token in the answer.
         without, with_drafts: the tokens; None: the answer had ended.
         gap: by how much the first wins over the second, in natural logarithms and in float32, with penalties and the
-            request's own random numbers; 0: a draw. None: one had ended.
+            request's own random numbers, if both may be drawn; 0: a draw. None: one had ended.
+        cut: by how much the logit of the one that wins, over the temperature, must move against others for top_p, top_k or
+            min_p to remove it, or if they do, to leave it: then the other is drawn, whatever the gap. None: nothing is
+            removed, or one had ended.
     """
 
     index: int
     without: int | None
     with_drafts: int | None
     gap: float | None
+    cut: float | None = None
+
+    @property
+    def rounding(self) -> float | None:
+        """By how much logits must be rounded to make this difference; None: one answer had ended."""
+        if self.gap is None:
+            return None
+        return abs(self.gap) if self.cut is None else min(abs(self.gap), self.cut)
 
 
 class Comparison:
@@ -39,10 +55,12 @@ class Comparison:
 
     Args:
         make_reference: loads the model, as transformers computes it in float32; called if anything differs at all.
+        grammars: of that model; None: no answer has one.
     """
 
-    def __init__(self, make_reference: Callable[[], Any]) -> None:
+    def __init__(self, make_reference: Callable[[], Any], grammars: GrammarCompiler | None = None) -> None:
         self._make_reference = make_reference
+        self._grammars = grammars
         self._reference: Any = None
 
     def differences(self, without: Sequence[Answered], with_drafts: Sequence[Answered]) -> Iterator[Difference]:
@@ -69,21 +87,64 @@ class Comparison:
             first, second = (tokens[index] if index < len(tokens) else None for tokens in (expected, answer))
             return Difference(index, first, second, None)
         pair = expected[index], answer[index]
-        return Difference(index, *pair, self._gap(prompt, params, sample, expected[:index], pair))
+        row = SamplingRow(params, params.seed or 0, sample, index)
+        logits = self._logits(prompt, params, expected[:index])
+        if params.greedy:
+            return Difference(index, *pair, float(logits[pair[0]] - logits[pair[1]]))
+        gap = _race(logits, row, pair)
+        return Difference(index, *pair, gap, _cut(logits, row, pair[gap < 0]) if row.truncates else None)
 
     @torch.inference_mode()
-    def _gap(
-        self, prompt: list[int], params: SamplingParams, sample: int, before: list[int], pair: tuple[int, int]
-    ) -> float:
+    def _logits(self, prompt: list[int], params: SamplingParams, before: list[int]) -> torch.Tensor:
+        """Of the token behind those, ``[vocabulary]``, changed as parameters and grammar change them."""
         if self._reference is None:
             self._reference = self._make_reference()
-        logits = self._reference(input_ids=torch.tensor([[*prompt, *before]])).logits[0, -1].float()
+        logits: torch.Tensor = self._reference(input_ids=torch.tensor([[*prompt, *before]])).logits[0, -1].float()
+        if params.structured_outputs is not None:
+            assert self._grammars is not None
+            grammar = self._grammars.compile(params.structured_outputs)
+            for token_id in before:
+                grammar.advance(token_id)
+            apply_grammar_bitmask(logits.unsqueeze(0), {0: grammar})
         changes = LogitChanges(params, (), ())
         counts = changes.new_counts(prompt) if changes.penalizes else None
-        changes.apply(logits, before, counts, constrained=False)
-        first, second = logits[list(pair)].tolist()
-        if params.greedy:
-            return float(first - second)
-        row = SamplingRow(params, params.seed or 0, sample, len(before))
-        variates = exponential_variates(rng_states([row], torch.device("cpu")), torch.tensor(pair)).flatten().tolist()
-        return float((first - second) / params.temperature - (math.log(variates[0]) - math.log(variates[1])))
+        changes.apply(logits, before, counts, constrained=params.structured_outputs is not None)
+        return logits
+
+
+def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> float:
+    """By how much the first token wins over the second, as `radixkv.sampling.exponential` draws."""
+    scaled = logits / row.params.temperature
+    blocks = [token_id // BLOCK_IDS for token_id in pair]
+    if row.truncates or blocks[0] == blocks[1]:
+        racing, scores = torch.tensor(pair), scaled[list(pair)]
+    else:
+        racing = -2 - torch.tensor(blocks)
+        scores = torch.stack([scaled[block * BLOCK_IDS : (block + 1) * BLOCK_IDS].logsumexp(0) for block in blocks])
+    variates = exponential_variates(rng_states([row], torch.device("cpu")), racing)
+    first, second = (scores.double() - variates.double().log()).flatten().tolist()
+    return float(first - second)
+
+
+def _cut(logits: torch.Tensor, row: SamplingRow, token_id: int) -> float:
+    """By how much a token must move against others to be removed instead of left, or the other way round.
+
+    Against all others, or together with the less likely ones against the likelier ones, whose sum top_p is about.
+    """
+    scaled = logits / row.params.temperature
+    row = row._replace(params=replace(row.params, temperature=1.0))
+    was_left = bool(tokens_left(scaled, row)[token_id])
+    up = torch.zeros(len(scaled), dtype=torch.bool)
+    up[token_id] = True
+    directions = [each.float() * (-1.0 if was_left else 1.0) for each in (up, up | (scaled < scaled[token_id]))]
+
+    def changes(distance: float) -> bool:
+        return any(tokens_left(scaled + distance * each, row)[token_id] != was_left for each in directions)
+
+    low, high = _SMALLEST_CUT, _LARGEST_CUT
+    if not changes(high):
+        return math.inf
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if changes(middle) else (middle, high)
+    return high

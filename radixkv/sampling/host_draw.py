@@ -105,6 +105,14 @@ def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
     return torch.from_numpy(drawn)
 
 
+def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
+    """Which tokens min_p, top_k and top_p leave of one row's ``logits``, ``[vocabulary]``: for looking into a draw."""
+    (vocab_size,) = logits.shape
+    probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
+    candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
+    return _truncate(candidates, _Parameters.of([row], vocab_size))[0]
+
+
 class _Scratch:
     """Memory for the passes over one batch: with arrays of its own, a pass would spend half of its time on page faults."""
 
