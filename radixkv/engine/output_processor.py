@@ -54,13 +54,17 @@ class OutputProcessor:
         return processed
 
     def _settle_grammars(self, batch: Batch, processed: Processed) -> None:
-        """Fail the requests whose grammars have taken too much time from all others."""
+        """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much."""
         budgets = {
             request: request.grammar.budget
             for request in [row.group.request for row in batch.sampled]
             + [step.group.request for step in batch.beam_steps]
             if request.grammar is not None and request.failure is None
         }
+        scheduler = self._scheduler
+        if scheduler.running or scheduler.waiting:  # else nobody owes anybody anything
+            for request, budget in budgets.items():
+                scheduler.shares.charge(request.tenant, computed=budget.cost_in_tokens(batch.num_tokens))
         for request, failure in zip(budgets, settle(budgets.values()), strict=True):
             if failure is not None and any(sequence.finish_reason is None for sequence in request.sequences):
                 request.failure = failure

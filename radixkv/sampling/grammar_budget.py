@@ -1,7 +1,8 @@
 """How much processor time the requests with a grammar may take from all others.
 
 A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
-that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum.
+that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within the bound, a
+tenant pays for what its grammars take like for tokens (`cost_in_tokens`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ class GrammarBudget:
     def __init__(self) -> None:
         self._step_seconds = 0.0
         self._debt_seconds = 0.0
+
+    def cost_in_tokens(self, num_tokens: int) -> float:
+        """What the present step's time is worth in computed tokens, by those that a step computes in `STEP_SECONDS`.
+
+        Args:
+            num_tokens: that the present step computed, of all requests.
+        """
+        return num_tokens * self._step_seconds / STEP_SECONDS
 
     def spend(self, seconds: float) -> None:
         """Note processor time that was taken in the present step."""

@@ -79,7 +79,7 @@ class FairShares:
             floor = max((self.counter(other) for other in running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
-    def charge(self, tenant: str, *, computed: int = 0, generated: int = 0, reused: int = 0) -> None:
+    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0, reused: int = 0) -> None:
         """Count tokens that were served to the tenant; negative ones were charged before and not served after all."""
         cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated + REUSED_TOKEN_COST * reused
         self._counters[tenant] = self.counter(tenant) + cost / self.share(tenant).weight

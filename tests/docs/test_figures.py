@@ -93,18 +93,20 @@ def fairness() -> str:
     def p99(run: Any) -> float:
         return float(np.percentile(run["seconds_to_first_token"], 99))
 
+    document = results("fairness-cpu")
     rows = [
         (
-            name,
+            f"{loop}: {name}",
+            f"{statistics.median(np.percentile(run['steps_to_first_token'], 99) for run in runs):.1f}",
             f"{statistics.median(p99(run) for run in runs):.2f}",
             f"{statistics.median(run['num_tokens'] / run['seconds'] for run in runs):,.0f}",
             f"{statistics.median(run['hit_rate'] for run in runs):.1%}",
         )
-        for name, runs in results("fairness-cpu")["runs"].items()
+        for loop, measured in (("closed", document), ("open", document["open_loop"]))
+        for name, runs in measured["runs"].items()
     ]
-    return table(
-        ("", "p99 of modest tenants' first token, s", "tokens per second in all", "prompt tokens reused"), rows
-    )
+    header = ("", "modest tenants' p99 to the first token, steps", "seconds", "tokens per second", "prompt tokens reused")
+    return table(header, rows)
 
 
 def cluster() -> str:

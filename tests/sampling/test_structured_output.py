@@ -178,6 +178,28 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     assert is_digits(llm.get_tokenizer().decode(other.sequences[0].output_token_ids, skip_special_tokens=True))
 
 
+def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dear grammar's tenant was served as many tokens as anybody, though all waited for its masks."""
+    engine, shares = llm.engine, llm.engine.scheduler.shares
+    clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
+    for tenant, clock in clocks.items():
+        monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+        spec = StructuredOutputsParams(regex="[0-9]{30}")
+        options = SamplingParams(max_tokens=20, min_tokens=20, structured_outputs=spec)
+        engine.add(engine.make_request(tenant, [5, 6, 7], options, tenant=tenant))
+    engine.step()
+    assert shares.counter("dear") == pytest.approx(shares.counter("cheap"))
+    clocks["dear"].seconds = 0.005
+    for _ in range(4):
+        engine.step()
+    # A mask and a token are 10 ms of a step's 50; a step computes a token of each.
+    assert shares.counter("dear") - shares.counter("cheap") == pytest.approx(4 * 2 * 10 / 50)
+    assert shares.in_turn({"dear": 1, "cheap": 1}) == ["cheap", "dear"]
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert shares.counter("dear") == 0.0
+
+
 def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
     """Of eight such requests each mask took up to 920 ms, for all others too, until it had used up its budget."""
     rules = [f"r{i}: /[^{chr(97 + i % 26)}]*{i}*/" for i in range(300)]
