@@ -17,8 +17,8 @@ from radixkv.ray.scaling import LoadPolicy
 
 # Serve asks each process for its health so often; one that was killed is missed and replaced after about as long.
 _HEALTH_CHECK_SECONDS = 2.0
-# Serve waits so long before it asks whether a process that is to end still runs requests that came by Serve: of these there are
-# only calls, which are made again elsewhere.
+# Serve waits so long before it asks whether a process that is to end still runs requests that came by Serve: of these there
+# are only calls, which are made again elsewhere.
 _SECONDS_TO_LOOK = 0.2
 # Beyond grace_seconds, for a process to end.
 _SECONDS_TO_END = 15.0
