@@ -82,4 +82,5 @@ def _pytest(path: str, *arguments: str) -> list[str]:
 def _tests_missing() -> str:
     if not _TESTS.is_dir():
         return "there are no tests here: run it from a checkout"
-    return "" if importlib.util.find_spec("pytest") else "pytest is not installed"
+    missing = [package for package in ("pytest", "hypothesis") if not importlib.util.find_spec(package)]
+    return f"{' and '.join(missing)} must be installed" if missing else ""

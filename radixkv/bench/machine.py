@@ -19,7 +19,15 @@ def describe_machine(*packages: str) -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
-        **{package: metadata.version(package) for package in packages},
+        **{package: _version(package) for package in packages},
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _version(package: str) -> str | None:
+    """None: it is not there, or under another name, as Triton in some builds of torch."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,4 +1,5 @@
-"""Linear layers of a GPU's model merged where they read the same input: query, key and value; gate and up.
+"""Linear layers of a GPU's model merged where they read the same input: query, key and value; gate and up; latent attention's
+two that compress a token.
 
 With few rows each product is a launch that is over before it has filled the GPU, key and value projections first of all.
 Merged, the weights lie one behind the other, and each layer's own becomes a view of them, so no memory is taken twice. What
@@ -61,7 +62,7 @@ def merge_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     linears = [module for module in model.modules() if type(module) is nn.Linear and is_unchanged(module)]
     merged: dict[nn.Module, MergedLinear] = {}
     with torch.no_grad():
-        for group in groups_by_input(linears, run_once):
+        for group in groups_by_input(model, linears, run_once):
             if len(group) > 1:
                 product = _MergedProduct(group)
                 merged |= {linear: MergedLinear(linear, product, index) for index, linear in enumerate(group)}

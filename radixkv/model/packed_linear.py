@@ -96,7 +96,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
         return 0
     with torch.inference_mode():
         packed: dict[nn.Module, PackedLinear] = {}
-        for group in groups_by_input(linears, run_once, _MAX_FUSED_WIDENING):
+        for group in groups_by_input(model, linears, run_once, _MAX_FUSED_WIDENING):
             product = _PackedProduct(group)
             packed |= {linear: PackedLinear(linear, product, index) for index, linear in enumerate(group)}
         for module in list(model.modules()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -64,11 +64,15 @@ def is_unchanged(module: nn.Module) -> bool:
 
 
 def groups_by_input(
-    linears: Sequence[nn.Linear], run_once: Callable[[], object], max_widening: float = math.inf
-) -> Iterator[list[nn.Linear]]:
-    """Every linear once, grouped where they were called one after another with the same tensor.
+    model: nn.Module, linears: Sequence[nn.Linear], run_once: Callable[[], object], max_widening: float = math.inf
+) -> list[list[nn.Linear]]:
+    """Every linear once, grouped where they were called with the same tensor: one after another, or by the same module.
+
+    Latent attention calls others between those for its queries and for its keys and values, which read the same input.
 
     Args:
+        model: whose they are.
+        linears: to be grouped.
         run_once: runs the model on any input.
         max_widening: output features of a group per input feature, at most.
     """
@@ -81,20 +85,24 @@ def groups_by_input(
     finally:
         for hook in hooks:
             hook.remove()
+    parents = {child: parent for parent in model.modules() for child in parent.children()}
     pending = dict.fromkeys(linears)
-    group: list[nn.Linear] = []
-    previous: torch.Tensor | None = None
+    groups: list[list[nn.Linear]] = []
+    reading: dict[int, list[list[nn.Linear]]] = {}  # the groups of each tensor; `calls` keeps all of them alive
     for linear, x in calls:
         if linear not in pending:
             continue
         del pending[linear]
-        width = linear.out_features + sum(member.out_features for member in group)
-        joins = x is previous and width <= max_widening * linear.in_features
-        if group and not (joins and group[-1].weight.dtype == linear.weight.dtype):
-            yield group
-            group = []
-        group.append(linear)
-        previous = x
-    if group:
-        yield group
-    yield from ([linear] for linear in pending)
+        for group in reversed(reading.setdefault(id(x), [])):
+            width = linear.out_features + sum(member.out_features for member in group)
+            if (
+                (group is groups[-1] or parents[group[0]] is parents[linear])
+                and group[0].weight.dtype == linear.weight.dtype
+                and width <= max_widening * linear.in_features
+            ):
+                group.append(linear)
+                break
+        else:
+            groups.append([linear])
+            reading[id(x)].append(groups[-1])
+    return groups + [[linear] for linear in pending]

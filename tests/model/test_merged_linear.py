@@ -32,14 +32,14 @@ def nbytes(model: nn.Module) -> int:
     return sum({s.data_ptr(): s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors)}.values())
 
 
-# Biases; norms of heads between projection and attention; experts; latent attention, which calls others between.
+# Biases; norms of heads between projection and attention; experts; latent attention, which calls others between the two.
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("llama", {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}),
         ("qwen2", {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}),
         ("qwen3_moe", {"q_proj", "k_proj", "v_proj"}),
-        ("deepseek_v3", {"gate_proj", "up_proj"}),
+        ("deepseek_v3", {"q_a_proj", "kv_a_proj_with_mqa", "gate_proj", "up_proj"}),
         ("phi3", set()),  # transformers has them merged
     ],
 )

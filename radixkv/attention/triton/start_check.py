@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import Placement, max_tiles, widest_tile
+from radixkv.attention.triton.cost_model import SIDE_BY_SIDE, Placement, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -25,6 +25,7 @@ from radixkv_kernels import (
     advance_rows,
     attend_items,
     attend_split,
+    draw_tokens,
     merge_partials,
     merge_splits,
     reference,
@@ -183,9 +184,14 @@ class _Problem:
         yield "copy_blocks", self._copy
         yield "advance_rows", self._advance
         placement = Placement(1, widest_tile=widest_tile([self._layer.shape], current_target()))
-        for tile_rows in max_tiles(TILE_ROWS[-1], group, self._dtype, placement):
+        tiles = max_tiles(TILE_ROWS[-1], group, self._dtype, placement)
+        for tile_rows in tiles:
             yield f"attend_items with tiles of {tile_rows} rows", partial(self._items, tile_rows)
+        # Decoding batches launch these, and batches with prompts the same rows cut in another way.
+        if SIDE_BY_SIDE and len(tiles) > 1 and 64 in tiles:
+            yield "attend_items with tiles of 64 rows beside narrow ones", partial(self._items, 64, beside_narrow=True)
         yield "attend_split", self._split
+        yield "draw_tokens", self._draw
 
     def _random(self, *size: int) -> torch.Tensor:
         return torch.randn(size, generator=self._generator).to(self._dtype)
@@ -253,7 +259,7 @@ class _Problem:
             torch.full(size, float("nan")) for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
         ]
 
-    def _items(self, tile_rows: int) -> Pairs:
+    def _items(self, tile_rows: int, beside_narrow: bool = False) -> Pairs:
         """A tile of neighbouring rows over all their keys at once, and one over two pieces that are merged."""
         group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
         count = min(tile_rows // group, _TABLES.numel() * self._block_size - _PREFIX)
@@ -279,7 +285,15 @@ class _Problem:
         )
         (ours,), ours_partials = self._there(output), self._there(*self._partials(2 * count))
         options = self._on_device(self._options)
-        _call(attend_items, *self._there(*arguments), ours, *ours_partials, tile_rows=tile_rows, **options)
+        _call(
+            attend_items,
+            *self._there(*arguments),
+            ours,
+            *ours_partials,
+            tile_rows=tile_rows,
+            beside_narrow=beside_narrow,
+            **options,
+        )
         _call(merge_partials, *ours_partials, *self._there(starts, partials, positions), ours, sinks=options["sinks"])
         return [(ours, truth)]
 
@@ -295,6 +309,12 @@ class _Problem:
         _call(attend_split, *self._there(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options)
         _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
         return [(ours, truth)]
+
+    def _draw(self) -> Pairs:
+        """Of each row one id alone can be drawn."""
+        drawn = torch.tensor([4999, 0, 3000])
+        logits = torch.full((3, 5000), float("-inf")).index_put((torch.arange(3), drawn), torch.tensor(2.0))
+        return [(draw_tokens(*self._there(logits, torch.ones(3), torch.arange(3))), drawn)]
 
     def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
         return {
