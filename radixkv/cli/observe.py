@@ -59,6 +59,9 @@ def simulate(
         float,
         typer.Option(help="with --replicas: part of their time that is used; the trace's time is stretched for it"),
     ] = 0.85,
+    ingresses: Annotated[
+        int, typer.Option(help="with --replicas: so many, each with a prefix router of its own", min=1)
+    ] = 1,
     prefill_ms: Annotated[float, typer.Option(help="with --replicas: for each token of a prompt", min=1e-6)] = 0.75,
     decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = 2.0,
     step_ms: Annotated[float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)] = 25.0,
@@ -73,7 +76,8 @@ def simulate(
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 
     cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
-    run_replica_simulation(Console(), trace, replicas, router, blocks or DEFAULT_BLOCKS, load, cost, json_path, plot)
+    size = blocks or DEFAULT_BLOCKS
+    run_replica_simulation(Console(), trace, replicas, router, size, load, ingresses, cost, json_path, plot)
 
 
 @with_options_of(EngineConfig, only=("block_size",))

@@ -77,6 +77,7 @@ class _Replica:
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or does while no event has told so.
         others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
+        shared_at: when others' prompts were last known to wait there.
     """
 
     number: int
@@ -90,6 +91,7 @@ class _Replica:
     expected: set[int] = field(default_factory=set)
     others_queued: int = 0
     others_decoding: int = 0
+    shared_at: float = -math.inf
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
         """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
@@ -212,6 +214,8 @@ class Router:
         if replica is None:
             return
         of_others = max(0, num_queued - len(replica.waiting))
+        if of_others or replica.others_queued:
+            replica.shared_at = self._clock()
         replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
@@ -280,9 +284,11 @@ class Router:
         if replica is not None:
             replica.decoding.add(placement)
         if replica is not None and placement.num_tokens >= _MIN_MEASURED_TOKENS:
-            measured = (now - max(placement.sent, replica.progressed)) / placement.num_tokens
+            begun = max(placement.sent, replica.progressed)
+            measured = (now - begun) / placement.num_tokens
             before = replica.seconds_per_token
-            if measured > 0:
+            # Time in which others' prompts were computed says nothing about this one.
+            if measured > 0 and replica.shared_at < begun and not replica.others_queued:
                 replica.seconds_per_token = measured if before is None else before + 0.1 * (measured - before)
                 average = self._seconds_per_token
                 self._seconds_per_token = average + 0.1 * (measured - average)

@@ -129,3 +129,13 @@ def test_unknown_routers_are_refused() -> None:
         parse_routers("prefix,fastest")
     with pytest.raises(ValueError, match="--blocks: with --replicas, expected one size"):
         CliRunner().invoke(app, ["simulate", "chats", "--replicas", "2", "--blocks", "1%,2%"], catch_exceptions=False)
+
+
+def test_several_ingresses_agree_well_enough() -> None:
+    """Each knows the others only by the replicas' reports: how fast a replica is must not be mixed up with their prompts."""
+    trace = documents(num_requests=800)
+    num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
+    stretch = stretch_for(trace, 4, num_blocks, cost, 0.85)
+    alone, several = (run_router(trace, "prefix", 4, num_blocks, cost, stretch, count) for count in (1, 4))
+    assert several.hit_rate > 0.95 * alone.hit_rate
+    assert several.p99 < 1.5 * alone.p99

@@ -122,6 +122,25 @@ def test_a_slow_replica_gets_less(router: Router, clock: Clock) -> None:
     assert send(router, 1, 2).replica != "a"
 
 
+def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> None:
+    """Another ingress's prompts were computed in the time that a prompt of this one took."""
+    router.report("a", 16_000, 1, 0)
+    for name in "bc":
+        router.report(name, 32_000, 1, 0)
+    first = send(router, *range(10))
+    assert first.replica == "a"
+    clock.now = 17.0
+    router.prefilled(first)  # 16 seconds for the other one, and 1 for this
+    for name in "abc":
+        router.report(name, 0, 0, 0)
+    router.finish(first)
+    assert send(router, *range(12)).replica == "a"
+    assert send(router, *range(100, 140)).replica != "a"
+    assert send(router, *range(200, 240)).replica != "a"
+    # As fast as the others, and with the least to do.
+    assert send(router, *range(300, 340)).replica == "a"
+
+
 def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
     router.update("a", stored(1, 2, 3))
     placement = send(router, 1, 2, 3)

@@ -32,6 +32,9 @@ class Chooser(Protocol):
     def update(self, replica: int, event: CacheEvent) -> None:
         """A replica's cache has changed."""
 
+    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+        """What a replica has to do, see `Router.report`."""
+
 
 class _Counting:
     """What the simple ways have in common: they count each replica's unfinished requests."""
@@ -57,6 +60,9 @@ class _Counting:
         self.num_ongoing[self._sent.pop(request)] -= 1
 
     def update(self, replica: int, event: CacheEvent) -> None:
+        pass
+
+    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
         pass
 
 
@@ -145,28 +151,44 @@ class RayPrefixAffinity(PowerOfTwo):
 
 
 class Prefix:
-    """`radixkv.routing.Router`."""
+    """`radixkv.routing.Router`, one for each ingress: all hear of all replicas, and each knows only what it has sent itself.
 
-    def __init__(self, num_replicas: int, router: Router) -> None:
-        self._router = router
-        self._placements: dict[int, Placement] = {}
-        for number in range(num_replicas):
-            router.add(str(number))
+    Args:
+        num_replicas: that they choose from.
+        routers: of the ingresses; a request comes to one of them at random.
+        seed: of that.
+    """
+
+    def __init__(self, num_replicas: int, routers: Sequence[Router], seed: int) -> None:
+        self._routers = routers
+        self._random = random.Random(seed)
+        self._placements: dict[int, tuple[Router, Placement]] = {}
+        for router in routers:
+            for number in range(num_replicas):
+                router.add(str(number))
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
-        placement = self._router.choose(blocks, num_tokens)
+        router = self._random.choice(self._routers)
+        placement = router.choose(blocks, num_tokens)
         assert placement is not None
-        self._placements[request] = placement
+        self._placements[request] = router, placement
         return int(placement.replica)
 
     def prefilled(self, request: int) -> None:
-        self._router.prefilled(self._placements[request])
+        router, placement = self._placements[request]
+        router.prefilled(placement)
 
     def finish(self, request: int) -> None:
-        self._router.finish(self._placements.pop(request))
+        router, placement = self._placements.pop(request)
+        router.finish(placement)
 
     def update(self, replica: int, event: CacheEvent) -> None:
-        self._router.update(str(replica), event)
+        for router in self._routers:
+            router.update(str(replica), event)
+
+    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+        for router in self._routers:
+            router.report(str(replica), queued_tokens, num_queued, num_decoding)
 
 
 BASELINES: dict[str, Callable[[int, int], Chooser]] = {

@@ -1,7 +1,8 @@
 """Events of several replicas in the order of time.
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
-cache is a `PrefixCache` with the trace's blocks as tokens, and tells the router what changed ``event_delay`` later.
+cache is a `PrefixCache` with the trace's blocks as tokens, and tells the router what changed ``event_delay`` later. What it
+has to do, it tells at most every ``report_delay`` seconds.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class _Replica:
         progress: steps that sequences could have taken part in, as of `progressed_at`.
         decoding: where each sequence ends, and the request: a heap.
         num_changes: of what decides how long a step takes.
+        reporting: whether it is about to tell what it has to do.
     """
 
     number: int
@@ -64,6 +66,7 @@ class _Replica:
     progressed_at: float = 0.0
     decoding: list[tuple[float, int]] = field(default_factory=list)
     num_changes: int = 0
+    reporting: bool = False
 
 
 class Cluster:
@@ -77,6 +80,7 @@ class Cluster:
         one_cache: let all replicas share one cache with all their blocks: the bound.
         stretch: the factor by which the trace's time is stretched.
         event_delay: seconds until the router knows of a change.
+        report_delay: seconds until a replica tells of a change of what it has to do.
         window: seconds over which imbalance is measured.
     """
 
@@ -90,11 +94,12 @@ class Cluster:
         one_cache: bool = False,
         stretch: float = 1.0,
         event_delay: float = 0.1,
+        report_delay: float = 0.2,
         window: float = 10.0,
     ) -> None:
         self.now = 0.0
         self._trace, self._cost, self._stretch = trace, cost, stretch
-        self._event_delay, self._window = event_delay, window
+        self._event_delay, self._report_delay, self._window = event_delay, report_delay, window
         if one_cache:
             shared = self._make_cache(num_replicas * num_blocks)
             self._replicas = [_Replica(number, shared) for number in range(num_replicas)]
@@ -117,6 +122,7 @@ class Cluster:
             chosen = chooser.choose(number, hashes, self._num_prompt_tokens(request))
             replica = self._replicas[chosen]
             replica.queue.append(number)
+            self._report_later(replica)
             self._start(replica)
         while self._pending:
             self._run_next()
@@ -178,6 +184,7 @@ class Cluster:
         if begins is not None:
             heapq.heappush(replica.decoding, (replica.progress + begins[0], begins[1]))
         replica.num_changes += 1
+        self._report_later(replica)
         if replica.decoding:
             left, changes = replica.decoding[0][0] - replica.progress, replica.num_changes
             self._later(left * self._step_seconds(replica), lambda: self._finish(replica, changes))
@@ -214,6 +221,17 @@ class Cluster:
 
         if events:
             self._later(self._event_delay, tell)
+
+    def _report_later(self, replica: _Replica) -> None:
+        if not replica.reporting:
+            replica.reporting = True
+            self._later(self._report_delay, lambda: self._report(replica))
+
+    def _report(self, replica: _Replica) -> None:
+        replica.reporting = False
+        waiting = sum(self._num_prompt_tokens(self._trace.requests[number]) for number in replica.queue)
+        num_queued = len(replica.queue) + bool(replica.prompt_tokens)
+        self._chooser.report(replica.number, waiting + replica.prompt_tokens, num_queued, len(replica.decoding))
 
     def _note_busy(self, replica: _Replica, seconds: float) -> None:
         busy, start, end = self.outcome.busy[replica.number], self.now, self.now + seconds

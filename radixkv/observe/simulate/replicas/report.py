@@ -57,6 +57,7 @@ class ReplicaReport:
 
     Attributes:
         num_blocks: of all replicas together.
+        num_ingresses: each with a prefix router of its own.
         load: the part of all replicas' time that the trace would take with one cache; what its time is stretched for.
         not_run: routers that need a package that is not installed.
     """
@@ -64,6 +65,7 @@ class ReplicaReport:
     trace: str
     num_requests: int
     num_blocks: int
+    num_ingresses: int
     load: float
     cost: CostModel
     rows: list[Row] = field(default_factory=list)
@@ -94,7 +96,13 @@ def parse_routers(text: str) -> list[str]:
 
 
 def run_router(
-    trace: Trace, router: str, num_replicas: int, num_blocks: int, cost: CostModel, stretch: float = 1.0
+    trace: Trace,
+    router: str,
+    num_replicas: int,
+    num_blocks: int,
+    cost: CostModel,
+    stretch: float = 1.0,
+    num_ingresses: int = 1,
 ) -> Row:
     """Run a trace once.
 
@@ -104,6 +112,7 @@ def run_router(
         num_blocks: of all of them together.
         cost: how long things take.
         stretch: the factor by which the trace's time is stretched.
+        num_ingresses: each with a prefix router of its own; the other routers are one for all.
 
     Raises:
         ImportError: the router needs a package that is not installed.
@@ -112,8 +121,11 @@ def run_router(
     cluster = Cluster(trace, num_replicas, each, cost, one_cache=router == ONE_CACHE, stretch=stretch, window=_WINDOW)
     chooser: Chooser
     if router == PREFIX:
-        own = Router(trace.block_size, seconds_per_token=cost.prefill, clock=lambda: cluster.now)
-        chooser = Prefix(num_replicas, own)
+        own = [
+            Router(trace.block_size, seconds_per_token=cost.prefill, clock=lambda: cluster.now)
+            for _ in range(num_ingresses)
+        ]
+        chooser = Prefix(num_replicas, own, _SEED)
     elif router == ONE_CACHE:
         chooser = FewestUnfinished(num_replicas, _SEED)
     else:
@@ -188,6 +200,7 @@ def run_replica_simulation(
     routers: str,
     blocks: str,
     load_factor: float,
+    num_ingresses: int,
     cost: CostModel,
     json_path: Path | None,
     plot_path: Path | None,
@@ -204,13 +217,13 @@ def run_replica_simulation(
     sizes: Sequence[int] = parse_sizes(blocks, trace.num_distinct_blocks) if trace.num_distinct_blocks else []
     if len(sizes) != 1:
         raise ValueError(f"--blocks: with --replicas, expected one size, of all replicas together, got {blocks!r}")
-    report = ReplicaReport(name, len(trace.requests), sizes[0], load_factor, cost)
+    report = ReplicaReport(name, len(trace.requests), sizes[0], num_ingresses, load_factor, cost)
     for num_replicas in counts:
         stretch = stretch_for(trace, num_replicas, sizes[0], cost, load_factor)
         for router in names:
             with console.status(f"{router}, {num_replicas} replicas"):
                 try:
-                    report.rows.append(run_router(trace, router, num_replicas, sizes[0], cost, stretch))
+                    report.rows.append(run_router(trace, router, num_replicas, sizes[0], cost, stretch, num_ingresses))
                 except ImportError as error:
                     if routers != "all":
                         raise ValueError(
