@@ -1,8 +1,8 @@
 """How much processor time the requests with a grammar may take from all others.
 
 A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
-that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within
-the bound, a tenant pays for what its grammars take like for tokens (`cost_in_tokens`).
+that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within the
+bound, a tenant pays for the time of its grammars as for tokens (`cost_in_tokens`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -81,9 +80,7 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             raise ValueError("top_logprobs: only for logprobs=true")
         tools = body.tool_options
         messages = as_messages(body.messages)
-        service.check_length("messages", *(text for message in body.messages for text in message.texts))
-        if tools is not None:
-            service.check_length("tools", json.dumps(tools.definitions))
+        service.check_chat_length(body.messages, tools, body.chat_template_kwargs)
         if body.prediction is not None:
             service.check_length("prediction", body.prediction.text)
         prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)

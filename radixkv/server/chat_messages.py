@@ -67,8 +67,12 @@ class ChatMessage(StrictModel):
         """All text that a template may write."""
         content = self.content
         parts = [content] if isinstance(content, str) else [part.text for part in content or []]
-        calls = [text for call in self.tool_calls or [] for text in (call.function.name, call.function.arguments)]
-        return [*parts, *calls, self.reasoning_content or ""]
+        calls = [
+            text
+            for call in self.tool_calls or []
+            for text in (f"{call.id}{call.function.name}", call.function.arguments)
+        ]
+        return [*parts, *calls, "".join(filter(None, (self.reasoning_content, self.name, self.tool_call_id)))]
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from typing import Any
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.errors import PromptTooLongError
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
+from radixkv.server.chat_messages import ChatMessage
 from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
@@ -20,6 +23,7 @@ from radixkv.server.served import ServedModel
 from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
+from radixkv.tools.definitions import ToolOptions
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,25 @@ class Service:
             raise PromptTooLongError(
                 f"{name}: {num_characters} characters cannot fit into the model's {self.llm.loaded.max_model_len} tokens"
             )
+
+    def check_chat_length(
+        self, messages: Sequence[ChatMessage], tools: ToolOptions | None, variables: Mapping[str, Any] | None
+    ) -> None:
+        """Refuse a conversation that cannot fit into the model, before the chat template writes it.
+
+        Args:
+            messages: all of them.
+            tools: that the template describes.
+            variables: that it may write.
+
+        Raises:
+            PromptTooLongError: see `check_length`.
+        """
+        self.check_length("messages", *(text for message in messages for text in message.texts))
+        if tools is not None:
+            self.check_length("tools", json.dumps(tools.definitions))
+        if variables:
+            self.check_length("chat_template_kwargs", json.dumps(variables))
 
     def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
         """Refuse more tokens, or texts that are not empty, than fit into the model, before anything is done with them.

@@ -18,7 +18,7 @@ from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.token_text import TokenTexts
 from radixkv.server.tool_protocol import ToolDefinitions
-from radixkv.tools.definitions import as_tool_options
+from radixkv.tools.definitions import ToolOptions, as_tool_options
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_TOKENS = 1 << 20
@@ -80,10 +80,12 @@ def tokenization_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         with client_errors():
             messages = as_messages(body.messages or [])
-            texts = [text for message in body.messages or [] for text in message.texts]
-            service.check_length("prompt", body.prompt or "", *texts)
+            tools = as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None)
+            service.check_length("prompt", body.prompt or "")
+            service.check_chat_length(body.messages or (), tools, body.chat_template_kwargs)
             return await service.llm.run_tokenizer(
-                lambda loaded: JsonResponse(_tokenize(body, messages, loaded, service.token_texts)), tenant=tenant.name
+                lambda loaded: JsonResponse(_tokenize(body, messages, tools, loaded, service.token_texts)),
+                tenant=tenant.name,
             )
 
     @router.post("/detokenize")
@@ -112,9 +114,9 @@ def tokenization_routes(service: Service) -> APIRouter:
 
 
 def _tokenize(
-    body: TokenizeRequest, messages: list[Message], loaded: TextInterface, texts: TokenTexts
+    body: TokenizeRequest, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface, texts: TokenTexts
 ) -> TokenizeResponse:
-    tokens = _encode(body, messages, loaded)
+    tokens = _encode(body, messages, tools, loaded)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=loaded.max_model_len,
@@ -123,7 +125,9 @@ def _tokenize(
     )
 
 
-def _encode(body: TokenizeRequest, messages: list[Message], loaded: TextInterface) -> list[int]:
+def _encode(
+    body: TokenizeRequest, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface
+) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either prompt or messages")
     if body.prompt is not None:
@@ -134,7 +138,7 @@ def _encode(body: TokenizeRequest, messages: list[Message], loaded: TextInterfac
         loaded,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        tools=as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None),
+        tools=tools,
         chat_template_kwargs=body.chat_template_kwargs,
     )
     return encode_rendered(text, loaded)

@@ -285,6 +285,7 @@ def test_preemption_keeps_the_grammar() -> None:
         ),
         ({"json": {"anyOf": [{}, {"type": "string", "format": "byte"}]}}, "#/anyOf/1/format: this 'byte' cannot be"),
         ({"json": {"properties": {f"{number}": {} for number in range(1001)}}}, "at most 1000 properties"),
+        ({"json": {"type": "object", "required": [f"{number}" for number in range(1001)]}}, "at most 1000 properties"),
         ({"choice": ["x" * 100] * 90}, "at most 8192"),
         ({"json": {"$ref": "#"}}, "cannot be followed"),
         ({"json": {"type": "nonsense"}}, "Invalid type"),

@@ -105,6 +105,22 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client, path: str, chan
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}, "messages"),
         ("/tokenize", {"prompt": "word " * 1_000_000}, "prompt"),
+        # Tokenizing 8 MB of these took 9 s, in which nobody else's prompt was tokenized.
+        (
+            "/tokenize",
+            {
+                "messages": CHAT["messages"],
+                "tools": [{"type": "function", "function": {"name": "f", "description": "word " * 1_000_000}}],
+            },
+            "tools",
+        ),
+        (
+            "/tokenize",
+            {"messages": CHAT["messages"], "chat_template_kwargs": {"x": "word " * 1_000_000}},
+            "chat_template_kwargs",
+        ),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"x": "word " * 1_000_000}}, "chat_template_kwargs"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "name": "word " * 1_000_000}]}, "messages"),
         ("/detokenize", {"tokens": [5] * 8193}, "tokens"),
     ],
 )

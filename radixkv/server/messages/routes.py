@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -55,9 +54,7 @@ def message_routes(service: Service) -> APIRouter:
             chat = translate(as_chat_request(body)[0], FIELD_NAMES)
         with client_errors(chat.request_field_names):
             messages, tools = as_messages(chat.messages), chat.tool_options
-            service.check_length("messages", *(text for message in chat.messages for text in message.texts))
-            if tools is not None:
-                service.check_length("tools", json.dumps(tools.definitions))
+            service.check_chat_length(chat.messages, tools, chat.chat_template_kwargs)
             prompt = await llm.run_tokenizer(partial(chat.as_prompt, messages, tools), tenant=tenant.name)
         return TokenCount(input_tokens=len(prompt.token_ids))
 
