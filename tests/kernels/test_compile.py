@@ -28,12 +28,12 @@ from radixkv_kernels.target import interpreted
 if interpreted():
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from support.compiled_kernels import SHARED_MEMORY, Compiled, compile_only
+from support.compiled_kernels import SHARED_MEMORY, Compiled, compile_only, grids_only
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 
 # The instruction that multiplies matrices: 16 rows on each warp's own tensor core, from 64 on those of a warp group.
-WIDE = {90: "HGMMA", 100: "UTCHMMA"}
+WIDE = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 ARCHITECTURES = tuple(SHARED_MEMORY)
 # Sizes of keys and values. Others are padded to these, which adds masks; 192 and 128 are DeepSeek's.
 HEAD_SIZES = ((64, 64), (128, 128), (192, 128), (256, 256))
@@ -98,7 +98,7 @@ def check_compiles(case: Case, **options: object) -> None:
     if not case.may_spill:
         check_spills(kernel)
     if case.dtype != FP32:
-        assert ("HMMA" if case.tile_rows == 16 else WIDE.get(case.arch, "HMMA")) in kernel.operations
+        assert ("mma.sync" if case.tile_rows == 16 else WIDE.get(case.arch, "mma.sync")) in kernel.operations
     # Every loop computes one tile while keys and values of the next are on their way, which are two groups of copies. Where
     # heads of 256 leave no room for that, there are no such groups.
     fits = case.dtype != FP32 and not (case.tile_rows == 128 and case.key_dim > 128 and case.arch not in WIDE)
@@ -107,18 +107,21 @@ def check_compiles(case: Case, **options: object) -> None:
         assert min(kernel.under_way) >= 2
 
 
-# Each architecture, tile class, element type and size of heads, and the pairs of them that have gone wrong.
+# Each architecture, tile class, element type and size of heads, and the pairs of them that have gone wrong: among them wide
+# tiles where they have instructions of their own, float8, and what hardly fits. With 16 rows all architectures are alike;
+# heads of 256 for sm_90 are compiled below, with options.
 SELECTION = [
-    *(Case(90, dtype, rows) for dtype in (BF16, FP8) for rows in TILE_ROWS),
-    *(Case(100, BF16, rows) for rows in TILE_ROWS),
-    *(Case(arch, BF16, 64) for arch in (80, 120)),
-    *(Case(arch, BF16, 64, 256, 256) for arch in (89, 90)),
+    *(Case(90, BF16, rows) for rows in TILE_ROWS),
+    Case(89, FP8, 16),
+    Case(90, FP8, 128),
+    Case(100, FP8, 64),
+    Case(100, BF16, 128),
+    Case(80, BF16, 64),
+    Case(89, BF16, 64, 256, 256),
     Case(90, FP16, 64, 64, 64),
     Case(90, FP32, 16),
     Case(90, BF16, 64, 96, 96),
     Case(86, BF16, 64, 192),
-    Case(89, FP8, 16),
-    Case(100, FP8, 64),
     Case(120, BF16, 128),
 ]
 EVERYTHING = [
@@ -163,7 +166,12 @@ def test_rows_that_no_tile_fits_beside_are_refused() -> None:
         compile_attention(Case(89, FP32, 128, 256, 256))
 
 
-@pytest.mark.parametrize(("arch", "cache_dtype"), [(80, BF16), (100, BF16), (90, FP8), (120, FP8)], ids=str)
+# The oldest, without float8, and the newest.
+@pytest.mark.parametrize(
+    ("arch", "cache_dtype"),
+    [(80, BF16), (120, FP8), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((100, BF16), (90, FP8)))],
+    ids=str,
+)
 def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     # As from Triton 3.10 on.
     monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", False)
@@ -226,7 +234,7 @@ def test_what_grows_with_the_work_is_in_a_grids_first_dimension() -> None:
     cache = torch.zeros(4, 16, 8, 128, dtype=BF16)
     ints, rows = torch.zeros(many + 1, dtype=torch.int32), torch.zeros(many, 1, 1)
     tables, partials = ints.view(1, many + 1), (torch.zeros(many, 1, 1), torch.zeros(many, 1))
-    with compile_only(90) as compiled:
+    with grids_only() as grids:
         attend_items(
             query, cache, cache, tables, ints[:8], torch.zeros(many, 6, dtype=torch.int32), query.clone(),
             torch.zeros(0, 32, 128), torch.zeros(0, 32), tile_rows=16, scale=1.0,
@@ -236,7 +244,7 @@ def test_what_grows_with_the_work_is_in_a_grids_first_dimension() -> None:
         write_cache(new, new, cache, cache, torch.zeros(many, dtype=torch.int64))
         BlockCopier([cache]).launch(torch.zeros(many, 3, dtype=torch.int32))
         advance_rows(ints[:many], torch.zeros(many, dtype=torch.int64), tables, ints[:many], block_size=16)
-    assert [kernel.grid for kernel in compiled] == [
+    assert grids == [
         (8 * many,),
         (many, 1),
         (many, 1),

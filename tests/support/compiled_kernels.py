@@ -30,15 +30,13 @@ class Compiled:
     """One kernel's machine code.
 
     Attributes:
-        grid: of the launch.
         spills: loads and stores of registers that did not fit.
         spills_in_loops: those that are paid for again and again.
         under_way: of each loop, how many groups of copies into shared memory a turn begins without waiting for.
         fp_fusion: whether a product and the sum that it goes into may become one instruction.
-        operations: instruction names.
+        operations: PTX instructions, by the first two parts of their names.
     """
 
-    grid: tuple[int, ...]
     shared: int
     registers: int
     spills: int
@@ -99,9 +97,9 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
     compiled: list[Compiled] = []
     run = JITFunction.run
 
-    def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        compiled.append(_examine(kernel, grid))
+    def compile_instead(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, warmup=True, **kwargs)
+        compiled.append(_examine(kernel))
         return kernel
 
     with pytest.MonkeyPatch.context() as patch:
@@ -110,20 +108,47 @@ def compile_only(arch: int) -> Iterator[list[Compiled]]:
         yield compiled
 
 
-def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
+@contextmanager
+def grids_only() -> Iterator[list[tuple[int, ...]]]:
+    """Inside, launches compile and run nothing; yields the list of their grids."""
+    grids: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", lambda self, *args, grid, warmup, **kwargs: grids.append(grid))
+        patch.setattr(driver, "_active", NoGpu(90))
+        yield grids
+
+
+def _examine(kernel: Any) -> Compiled:
+    usage = _dump("--dump-resource-usage", kernel)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found
+    registers, stack = map(int, found.groups())
+    # Disassembling takes longer than most passes of the compiler. What spills, spills onto the stack.
+    spills, in_loops = _count_spills(_dump("--dump-sass", kernel)) if stack else (0, 0)
+    loops = kernel.asm["ttgir"].split("scf.for")[1:]
+    return Compiled(
+        kernel.metadata.shared,
+        registers,
+        spills,
+        in_loops,
+        [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))],
+        kernel.metadata.enable_fp_fusion,
+        set(re.findall(r"^\s+(?:@!?%\w+\s+)?([a-z0-9_]+\.[a-z0-9_]+)", kernel.asm["ptx"], re.MULTILINE)),
+    )
+
+
+def _dump(what: str, kernel: Any) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage, sass = (
-            subprocess.run([_TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
-            for what in ("--dump-resource-usage", "--dump-sass")
-        )
+        return subprocess.run(
+            [_TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True
+        ).stdout
+
+
+def _count_spills(sass: str) -> tuple[int, int]:
+    """All loads and stores of registers that did not fit, and those in loops."""
     instructions = re.findall(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@!?\w+ )?([A-Z0-9]+)(.*)", sass, re.MULTILINE)
-    operations = [operation for _, operation, _ in instructions]
-    registers = re.search(r"REG:(\d+)", usage)
-    assert registers
-    loops = kernel.asm["ttgir"].split("scf.for")[1:]
-    under_way = [int(wait[1]) for loop in loops if (wait := re.search(r"async_wait .*num = (\d+)", loop))]
     spills = [int(address, 16) for address, operation, _ in instructions if operation in ("LDL", "STL")]
     # A loop goes from where a branch goes back to, to that branch.
     jumps = [
@@ -131,14 +156,4 @@ def _examine(kernel: Any, grid: tuple[int, ...]) -> Compiled:
         for address, operation, rest in instructions
         if operation == "BRA" and (target := re.search(r"0x([0-9a-f]+)", rest))
     ]
-    in_loops = sum(any(start <= address <= end for start, end in jumps) for address in spills)
-    return Compiled(
-        grid,
-        kernel.metadata.shared,
-        int(registers[1]),
-        len(spills),
-        in_loops,
-        under_way,
-        kernel.metadata.enable_fp_fusion,
-        set(operations),
-    )
+    return len(spills), sum(any(start <= address <= end for start, end in jumps) for address in spills)
