@@ -15,7 +15,13 @@ BACKENDS = ("auto", "native", "torch", "triton")
 
 
 def make_backend(
-    name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, max_num_seqs: int, max_model_len: int
+    name: str,
+    pool: KVPool,
+    dtype: torch.dtype,
+    num_query_heads: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    max_drafts: int = 0,
 ) -> AttentionBackend:
     """The backend of that name over ``pool``; "auto" is Triton on a GPU; on a CPU compiled code where it can be, or torch.
 
@@ -24,6 +30,7 @@ def make_backend(
         num_query_heads: of the first layer.
         max_num_seqs: sequences in a batch at most.
         max_model_len: tokens of a sequence at most.
+        max_drafts: rows of drafts that each sequence of a decoding batch may have.
 
     Raises:
         ValueError: there is no such backend, it cannot run here, or it cannot take the pool.
@@ -50,4 +57,4 @@ def make_backend(
 
     if not on_gpu and not interpreted():
         raise ValueError("attention_backend: 'triton' needs a GPU, or TRITON_INTERPRET=1 to interpret kernels, slowly")
-    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len)
+    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len, max_drafts=max_drafts)

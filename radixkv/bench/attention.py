@@ -95,6 +95,7 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
     from radixkv.attention.triton.cost_model import whole_from
     from radixkv.attention.triton.launches import PartialResults
     from radixkv.attention.triton.padded_decode import PaddedDecode
+    from radixkv.attention.triton.work_items import HeadShape
 
     backend = TritonBackend(pool, torch.bfloat16, HEADS, len(batch.tables), max_tokens(batch))
     prepared = backend.prepare(batch)
@@ -102,7 +103,8 @@ def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False)
         return layer_work(prepared, rows, len(pool.layers))
     flat = prepared.plan.is_flat
     whole = flat and rows >= whole_from(KV_HEADS, backend.placement)
-    padded = PaddedDecode(rows, backend, flat, PartialResults(pool.keys[0].device), whole)
+    wide = () if flat else tuple(prepared.host_items(HeadShape(KV_HEADS, HEADS // KV_HEADS)).by_tile)
+    padded = PaddedDecode(rows, backend, wide, PartialResults(pool.keys[0].device), whole)
     assert padded.load(prepared)
     return layer_work(padded, rows, len(pool.layers))
 

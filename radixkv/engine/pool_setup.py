@@ -35,12 +35,19 @@ def set_up_pool(
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
+    max_drafts = 0 if config.speculation is None else MAX_DRAFTS_PER_SEQUENCE
+    max_logit_rows = config.max_num_seqs
+    if max_drafts:
+        max_logit_rows = min(max_logit_rows * (1 + max_drafts), config.max_num_batched_tokens)
+
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
             pool = KVPool(runner.layer_shapes, num_blocks, block_size, element_type, loaded.device)
         else:
             pool = Fp8KVPool(runner.layer_shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
-        runner.use_pool(pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager)
+        runner.use_pool(
+            pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager, max_drafts
+        )
         return pool
 
     def measure_graphs() -> int:
@@ -48,9 +55,6 @@ def set_up_pool(
         use_pool(1)
         return runner.measure_graphs(lambda: free_memory(loaded.device))
 
-    max_logit_rows = config.max_num_seqs
-    if config.speculation is not None:
-        max_logit_rows = min(max_logit_rows * (1 + MAX_DRAFTS_PER_SEQUENCE), config.max_num_batched_tokens)
     if num_blocks is None:
         num_blocks = choose_num_blocks(
             block_nbytes(runner.layer_shapes, block_size, element_type),

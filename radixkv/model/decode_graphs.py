@@ -1,13 +1,15 @@
 """Decoding steps as CUDA graphs, captured when the engine starts.
 
-There is a graph for each padded batch size and kind: for batches that share, for those that do not, and, where these are so
-large that no row's keys are split, for those without a merge. What changes between
-steps lies in the buffers of a `PaddedDecode`. All graphs write their logits into one buffer, and use one another's memory.
+There is a graph for each padded number of rows and set of tile classes that a batch may have, so that none is launched empty;
+and, where batches that share nothing are so large that no row's keys are split, one without a merge. Drafts are rows like
+others; with them there are a few larger sizes. What changes between steps lies in the buffers of a `PaddedDecode`. All graphs
+write their logits into one buffer, and use one another's memory.
 Without a GPU, as in tests, the model runs eagerly over the same buffers.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +21,12 @@ from tqdm.auto import tqdm
 
 from radixkv.attention import AttentionBatch
 from radixkv.attention.triton import TritonAttention, TritonBackend
-from radixkv.attention.triton.buffers import padded_sizes
+from radixkv.attention.triton.buffers import drafting_sizes, padded_sizes
 from radixkv.attention.triton.cost_model import whole_from
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.model.cuda_graph import GraphCapture, Replay
+from radixkv_kernels import TILE_ROWS
 
 _log = logging.getLogger(__name__)
 
@@ -41,12 +44,12 @@ class GraphKind(NamedTuple):
 
     Attributes:
         size: rows, padding included.
-        flat: whether only for batches that share nothing.
-        whole: and only for those none of whose rows is split.
+        wide: tile classes that it launches beside the narrowest one; none: for batches that share nothing, or among few only.
+        whole: only for batches that share nothing, and none of whose rows is split.
     """
 
     size: int
-    flat: bool
+    wide: tuple[int, ...] = ()
     whole: bool = False
 
 
@@ -57,6 +60,7 @@ class DecodeGraphs:
         backend: plans the batches.
         forward: runs the model on a `PaddedDecode`.
         max_num_seqs: sequences in a batch at most.
+        max_drafts: rows of drafts that each of them may have.
         capture: how work is captured; None: as CUDA graphs on a GPU, not at all elsewhere.
         clock: seconds.
 
@@ -69,6 +73,7 @@ class DecodeGraphs:
         backend: TritonBackend,
         forward: Forward,
         max_num_seqs: int,
+        max_drafts: int = 0,
         *,
         capture: Capture | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -77,7 +82,8 @@ class DecodeGraphs:
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
-        self.kinds = kinds_in_order(max_num_seqs, whole_from(fewest_heads, backend.placement))
+        self._wide = tuple(rows for rows in TILE_ROWS[1:] if rows <= backend.placement.widest_in_decoding)
+        self.kinds = kinds_in_order(max_num_seqs, max_drafts, self._wide, whole_from(fewest_heads, backend.placement))
         self._backend = backend
         self._forward = forward
         self._capture = capture
@@ -108,7 +114,7 @@ class DecodeGraphs:
             self._captured.clear()
             self._logits = None
             self._partials = PartialResults(self._backend.pool.keys[0].device)
-        self._for_batch = _choices(self._captured)
+        self._for_batch = _choices(self._captured, self._wide)
 
     def _capture_all(self, kinds: Sequence[GraphKind]) -> None:
         end = self._clock() + MAX_CAPTURE_SECONDS
@@ -119,7 +125,7 @@ class DecodeGraphs:
                     len(self._captured), len(self.kinds), MAX_CAPTURE_SECONDS,
                 )  # fmt: skip
                 return
-            padded = PaddedDecode(kind.size, self._backend, kind.flat, self._partials, kind.whole)
+            padded = PaddedDecode(kind.size, self._backend, kind.wide, self._partials, kind.whole)
             self._captured[kind] = padded, self._capture(partial(self._compute, padded))
 
     def run(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor | None:
@@ -127,6 +133,7 @@ class DecodeGraphs:
 
         Args:
             token_ids: int64, one per row in the batch's order, on the device.
+            batch: of which every row's logits are wanted.
         """
         assert isinstance(batch, TritonAttention)
         kinds = self._for_batch.get((len(token_ids), batch.plan.is_flat), ())
@@ -143,34 +150,47 @@ class DecodeGraphs:
     def _compute(self, padded: PaddedDecode) -> None:
         logits = self._forward(padded)
         if self._logits is None:  # outside any graph: before it is captured, work is run
-            self._logits = logits.new_empty(max(self.kinds).size, logits.shape[1])
+            self._logits = logits.new_empty(max(kind.size for kind in self.kinds), logits.shape[1])
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def kinds_in_order(max_num_seqs: int, whole_from: int) -> list[GraphKind]:
+def kinds_in_order(max_num_seqs: int, max_drafts: int, wide: tuple[int, ...], whole_from: int) -> list[GraphKind]:
     """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
 
-    The largest is the first: it takes the memory that all use, and can stand in for each of them. Then powers of two.
+    The largest is the first: it takes the memory that all use, and can stand in for each of them. Then the largest without
+    drafts, and powers of two.
 
     Args:
+        max_drafts: rows of drafts that each sequence may have.
+        wide: tile classes beside the narrowest one.
         whole_from: from this size on, there is also one for batches none of whose rows is split.
     """
-    sizes = padded_sizes(max_num_seqs)
+    sizes, with_drafts = padded_sizes(max_num_seqs), drafting_sizes(max_num_seqs, max_drafts)
     order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
     # One sequence shares nothing.
-    kinds = [GraphKind(size, flat) for size in order for flat in ((False, True) if size > 1 else (True,))]
-    return kinds + [GraphKind(size, True, whole=True) for size in order if size >= whole_from]
+    kinds = [GraphKind(size, tiles) for size in order for tiles in ((wide, ()) if size > 1 else ((),))]
+    drafting = [GraphKind(size, wide) for size in reversed(with_drafts)]
+    some = [tiles for count in range(1, len(wide)) for tiles in itertools.combinations(wide, count)]
+    return [
+        *drafting[:1],
+        *kinds,
+        *drafting[1:],
+        *(GraphKind(size, (), whole=True) for size in order if size >= whole_from),
+        *(GraphKind(size, tiles) for size in order if size > 1 for tiles in some),
+    ]
 
 
-def _choices(captured: Iterable[GraphKind]) -> dict[tuple[int, bool], list[GraphKind]]:
-    """For each number of rows, flat or not, the smallest graphs that take them. One for batches that share takes any."""
+def _choices(captured: Iterable[GraphKind], wide: tuple[int, ...]) -> dict[tuple[int, bool], list[GraphKind]]:
+    """For each number of rows, flat or not, the smallest graphs that take them, fewest launches first.
+
+    Up to the first that takes any: one with all tile classes, or for batches that share nothing one that merges.
+    """
     chosen: dict[tuple[int, bool], list[GraphKind]] = {}
-    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, not kind.flat)):
+    for kind in sorted(captured, key=lambda kind: (kind.size, not kind.whole, len(kind.wide), kind.wide)):
         for num_rows in range(1, kind.size + 1):
-            for is_flat in (True, False) if not kind.flat else (True,):
+            for is_flat in (True, False) if not kind.whole else (True,):
                 kinds = chosen.setdefault((num_rows, is_flat), [])
-                # What a whole one does not take, the next does.
-                if all(known.whole for known in kinds):
+                if not any((is_flat and not known.whole) or known.wide == wide for known in kinds):
                     kinds.append(kind)
     return chosen
 

@@ -20,6 +20,7 @@ from radixkv.attention import AttentionBackend, AttentionOptions
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention
+from radixkv.attention.query_batch import ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -108,17 +109,28 @@ class ModelRunner:
         """What each attention layer stores a token, in the order of the pool's layers."""
         return [self._probed[layer_idx] for layer_idx in self._layer_of]
 
-    def use_pool(self, pool: KVPool, backend: str, max_num_seqs: int, max_model_len: int, enforce_eager: bool) -> None:
+    def use_pool(
+        self,
+        pool: KVPool,
+        backend: str,
+        max_num_seqs: int,
+        max_model_len: int,
+        enforce_eager: bool,
+        max_drafts: int = 0,
+    ) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
 
         Args:
+            max_drafts: rows of drafts that each sequence of a decoding batch may have.
             enforce_eager: no CUDA graphs for decoding; otherwise `capture_graphs` makes them.
 
         Raises:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
-        self._backend = make_backend(backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len)
+        self._backend = make_backend(
+            backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len, max_drafts
+        )
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         if self._device.type == "cuda":
@@ -129,7 +141,7 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs)
+            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs, max_drafts)
 
     @torch.inference_mode()
     def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:
@@ -216,13 +228,14 @@ class ModelRunner:
         batch = self._backend.prepare(model_input.queries)
         order, row_starts = batch.order, batch.row_starts
         token_ids = self._token_ids(model_input, order, row_starts, device_tokens)
-        if self._graphs is not None and bool((num_new == 1).all() and (num_logits == 1).all()):
+        # Sequences that decode, with drafts or without: of all their rows logits are wanted.
+        if self._graphs is not None and np.array_equal(num_new, num_logits):
             decoded = self._graphs.run(token_ids, batch)
             if decoded is not None:
                 return decoded
         stops = np.empty(len(order), dtype=np.int64)
         stops[order] = row_starts[1:]
-        keep = _ranges(stops - num_logits, num_logits)
+        keep = ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
         self._native = batch if isinstance(batch, NativeAttention) else None
@@ -242,7 +255,7 @@ class ModelRunner:
         """The packed batch's tokens on the device in the backend's order, those that never left it among them."""
         num_new = model_input.queries.num_new
         starts = num_new.cumsum() - num_new
-        known = model_input.token_ids[_ranges(starts[order], num_new[order])]
+        known = model_input.token_ids[ranges(starts[order], num_new[order])]
         token_ids = to_device(torch.from_numpy(known), self._device)
         indices = model_input.device_indices[order]
         (on_device,) = (indices != HOST_TOKEN).nonzero()
@@ -361,12 +374,6 @@ class ModelRunner:
         self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         self._calls[layer_idx] = query.shape[1], options
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-
-
-def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``starts[i], starts[i] + 1, ...``, ``counts[i]`` numbers each, one range after the other."""
-    offsets: NDArray[np.int64] = starts - counts.cumsum() + counts
-    return np.arange(counts.sum()) + offsets.repeat(counts)
 
 
 def _attention_function(

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Chunk, Table, query_batch
+from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import build_supported
 
-from radixkv.attention.triton import TritonBackend
+from radixkv.attention.triton import TritonBackend, cost_model
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
@@ -27,9 +27,9 @@ from radixkv.model.runner import ModelRunner
 VOCABULARY = 50
 
 
-def make_backend(max_num_seqs: int, max_model_len: int = 64) -> TritonBackend:
+def make_backend(max_num_seqs: int, max_model_len: int = 64, max_drafts: int = 0) -> TritonBackend:
     pool = KVPool([LayerShape(1, 4, 4)], 1, 16, torch.float32)
-    return TritonBackend(pool, torch.float32, 1, max_num_seqs, max_model_len, multiprocessors=1)
+    return TritonBackend(pool, torch.float32, 1, max_num_seqs, max_model_len, multiprocessors=1, max_drafts=max_drafts)
 
 
 class Model:
@@ -102,15 +102,27 @@ def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
 
 
 def test_sizes_of_most_use_come_first() -> None:
-    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 1000)))
+    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 0, (64,), 1000)))
     assert sizes[:9] == [224, 128, 64, 32, 16, 8, 4, 2, 1]
     assert sizes[9:12] == [192, 160, 112]
-    assert kinds_in_order(1, 2) == [GraphKind(1, True)]
-    kinds = kinds_in_order(200, 150)
-    assert [kind for kind in kinds if kind.size < 3] == [(2, False, False), (2, True, False), (1, True, False)]
+    assert kinds_in_order(1, 0, (64,), 2) == [GraphKind(1)]
+    kinds = kinds_in_order(200, 0, (64,), 150)
+    assert [kind for kind in kinds if kind.size < 3] == [GraphKind(2, (64,)), GraphKind(2), GraphKind(1)]
     # Last, for the others can stand in for them.
-    assert kinds[-2:] == [GraphKind(192, True, True), GraphKind(160, True, True)]
-    assert kinds[:2] == [GraphKind(224, False), GraphKind(224, True)]
+    assert kinds[-2:] == [GraphKind(192, whole=True), GraphKind(160, whole=True)]
+    assert kinds[:2] == [GraphKind(224, (64,)), GraphKind(224)]
+    # As many for each size as there are sets of tile classes, those that can do with fewer launches last.
+    in_turn = kinds_in_order(200, 0, (64, 128), 1000)
+    assert [kind.wide for kind in in_turn if kind.size == 96] == [(64, 128), (), (64,), (128,)]
+    assert in_turn[-1] == GraphKind(10, (128,))
+
+
+def test_with_drafts_there_are_a_few_larger_sizes() -> None:
+    """The largest is the first."""
+    kinds = kinds_in_order(64, 4, (64,), 1000)
+    assert kinds[0] == GraphKind(320, (64,))
+    assert kinds[1:3] == [GraphKind(64, (64,)), GraphKind(64)]
+    assert [kind.size for kind in kinds if kind.size > 64] == [320, 304, 240, 192, 144, 112, 80]
 
 
 def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
@@ -129,6 +141,59 @@ def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
         chunks = [Chunk(table, 1900 if long and number == 0 else 3, 1) for number, table in enumerate(tables)]
         assert graphs.run(torch.arange(13), backend.prepare(query_batch(chunks))) is not None
         assert sizes == [expected]
+
+
+@pytest.mark.parametrize(
+    ("side_by_side", "nodes", "expected"),
+    [
+        (True, [(32, 16)], ()),  # each of two rows, whose eight heads fit the narrowest tile
+        (True, [(4, 16)], (64,)),
+        (False, [(32, 16)], ()),
+        (False, [(8, 16)], (64,)),
+        (False, [(1, 16)], (128,)),
+        (False, [(1, 16), (8, 16)], (64, 128)),
+        (False, [], ()),
+    ],
+)
+def test_tile_classes_that_a_batch_does_not_have_are_not_launched(
+    side_by_side: bool, nodes: list[tuple[int, int]], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 sequences below nodes of so many blocks, each with 32 heads in groups of 4."""
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(pool, torch.bfloat16, 32, 64, 1600, multiprocessors=132, side_by_side=side_by_side)
+    launched: list[tuple[int, ...]] = []
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        launched.append(tuple(padded.items(HeadShape(8, 4)).by_tile))
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 64, capture=Capture())
+    graphs.capture()
+    launched.clear()
+    batch = backend.prepare(query_batch(shared_chunks(64, nodes)))
+    assert graphs.run(torch.zeros(64, dtype=torch.int64), batch) is not None
+    assert launched == [(16, *expected)]
+    # There are few of them, and each size has the one that takes any batch.
+    assert len(graphs.kinds) <= len({kind.size for kind in graphs.kinds}) * (2 if side_by_side else 4) + 1
+
+
+def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -> None:
+    backend, capture = make_backend(4, max_drafts=4), Capture()
+    graphs = DecodeGraphs(backend, Model(), 4, 4, capture=capture)
+    graphs.capture()
+    assert max(kind.size for kind in graphs.kinds) == 20
+    for counts in ([3, 1, 5, 2], [5, 5, 5, 5], [1, 1, 1], [2]):
+        chunks = [Chunk(Table([100 - i]), 3, count) for i, count in enumerate(counts)]
+        batch = backend.prepare(query_batch(chunks))
+        tokens = [torch.arange(count) + 10 * i for i, count in enumerate(counts)]
+        capture.num_replayed = 0
+        logits = graphs.run(torch.cat([tokens[i] for i in batch.order]), batch)
+        assert logits is not None
+        assert capture.num_replayed == 1
+        assert logits.argmax(-1).tolist() == (torch.cat(tokens) + 10).tolist()
+    many = backend.prepare(query_batch([Chunk(Table([0, 1]), 3, 21)]))
+    assert graphs.run(torch.zeros(21, dtype=torch.int64), many) is None
 
 
 def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:

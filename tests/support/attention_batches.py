@@ -40,6 +40,17 @@ def query_batch(chunks: Sequence[Chunk]) -> QueryBatch:
     return QueryBatch([chunk.table for chunk in chunks], *(np.array(column, dtype=np.int64) for column in columns))
 
 
+def shared_chunks(num_rows: int, levels: list[tuple[int, int]]) -> list[Chunk]:
+    """Decoding under nodes of ``(how many, blocks each)`` per level; new sequences at each call."""
+    numbers = itertools.count()
+    nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
+    chunks = []
+    for row in range(num_rows):
+        path = [block for level in nodes for block in level[row * len(level) // num_rows]]
+        chunks.append(Chunk(Table([*path, next(numbers)]), len(path) * 16, 1))
+    return chunks
+
+
 @dataclass
 class Batch:
     """Sequences over one pool, with the keys and values of every position written out beside it."""

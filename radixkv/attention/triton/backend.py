@@ -37,6 +37,9 @@ from radixkv_kernels.target import current_target
 # Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
 _STEPS_PER_PLAN = 512
 
+# A sequence with more new tokens than a long draft is a prompt.
+_MOST_DECODING_ROWS = 32
+
 
 class TritonBackend:
     """Plans batches over one pool and attends them.
@@ -50,6 +53,7 @@ class TritonBackend:
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
         side_by_side: whether tile classes of a decoding batch run at the same time; None: what the cost model says.
+        max_drafts: rows of drafts that each sequence of a decoding batch may have beside its own.
 
     Attributes:
         pool: as given.
@@ -73,6 +77,7 @@ class TritonBackend:
         sharing: SharingRule | None = None,
         multiprocessors: int | None = None,
         side_by_side: bool | None = None,
+        max_drafts: int = 0,
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
@@ -94,7 +99,7 @@ class TritonBackend:
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
-        self.buffers = BatchBuffers(max_sequences, max_blocks, device)
+        self.buffers = BatchBuffers(max_sequences, max_blocks, device, max_drafts)
         self.pool_layers = PoolLayers(pool)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
@@ -135,7 +140,7 @@ class TritonAttention:
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
         placement: how tile classes share the GPU. Those of a batch with prompts, whose wide tiles fill it, never run side by
-            side.
+            side; those of one with drafts do.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class TritonAttention:
         self.rows = rows
         self.buffers = buffers
         self.dtype = dtype
-        decodes = plan.num_rows == len(plan.order)
+        decodes = int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
         self.placement = placement if decodes else replace(placement, side_by_side=False)
         self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)

@@ -58,6 +58,20 @@ def padded_sizes(max_rows: int) -> list[int]:
     return sorted({padded_size(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
+def drafting_sizes(max_sequences: int, max_drafts: int) -> list[int]:
+    """Further sizes for batches of which sequences have drafts: a few, each about a quarter larger than the one before.
+
+    Args:
+        max_sequences: in a batch.
+        max_drafts: rows of drafts for each of them.
+    """
+    most = padded_size(max_sequences * (1 + max_drafts))
+    sizes = [padded_size(max_sequences)]
+    while sizes[-1] < most:
+        sizes.append(min(most, -(-5 * sizes[-1] // 64) * 16))
+    return sizes[1:]
+
+
 class BatchBuffers:
     """Tables and rows in one buffer, so that one upload and one scatter bring whatever a step changes::
 
@@ -67,14 +81,15 @@ class BatchBuffers:
         max_sequences: in a batch.
         max_blocks: of a sequence.
         device: where attention runs.
+        max_drafts: rows of drafts for each sequence of a decoding batch.
 
     Attributes:
         tables: int32 ``[max_sequences, max_blocks]``: `AttentionPlan.block_ids` on the device.
         rows: of the last batch that fits, and padding behind them: as many as any decoding batch is padded to.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device) -> None:
-        capacity = max(8, padded_size(max_sequences))
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_drafts: int = 0) -> None:
+        capacity = max(8, padded_size(max_sequences * (1 + max_drafts)))
         start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
         self.tables = self._buffer[: max_sequences * max_blocks].view(max_sequences, max_blocks)

@@ -92,6 +92,11 @@ class Placement:
     side_by_side: bool = False
     widest_tile: int = TILE_ROWS[-1]
 
+    @property
+    def widest_in_decoding(self) -> int:
+        """Rows of the widest tile that a decoding batch takes, unless a group has more heads."""
+        return 64 if self.side_by_side else self.widest_tile
+
     def places(self, tile_rows: int, alone: bool) -> int:
         """Programs of a tile class that run at once, ``alone`` or beside another class."""
         programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
@@ -119,9 +124,8 @@ def tile_classes(
         most = np.full(len(num_rows), group)
     else:
         most = num_rows * group
-        widest = 64 if placement.side_by_side else placement.widest_tile
-        if widest < TILE_ROWS[-1]:
-            most = np.minimum(most, max(group, widest))
+        if placement.widest_in_decoding < TILE_ROWS[-1]:
+            most = np.minimum(most, max(group, placement.widest_in_decoding))
     return _TILE_ROWS[:-1].searchsorted(most)
 
 
@@ -227,10 +231,13 @@ def max_tiles(num_rows: int, group: int, dtype: torch.dtype, placement: Placemen
     """By tile rows, tiles over the ranges of any batch of so many rows at most, in whatever tree its sequences stand."""
     classes = np.unique(tile_classes(np.arange(1, num_rows + 1), group, dtype, placement)).tolist()
     tiles, fewest_rows = {}, 1
-    for tile_rows in (TILE_ROWS[index] for index in classes):
-        # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one.
-        ranges = num_rows // fewest_rows
-        tiles[tile_rows] = (MAX_LEVELS + 1) * (ranges + num_rows // (tile_rows // group))
+    for index in classes:
+        tile_rows = TILE_ROWS[index]
+        # Ranges of a level have no row in common. One takes this tile if it has too many rows for the narrower one, and one
+        # that is shared has two. Only in the widest one there can be several.
+        shared, private = num_rows // max(2, fewest_rows), num_rows // fewest_rows
+        more = num_rows // (tile_rows // group) if index == classes[-1] else 0
+        tiles[tile_rows] = MAX_LEVELS * (shared + more) + private + more
         fewest_rows = tile_rows // group + 1
     return tiles
 

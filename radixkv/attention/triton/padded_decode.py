@@ -1,9 +1,10 @@
 """A decoding batch in buffers of fixed size and address, as CUDA graphs need them.
 
-A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and every tile class
-has memory for as many items as a batch of that size is ever cut into; the items behind a batch's own have no rows, and their
-programs return at once, so that a tile class that a batch does not have costs a launch. Results are merged, for some rows
-are split in most batches; only a whole batch, none of whose rows is, has a graph without a merge::
+A graph repeats its launches with the same addresses and grids. So rows are padded to the graph's size, and each of its tile
+classes has memory for as many items as a batch of that size is ever cut into; items behind a batch's own have no rows, and
+their programs return at once. There are graphs for each set of tile classes, so that one that a batch does not have is not
+launched. Results are merged, for some rows are split in most batches; only a whole batch, none of whose rows is, has a graph
+without a merge::
 
     rows            | sequences ...               | position -1, slot -1 |
     items           | of the batch, longest first | empty ...            |
@@ -11,6 +12,8 @@ are split in most batches; only a whole batch, none of whose rows is, has a grap
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -89,16 +92,16 @@ class PaddedDecode:
     """One size of decoding batch; `load` a batch, then run the model's layers through `attend`.
 
     Args:
-        num_rows: sequences, padding included.
+        num_rows: padding included; as many as sequences, where none has drafts.
         backend: whose batches are loaded.
-        flat: for batches that share nothing (`AttentionPlan.is_flat`) only: a graph then has no launches of wide tiles, which
-            would cost some microseconds per layer with nothing in them.
+        wide: tile classes that are launched beside the narrowest one, as far as so many rows can take them; none: for
+            batches that share nothing, or among few only.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
-        whole: for flat batches none of whose rows is split; then nothing is merged.
+        whole: for batches that share nothing, and none of whose rows is split; then nothing is merged.
 
     Attributes:
         token_ids: int64 ``[num_rows]``, for the caller to fill.
-        logit_rows: int64 ``[num_rows]``: of each sequence, in the query batch's order, its row in the packed batch.
+        logit_rows: int64 ``[num_rows]``: of each token, in the query batch's order, its row in the packed batch.
         rows: the backend's own, which its next batch overwrites.
     """
 
@@ -106,12 +109,12 @@ class PaddedDecode:
         self,
         num_rows: int,
         backend: TritonBackend,
-        flat: bool,
+        wide: Collection[int],
         partial_results: PartialResults,
         whole: bool = False,
     ) -> None:
         self.num_rows = num_rows
-        self.flat = flat
+        self.wide = wide
         self.whole = whole
         device = backend.pool.keys[0].device
         self.token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -124,7 +127,7 @@ class PaddedDecode:
         self._layers = LayerLaunches(backend.pool_layers)
 
     def load(self, batch: TritonAttention) -> bool:
-        """Replace the batch by one of at most ``num_rows`` sequences; False, and nothing done, where its items do not fit."""
+        """Replace the batch by one of at most ``num_rows`` rows; False, and nothing done, where its items do not fit."""
         assert batch.buffers is self._backend.buffers, "a batch of another backend"
         if batch is not self._batch:
             items = [(buffer, batch.host_items(shape)) for shape, buffer in self._item_buffers.items()]
@@ -132,9 +135,7 @@ class PaddedDecode:
                 return False
             for buffer, own in items:
                 buffer.load(own)
-            row_of = np.empty(len(batch.order), dtype=np.int64)
-            row_of[batch.order] = np.arange(len(batch.order))
-            upload_into(self.logit_rows.view(torch.int32), row_of.view(np.int32))
+            upload_into(self.logit_rows.view(torch.int32), batch.plan.rows_in_query_order().view(np.int32))
             self._batch = batch
         return True
 
@@ -160,9 +161,12 @@ class PaddedDecode:
         if buffer is not None:
             return buffer.items
         backend, num_rows = self._backend, self.num_rows
-        # Where nothing is shared, each row is a range of its own, in the narrowest tiles.
-        tiles = max_tiles(1 if self.flat else num_rows, shape.group, backend.dtype, backend.placement)
-        tiles = {rows: num_rows if self.flat else count for rows, count in tiles.items()}
+        counts = max_tiles(num_rows, shape.group, backend.dtype, backend.placement)
+        narrowest = min(counts)
+        tiles = {rows: count for rows, count in counts.items() if rows == narrowest or rows in self.wide}
+        if not self.wide:
+            # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for what few share.
+            tiles[narrowest] = num_rows
         first = None if self._batch is None else self._batch.host_items(shape)
         max_items = {
             rows: count + max_pieces(rows, count, shape.num_kv_heads, backend.placement)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from support.attention_batches import Chunk, Table, query_batch
+from support.attention_batches import query_batch, shared_chunks
 
 from radixkv.attention.triton import TritonBackend
 from radixkv.attention.triton.buffers import padded_size, padded_sizes
@@ -15,10 +13,11 @@ from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
-from radixkv_kernels import NO_PARTIAL
+from radixkv_kernels import NO_PARTIAL, TILE_ROWS
 
 SHAPE = HeadShape(8, 4)
 CPU = torch.device("cpu")
+WIDE = TILE_ROWS[1:]
 
 
 def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBackend:
@@ -35,17 +34,6 @@ def make_backend(num_rows: int, max_blocks: int, dtype: torch.dtype) -> TritonBa
     )
 
 
-def shared_chunks(num_rows: int, levels: list[tuple[int, int]]) -> list[Chunk]:
-    """Decoding under nodes of ``(how many, blocks each)`` per level; new sequences at each call."""
-    numbers = itertools.count()
-    nodes = [[[next(numbers) for _ in range(blocks)] for _ in range(count)] for count, blocks in levels]
-    chunks = []
-    for row in range(num_rows):
-        path = [block for level in nodes for block in level[row * len(level) // num_rows]]
-        chunks.append(Chunk(Table([*path, next(numbers)]), len(path) * 16, 1))
-    return chunks
-
-
 @pytest.mark.parametrize("num_rows", [8, 64, 256])
 def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
     """One long node cut into many pieces, or several levels: memory is allocated when the first batch of a size is met."""
@@ -54,7 +42,7 @@ def test_a_padded_batch_holds_other_trees_than_the_first(num_rows: int) -> None:
     for levels in ([(1, 2000)], [(1, 8000)], [(1, 500), (4, 300), (num_rows // 2, 200)]):
         batch = backend.prepare(query_batch(shared_chunks(num_rows, levels)))
         if padded is None:
-            padded = PaddedDecode(num_rows, backend, False, PartialResults(CPU))
+            padded = PaddedDecode(num_rows, backend, WIDE, PartialResults(CPU))
             assert padded.load(batch)
             padded.items(SHAPE)
         assert padded.load(batch)
@@ -77,7 +65,7 @@ def test_only_tiles_that_a_batch_can_take_are_launched() -> None:
     for num_rows, dtype, tiles in ((4, torch.bfloat16, [16]), (8, torch.bfloat16, [16, 64]), (64, torch.float32, [16])):
         backend = make_backend(num_rows, 8001, dtype)
         batch = backend.prepare(query_batch(shared_chunks(num_rows, [(1, 8000)])))
-        padded = PaddedDecode(num_rows, backend, False, PartialResults(CPU))
+        padded = PaddedDecode(num_rows, backend, WIDE, PartialResults(CPU))
         assert padded.load(batch)
         assert list(padded.items(SHAPE).by_tile) == tiles
 
@@ -86,7 +74,7 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
     """Also of a plan that is smaller than the one before it, of which nothing may be left."""
     backend = make_backend(40, 600, torch.bfloat16)
     batch = backend.prepare(query_batch(shared_chunks(40, [(1, 500), (4, 20)])))
-    padded = PaddedDecode(40, backend, False, PartialResults(CPU))
+    padded = PaddedDecode(40, backend, WIDE, PartialResults(CPU))
     assert padded.load(batch)
     fixed_items = padded.items(SHAPE)
     where = [
@@ -113,7 +101,7 @@ def test_fixed_buffers_hold_the_plan_and_padding_behind_it() -> None:
 
 def test_each_row_of_a_whole_batch_has_an_item_and_padding_sees_nothing() -> None:
     backend = make_backend(6, 10, torch.bfloat16)
-    padded = PaddedDecode(6, backend, True, PartialResults(CPU), whole=True)
+    padded = PaddedDecode(6, backend, (), PartialResults(CPU), whole=True)
     (items,) = padded.items(SHAPE).by_tile.values()
     nothing = [[row, 1, 0, 0, 0, NO_PARTIAL] for row in range(6)]
     assert items.tolist() == nothing

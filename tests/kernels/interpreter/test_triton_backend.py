@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from radixkv.attention.triton.launches import PartialResults, run_side_by_side
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import LayerShape
+from radixkv_kernels import TILE_ROWS
 
 
 class Repeatable:
@@ -106,17 +107,18 @@ def test_every_row_attends_to_exactly_its_own_tokens(
         check(batch, make_backend(batch, group), group, softcap, window, with_sinks)
 
 
-def grow(batch: Batch) -> Batch:
-    """The batch one step later: every chunk's tokens are computed, and each sequence has one token more."""
+def grow(batch: Batch, num_new: Sequence[int] | None = None) -> Batch:
+    """The batch one step later: every chunk's tokens are computed, and each sequence has one token more, or so many."""
     size = batch.pool.block_size
     free = set(range(batch.pool.num_blocks)).difference(*(chunk.table.block_ids.tolist() for chunk in batch.chunks))
     chunks, keys, values = [], [], []
-    for chunk, key, value in zip(batch.chunks, batch.keys, batch.values, strict=True):
+    counts = num_new or [1] * len(batch.chunks)
+    for chunk, key, value, count in zip(batch.chunks, batch.keys, batch.values, counts, strict=True):
         table = chunk.table
-        if len(key) == len(table.block_ids) * size:
+        if len(key) + count > len(table.block_ids) * size:
             table.block_ids = np.append(table.block_ids, np.int32(free.pop()))
-        chunks.append(Chunk(table, len(key), 1))
-        more_key, more_value = random_tokens(batch.pool, 1)
+        chunks.append(Chunk(table, len(key), count))
+        more_key, more_value = random_tokens(batch.pool, count)
         keys.append(torch.cat([key, more_key]))
         values.append(torch.cat([value, more_value]))
     return Batch(chunks, keys, values, batch.pool)
@@ -275,7 +277,7 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 5, 40, fp8)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(5 + padding, backend, flat, PartialResults(torch.device("cpu")), whole)
+    padded = PaddedDecode(5 + padding, backend, () if flat else TILE_ROWS, PartialResults(torch.device("cpu")), whole)
     everyone = batch = grow(batch)
     for number in range(4):
         if number == 2:
@@ -299,12 +301,32 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
     assert ("_merge" in repeated) == (not whole)
 
 
+def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some sequences more than one token, which see each other as a prompt's do."""
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
+    torch.manual_seed(6)
+    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 4, 40)
+    backend = TritonBackend(batch.pool, torch.float32, 16, 4, 2000, max_drafts=4)
+    check(batch, backend, 8)  # which stores the new tokens
+    padded = PaddedDecode(14, backend, TILE_ROWS, PartialResults(torch.device("cpu")))
+    for counts in ((3, 1, 5, 1), (1, 4, 2, 4)):
+        batch = grow(batch, counts)
+        plain, rows = backend.prepare(query_batch(batch.chunks)), sum(counts)
+        new = [torch.randn(1, heads, rows, 8) for heads in (16, 2, 2)]
+        expected = plain.attend(0, *new, AttentionOptions(0.3))
+        assert padded.load(plain)
+        wide = [torch.nn.functional.pad(tensor, (0, 0, 0, 14 - rows)) for tensor in new]
+        output = padded.attend(0, *wide, AttentionOptions(0.3))
+        torch.testing.assert_close(output[:, :rows], expected)
+        assert not output[:, rows:].any()
+
+
 def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
     batch = make_batch(random.Random(7), LayerShape(2, 8, 8), 16, 2, 150)
     backend = make_backend(batch, 2)
     check(batch, backend, 2)
-    padded = PaddedDecode(2, backend, True, PartialResults(torch.device("cpu")))
+    padded = PaddedDecode(2, backend, (), PartialResults(torch.device("cpu")))
     batch = grow(batch)
     plain = backend.prepare(query_batch(batch.chunks))
     assert padded.load(plain)
