@@ -46,7 +46,7 @@ async def answer_lines(
             yield None
             async with aclosing(_whole_lines(response)) as lines:
                 async for line in lines:
-                    piece = json.loads(line)
+                    piece = _parsed(replica, line)
                     if "error" in piece:
                         raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
                     try:
@@ -59,6 +59,23 @@ async def answer_lines(
     except httpx.TransportError as error:
         raise LostError(f"{replica}: {error!r}", died=accepted and await _is_dead(client)) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
+
+
+def _parsed(replica: str, line: bytes) -> dict[str, Any]:
+    """A line, which is the next piece, or an error.
+
+    Raises:
+        LostError: it is neither, so that nothing can be known of the rest.
+    """
+    try:
+        piece = json.loads(line)
+    except ValueError:
+        piece = None
+    if not isinstance(piece, dict) or not (
+        isinstance(piece.get("finished"), bool) or {"error", "kind"} <= piece.keys()
+    ):
+        raise LostError(f"{replica}: it sent what is no piece of an answer: {line[:100]!r}")
+    return piece
 
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:

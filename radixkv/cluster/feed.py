@@ -31,6 +31,8 @@ _HEADER = struct.Struct("<BI")
 _HASH = np.dtype("<u8")
 # So few at once, because whoever reads them has other things to do in between.
 _HASHES_PER_RECORD = 4096
+# Of a record; a node of a million tokens has hashes of half as many bytes.
+_MAX_RECORD_BYTES = 16 << 20
 
 
 class Kind(IntEnum):
@@ -76,6 +78,8 @@ class RecordReader:
         offset = 0
         while len(data) - offset >= _HEADER.size:
             kind, length = _HEADER.unpack_from(data, offset)
+            if length > _MAX_RECORD_BYTES:
+                raise ValueError(f"expected records of at most {_MAX_RECORD_BYTES} bytes, got one of {length}")
             begin = offset + _HEADER.size
             if len(data) - begin < length:
                 break

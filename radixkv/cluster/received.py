@@ -25,7 +25,14 @@ class Received:
         return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
 
     def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it, to whom a replica that is drained ends nothing."""
+        """Note what is new; returns it as the reader gets it, to whom a replica that is drained ends nothing.
+
+        Raises:
+            ValueError: it is of no such sample; nothing of it is noted.
+        """
+        for part in delta.outputs:
+            if part.index not in range(len(self._outputs)) or not isinstance(part.token_ids, list):
+                raise ValueError(f"expected tokens of samples 0 to {len(self._outputs) - 1}, got {part!r:.100}")
         parts = []
         for part in delta.outputs:
             if part.finish_reason == "abort":

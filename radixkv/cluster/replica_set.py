@@ -300,8 +300,11 @@ class ReplicaSet:
                 raise ConnectionError(f"{name}: {error.response.status_code} {error.response.text:.200}") from error
             raise ConnectionError(f"{name}: {error!r}") from error
         if self.description is None:
+            try:
+                self._router = Router(int(description.identity["block_size"]))
+            except (KeyError, ValueError, TypeError) as error:  # the others shall not be compared with such a one
+                raise ConnectionError(f"{name}: it describes no replica: {error!r}") from error
             self.description, self.capacities = description, [description.capacity]
-            self._router = Router(int(description.identity["block_size"]))
             self._streams = ReplicaStreams(
                 self._router,
                 self._clients,

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -33,6 +33,9 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 # Between two questions whether a replica has room again for what was begun.
 _SECONDS_BETWEEN_ATTEMPTS = 0.25
+
+
+_Piece = TypeVar("_Piece", RequestOutput, BeamSearchOutput)
 
 
 class _MovedError(Exception):
@@ -153,9 +156,11 @@ class ReplicaStreams:
         def body() -> bytes:
             return encode_request(replace(prompt, resume=received.outputs), params, priority, tenant)
 
-        async with aclosing(self._lines(request_id, prompt, body, on_accepted)) as lines:
-            async for line in lines:
-                delta = received.add(decode_delta(line, known))
+        def read(line: Mapping[str, Any]) -> RequestOutput:
+            return received.add(decode_delta(line, known))
+
+        async with aclosing(self._pieces(request_id, prompt, body, read, on_accepted)) as deltas:
+            async for delta in deltas:
                 has_tokens = any(output.token_ids for output in delta.outputs)
                 if has_tokens:
                     metrics.first_token_time = metrics.first_token_time or time.monotonic()
@@ -192,11 +197,14 @@ class ReplicaStreams:
         params = with_answer_form(params, prompt.answer_form)
         metrics = RequestMetrics(arrival_time=time.monotonic())
         body = encode_request(prompt, params, priority, tenant)
-        async with aclosing(self._lines(request_id, prompt, lambda: body, on_accepted)) as lines:
-            async for line in lines:
-                if "beams" in line:
-                    metrics.first_token_time = metrics.finished_time = time.monotonic()
-                    return decode_beams(line, metrics)
+
+        def read(line: Mapping[str, Any]) -> BeamSearchOutput:
+            return decode_beams(line, metrics)
+
+        async with aclosing(self._pieces(request_id, prompt, lambda: body, read, on_accepted)) as results:
+            async for result in results:
+                metrics.first_token_time = metrics.finished_time = time.monotonic()
+                return result
         raise AssertionError("only its result ends a search")
 
     def welcome(self) -> None:
@@ -228,13 +236,19 @@ class ReplicaStreams:
         for ticket in self._tickets.get(client, ()):
             ticket.call_away(died=died)
 
-    async def _lines(
-        self, request_id: str, prompt: Prompt, body: Callable[[], bytes], on_accepted: Callable[[], object] | None
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """Lines of one replica after the other. It does not end by itself: who has the last line leaves it.
+    async def _pieces(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        body: Callable[[], bytes],
+        read: Callable[[Mapping[str, Any]], _Piece],
+        on_accepted: Callable[[], object] | None,
+    ) -> AsyncGenerator[_Piece, None]:
+        """Pieces from one replica after the other. It does not end by itself: who has the last one leaves it.
 
         Args:
             body: of the request, with what was received until now.
+            read: makes a piece of a line.
         """
         hashes = prompt_hashes(prompt.token_ids, prompt.namespace, self._router.block_size)
         losses = Losses(request_id, self._max_attempts)
@@ -256,13 +270,17 @@ class ReplicaStreams:
                                 on_accepted()
                                 on_accepted = None
                             continue
-                        if "beams" in line or any(output[2] for output in line["outputs"]):
+                        try:
+                            piece = read(line)
+                        except (ValueError, TypeError, KeyError) as error:
+                            raise LostError(f"{placement.replica}: it sent no piece of an answer: {error!r}") from error
+                        if isinstance(piece, BeamSearchOutput) or any(output.token_ids for output in piece.outputs):
                             self._router.prefilled(placement)
                             losses.progress()
                             if trial is not None and on_trial:
                                 trial.release()
                                 on_trial = False
-                        yield line
+                        yield piece
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
             except LostError as error:
@@ -312,8 +330,8 @@ class ReplicaStreams:
 
         Raises:
             ValueError: it refuses the request, as any would.
-            RefusedError: it does not take it now.
-            _MovedError: the request was called away, or the last line is not its end.
+            RefusedError: it does not take it now, or not to its end.
+            _MovedError: the request was called away.
             LostError: there is no last line.
         """
         async with aclosing(answer_lines(replica, client, body, self._headers)) as lines:
@@ -326,7 +344,7 @@ class ReplicaStreams:
                     ticket.check()
                     raise
                 except StopAsyncIteration:
-                    raise _MovedError from None  # the last line was not the end: the replica is drained
+                    raise RefusedError(None) from None  # the last line was not the end: the replica is drained
                 finally:
                     ticket.scope = None
                 yield line
