@@ -253,7 +253,11 @@ class BlockMoves(TreeObserver):
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)
             return
-        self._writer.put([part for part, _ in parts], partial(self._rows.to_host, data, self._rows.fence()))
+        self._writer.put(
+            [part for part, _ in parts],
+            partial(self._rows.to_host, data, self._rows.fence()),
+            partial(self._rows.release, data),
+        )
 
     def _num_whole(self, node: Node) -> int:
         return len(node.tokens) // self._block_bytes

@@ -7,13 +7,23 @@ A row is, layer by layer, the block's keys and its values as they are stored, so
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.kv_pool import KVPool
+from radixkv.memory.pages import take_pages
+from radixkv.memory.spare_rows import SpareRows
 from radixkv.memory.upload import to_device
 from radixkv.tiers.pool_rows import PoolRows
+
+Index = slice | NDArray[np.int32]
+
+# Blocks of which a copy by slices is faster than one by indices.
+_SHORTEST_RUN = 4
 
 
 class BlockRows(PoolRows):
@@ -29,8 +39,17 @@ class BlockRows(PoolRows):
         self._stops = np.cumsum([rows.shape[1] for rows in self._rows]).tolist()
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
-        # What rows are copied in: of eight bytes, they take half as long as of one.
+        # What rows are copied in: of eight bytes, scattered ones take half as long as of one.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
+        # Of a pool on the host: each tensor as rows of words, and where they are in a row of all.
+        self._host_rows: list[tuple[NDArray[np.generic], slice]] = []
+        if self._device.type != "cuda":
+            starts = [0, *(stop // self._word.itemsize for stop in self._stops)]
+            columns = [slice(*ends) for ends in pairwise(starts)]
+            self._host_rows = [(rows.numpy().view(self._word), c) for rows, c in zip(self._rows, columns, strict=True)]
+        self._spare = SpareRows(self.nbytes)
+        # Of blocks that `prepare` was called for, the pages are there.
+        self._has_pages = np.zeros(pool.num_blocks, dtype=bool)
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
         """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
@@ -38,13 +57,25 @@ class BlockRows(PoolRows):
         Args:
             block_ids: int32 ``[blocks]``.
         """
-        ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
+        if self._device.type != "cuda":
+            out = self._spare.take(len(block_ids))
+            words = out.numpy().view(self._word)
+            for run, blocks in _runs(block_ids):
+                for part, columns in self._host_rows:
+                    words[run, columns] = part[blocks]
+            return out
         out = torch.empty(len(block_ids), self.nbytes, dtype=torch.uint8, device=self._device)
+        ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
         start = 0
         for rows, stop in zip(self._rows, self._stops, strict=True):
             torch.index_select(rows, 0, ids, out=out[:, start:stop])
             start = stop
         return out
+
+    def release(self, data: torch.Tensor) -> None:
+        """What `read` returned is not used any more, nor what `to_host` made of it. Any thread may call."""
+        if not data.is_cuda:
+            self._spare.give_back(data)
 
     def fence(self) -> torch.cuda.Event | None:
         """Marks what was launched so far, for `write`; None on a CPU, where nothing runs after a call."""
@@ -71,6 +102,22 @@ class BlockRows(PoolRows):
         stream.synchronize()
         return on_host.numpy()
 
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        """Have memory ready for blocks that `write` is to be given; nothing in them changes. Any thread may call.
+
+        Args:
+            block_ids: int32 ``[blocks]``.
+        """
+        if self._device.type == "cuda":
+            return
+        fresh = np.sort(block_ids[~self._has_pages[block_ids]])
+        self._has_pages[fresh] = True
+        for _, blocks in _runs(fresh):
+            if isinstance(blocks, slice):  # for scattered ones, it takes longer than writing does without
+                for rows, _ in self._host_rows:
+                    part = rows[blocks]
+                    take_pages(part.ctypes.data, part.nbytes)
+
     def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
         """Overwrite blocks that nothing else uses; returns when their bytes are in place. Any thread may call.
 
@@ -83,11 +130,10 @@ class BlockRows(PoolRows):
         if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)
             return
-        start, words = 0, data.view(self._word)
-        for rows, stop in zip(self._rows, self._stops, strict=True):
-            # By numpy: torch's assignment by index takes six times as long for bytes.
-            rows.numpy().view(self._word)[block_ids] = words[:, start : stop // self._word.itemsize]
-            start = stop // self._word.itemsize
+        words = data.view(self._word)
+        for run, blocks in _runs(block_ids):
+            for rows, columns in self._host_rows:
+                rows[blocks] = words[run, columns]
 
     def _write_on_gpu(self, block_ids: NDArray[np.int32], data: torch.Tensor, fence: torch.cuda.Event) -> None:
         stream = torch.cuda.Stream(self._device)
@@ -101,3 +147,14 @@ class BlockRows(PoolRows):
                 rows.index_copy_(0, ids, on_device[:, start:stop])
                 start = stop
         stream.synchronize()
+
+
+def _runs(block_ids: NDArray[np.int32]) -> Iterator[tuple[slice, Index]]:
+    """Consecutive ids: where they are in ``block_ids``, and the blocks. Where runs are short, all ids as they are."""
+    breaks = (np.flatnonzero(np.diff(block_ids) != 1) + 1).tolist()
+    if len(block_ids) < _SHORTEST_RUN * len(breaks):
+        yield slice(len(block_ids)), block_ids
+        return
+    for start, stop in pairwise([0, *breaks, len(block_ids)] if len(block_ids) else []):
+        first = int(block_ids[start])
+        yield slice(start, stop), slice(first, first + stop - start)

@@ -20,6 +20,7 @@ import numpy as np
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.scheduling.load_claims import Claim, LoadClaims
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.loader import BlockLoader, Load, LookUp
 from radixkv.tiers.rates import Rates
@@ -56,9 +57,7 @@ class _Wait:
     gives_up_at: float = 0.0
     active: _ActiveLoad | None = None
     num_loads: int = 0  # that were its own
-    num_claimed: int = 0  # blocks that admission will take besides those that the load has taken
-    step: int = -1  # the last one in which it could be admitted
-    yields: bool = False  # it leaves blocks to others, until what they claim changes
+    claim: Claim = field(default_factory=Claim)
     over: bool = False  # it computes what it lacks
 
 
@@ -97,7 +96,7 @@ class PrefixLoads:
         self._not_begun: list[_ActiveLoad] = []
         self._not_sent: list[LookUp] = []
         self._stopped = False
-        self._step = 0
+        self._claims = LoadClaims()
         self._patient = True  # look-ups are answered quickly
         self.num_loads = 0
         self.num_given_up = 0
@@ -113,7 +112,7 @@ class PrefixLoads:
         """Whether a group waits for a look-up, a load, or others' blocks."""
         # One that yields waits for nothing if it is not looked at any more.
         return bool(self._active) or any(
-            self.is_waiting(group) and (not wait.yields or wait.step == self._step)
+            self.is_waiting(group) and (not wait.claim.yields or wait.claim.step == self._claims.step)
             for group, wait in self._waits.items()
         )
 
@@ -122,7 +121,7 @@ class PrefixLoads:
         wait = self._waits.get(group)
         if wait is None or wait.over:
             return False
-        if wait.yields or wait.active is not None:
+        if wait.claim.yields or wait.active is not None:
             return True
         return wait.look_up is not None and wait.look_up.spans is None
 
@@ -149,8 +148,7 @@ class PrefixLoads:
             return False
         if wait.active is not None:
             return True
-        wait.step = self._step
-        wait.yields = False
+        self._claims.can_be_admitted(wait.claim)
         if wait.version == self._cache.version:
             return False
         if wait.look_up is None:
@@ -159,38 +157,43 @@ class PrefixLoads:
             return False
         spans = self._answer(wait.look_up)
         if spans is None:
-            wait.over = self._clock() > wait.gives_up_at
-            return not wait.over
+            if self._clock() <= wait.gives_up_at:
+                return True
+            self._end_waiting(wait)
+            return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
         if num_cached < wait.look_up.start:
             self._look_up(group, wait)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
         if not spans:
-            wait.over = not wait.look_up.spans and not wait.look_up.start  # neither here nor below
+            if not wait.look_up.spans and not wait.look_up.start:  # neither here nor below
+                self._end_waiting(wait)
             wait.version = self._cache.version
             return False
         if wait.num_loads == _MAX_LOADS:
-            wait.over = True
+            self._end_waiting(wait)
             return False
         shared = self._shared_load(wait.look_up, num_cached)
         if shared is not None:
             wait.active = shared
-            wait.num_claimed = self._num_blocks(group) - self._num_common(wait.look_up, shared)
+            num_claimed = self._num_blocks(group) - self._num_common(wait.look_up, shared)
+            self._claims.set(wait.claim, num_claimed, loading=True)
             shared.waiting[group] = None
             return True
         if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
             self.num_not_worth_it += 1
-            wait.over = True
+            self._end_waiting(wait)
             return False
         return self._reserve(group, wait, wait.look_up, spans, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that nobody waits for any more ends as soon as it can."""
         wait = self._waits.pop(group, None)
-        if wait is not None and wait.num_claimed:
-            self._end_yielding()
-        if wait is not None and wait.active is not None:
+        if wait is None:
+            return
+        self._claims.end(wait.claim)
+        if wait.active is not None:
             wait.active.waiting.pop(group, None)
             if not wait.active.waiting:
                 self._end(wait.active)
@@ -210,14 +213,14 @@ class PrefixLoads:
 
     def publish_done(self) -> None:
         """A step begins: publish what has been loaded, and give up what takes too long; those that waited can be admitted."""
-        self._step += 1
+        self._claims.begin_step()
         now = self._clock()
         for active in list(self._active):
             if active.load.done.is_set():
                 self._end(active)
             elif now > active.gives_up_at:
                 for group in active.waiting:
-                    self._waits[group].over = True
+                    self._end_waiting(self._waits[group])
                 self._give_up(active)
 
     def wait_for_progress(self, timeout: float) -> None:
@@ -297,9 +300,9 @@ class PrefixLoads:
         if missing > 0:
             cache.abort(table)
             return False
-        if not nothing_runs and missing + self._num_claimed_by_others(wait) > 0:
+        if not nothing_runs and missing + self._claims.of_others(wait.claim) > 0:
             cache.abort(table)
-            wait.yields = True
+            self._claims.leave_to_others(wait.claim)
             return True
         try:
             cache.reserve(table, stop * size)
@@ -314,29 +317,14 @@ class PrefixLoads:
         self._not_begun.append(active)
         wait.active = active
         wait.num_loads += 1
-        wait.num_claimed = self._num_blocks(group) - table.num_blocks
+        self._claims.set(wait.claim, self._num_blocks(group) - table.num_blocks, loading=True)
         self.num_loads += 1
         return True
 
-    def _num_claimed_by_others(self, wait: _Wait) -> int:
-        """Blocks that others will take whose prefixes were or are being loaded: else one load would evict another's.
-
-        Of those that were loaded, only they count that wait for nothing but blocks. So nobody yields to a tenant that has
-        reached its limit, nor do two yield to each other.
-        """
-        return sum(
-            other.num_claimed
-            for other in self._waits.values()
-            if other is not wait
-            and not other.over
-            and not other.yields
-            and (other.active is not None or other.step >= self._step - 1)
-        )
-
-    def _end_yielding(self) -> None:
-        """What others claim has changed: those that left blocks to them are looked at again."""
-        for wait in self._waits.values():
-            wait.yields = False
+    def _end_waiting(self, wait: _Wait) -> None:
+        """The group computes what it lacks."""
+        wait.over = True
+        self._claims.end(wait.claim)
 
     def _num_blocks(self, group: SequenceGroup) -> int:
         return -(-len(group.prompt) // self._cache.block_size)
@@ -354,7 +342,7 @@ class PrefixLoads:
         if active in self._not_begun:
             self._not_begun.remove(active)
         load.cancel()
-        self._end_yielding()
+        self._claims.end_yielding()
         for tier, num_blocks, seconds in load.read:
             self._rates.observe_load(tier, num_blocks, seconds)
         size = cache.block_size
@@ -362,8 +350,10 @@ class PrefixLoads:
             start, stop = load.first * size, (load.first + load.num_loaded) * size
             cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
             self._on_published(active.table)
-        num_blocks = active.table.num_blocks
+        num_available = cache.num_available_blocks
         cache.abort(active.table)
+        # What nobody else holds may be evicted again, or is free, and is taken once more by the first that waits.
+        num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
         for group in active.waiting:
             wait = self._waits.get(group)
@@ -371,8 +361,9 @@ class PrefixLoads:
                 wait.active = None
                 if wait.num_loads and not is_whole:
                     wait.num_loads = _MAX_LOADS  # the tier does not have what it said
-                # What was loaded for it may be evicted again, and is taken once more by its group.
-                wait.num_claimed += num_blocks if wait.num_loads else 0
+                if not wait.over:
+                    self._claims.set(wait.claim, wait.claim.num_blocks + num_freed, loading=False)
+                    num_freed = 0
             if group.request.num_cached_tokens is None:
                 self._note_loaded(group, active)
 

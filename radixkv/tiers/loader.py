@@ -89,7 +89,7 @@ class Load:
 
 
 class BlockLoader:
-    """Two threads, so that no look-up waits for a medium that reads.
+    """Threads of its own, so that no look-up waits for a medium that reads, nor what is read for memory to be ready.
 
     Args:
         stack: where blocks are read.
@@ -121,6 +121,7 @@ class BlockLoader:
         self._clock = clock
         self._finder = Worker("radixkv-tier-finder")
         self._reader = Worker("radixkv-tier-reader")
+        self._preparer = Worker("radixkv-tier-memory")
 
     def look_up(self, look_up: LookUp) -> None:
         """Begin to look for a prefix."""
@@ -128,11 +129,12 @@ class BlockLoader:
 
     def load(self, load: Load) -> None:
         """Begin to load; nothing else may use the blocks until it is done."""
+        self._preparer.submit(partial(self._rows.prepare, load.block_ids))
         self._reader.submit(partial(self._read, load))
 
     def stop(self, timeout: float | None) -> bool:
         """End the threads; returns whether that took no longer than ``timeout`` seconds each."""
-        return self._finder.stop(timeout) & self._reader.stop(timeout)
+        return self._finder.stop(timeout) & self._reader.stop(timeout) & self._preparer.stop(timeout)
 
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
         """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""

@@ -28,5 +28,11 @@ class PoolRows(Protocol):
     def to_host(self, data: Any, fence: Any) -> BlockBytes:
         """What `read` returned, as ``[blocks, nbytes]``; ``fence`` was made after that. Any thread may call."""
 
+    def release(self, data: Any) -> None:
+        """What `read` returned, and what `to_host` made of it, is not used any more. Any thread may call."""
+
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        """Blocks will be given to `write`; nothing in them changes. Any thread may call."""
+
     def write(self, block_ids: NDArray[np.int32], data: BlockBytes, fence: object) -> None:
         """Overwrite blocks that nothing uses but what was launched before ``fence``. Any thread may call."""

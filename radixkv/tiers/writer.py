@@ -111,15 +111,18 @@ class BlockWriter:
             self.num_dropped += num_blocks
             self._changed.notify_all()
 
-    def put(self, parts: list[PrefixBlocks], fetch: Callable[[], BlockBytes]) -> None:
+    def put(
+        self, parts: list[PrefixBlocks], fetch: Callable[[], BlockBytes], release: Callable[[], None] = lambda: None
+    ) -> None:
         """Write blocks for which room was reserved.
 
         Args:
             parts: what the rows are, part by part.
             fetch: called by the thread that writes, for the rows.
+            release: called by it when the rows are not used any more.
         """
         generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
-        queued = QueuedBlocks(parts, generations, fetch)
+        queued = QueuedBlocks(parts, generations, fetch, [release])
         with self._changed:
             self._queue[queued] = None
         self._worker.submit(partial(self._write, queued))

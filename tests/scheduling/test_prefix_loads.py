@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -156,7 +157,7 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     driver.step()
     wait = driver.loads._waits[short]
     assert wait.active is not None
-    assert wait.num_claimed == 3
+    assert wait.claim.num_blocks == 3
 
 
 def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> None:
@@ -166,7 +167,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
     driver.step()
     yielding = driver.add([*SHORT_STEM, *unlike(3000, 10)], tenant="b")
     driver.step()
-    assert driver.loads._waits[yielding].yields
+    assert driver.loads._waits[yielding].claim.yields
     for number in range(2):
         driver.add(unlike(5000 + 100 * number, 1), max_new=16, tenant="a")
     for _ in range(6):
@@ -181,3 +182,49 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
         driver.loader.finish()
     assert not driver.scheduler.waiting
     assert yielding.request.num_cached_tokens == 20 * SIZE
+
+
+def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
+    """A claim after a load counted the whole prompt, so that others left blocks to it that it did not need."""
+    driver = Driver()
+    head = STEM[: 10 * SIZE]
+    running = driver.add([*head, *unlike(4000, 1)], max_new=60)
+    driver.step()
+    driver.loader.finish()
+    driver.step()
+    assert running in driver.scheduler.running
+    loading = driver.add([*STEM[: 40 * SIZE], *unlike(1000, 5)])
+    driver.step()
+    claim = driver.loads._waits[loading].claim
+    assert claim.num_blocks == 5
+    driver.loader.finish()
+    driver.loads.publish_done()
+    assert claim.num_blocks == 35  # 30 were loaded and can be evicted; the head is the running one's
+
+
+def test_a_step_does_not_go_through_all_that_wait_for_each_that_is_looked_at() -> None:
+    """What others claim was summed for each, in every step; the queue shows a few of those that wait."""
+
+    def lines_of_a_step(num_waiting: int) -> int:
+        driver = Driver()
+        driver.add([*STEM, *unlike(1000, 20)])
+        driver.step()
+        groups = [driver.add([*SHORT_STEM, *unlike(3000 + 100 * n, 10)]) for n in range(num_waiting)]
+        driver.step()
+        assert all(driver.loads._waits[group].claim.yields for group in groups[:10])
+        count = 0
+
+        def trace(frame: object, event: str, arg: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            driver.step()
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines_of_a_step(200) < 1.2 * lines_of_a_step(40)

@@ -1,0 +1,47 @@
+"""Memory for blocks on their way out of a pool on the host, used again and again."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import torch
+
+from radixkv.memory.pages import take_pages
+
+_MAX_SPARE_BYTES = 128 << 20
+
+
+class SpareRows:
+    """Gives out rows of bytes and takes them back; any thread may call.
+
+    Memory that comes from the system anew each time costs three times as much as the copy that it is for.
+
+    Args:
+        nbytes: of a row.
+        max_spare_bytes: that are kept for later at most.
+    """
+
+    def __init__(self, nbytes: int, max_spare_bytes: int = _MAX_SPARE_BYTES) -> None:
+        self._nbytes = nbytes
+        self._max_spare_bytes = max_spare_bytes
+        self._spare: list[torch.UntypedStorage] = []  # longest kept first
+        self._lock = Lock()
+
+    def take(self, count: int) -> torch.Tensor:
+        """So many rows, uint8 ``[count, nbytes]``, of any content."""
+        size = count * self._nbytes
+        with self._lock:
+            fitting = [(each.nbytes(), index) for index, each in enumerate(self._spare) if each.nbytes() >= size]
+            storage = self._spare.pop(min(fitting)[1]) if fitting else None
+        if storage is None:
+            rows = torch.empty(count, self._nbytes, dtype=torch.uint8)
+            take_pages(rows.data_ptr(), size)
+            return rows
+        return torch.empty(0, dtype=torch.uint8).set_(storage)[:size].view(count, self._nbytes)
+
+    def give_back(self, rows: torch.Tensor) -> None:
+        """Rows from `take` that nothing uses any more."""
+        with self._lock:
+            self._spare.append(rows.untyped_storage())
+            while sum(each.nbytes() for each in self._spare) > self._max_spare_bytes:
+                del self._spare[0]

@@ -1,0 +1,98 @@
+"""What waiting groups will take of the pool besides what loads hold for them, so that one load evicts no other's blocks.
+
+Of those whose prefixes were loaded, only they claim blocks that could have been admitted in this step or the one before, and
+thus wait for nothing but blocks: nobody leaves blocks to a tenant that has reached its limit. Who leaves blocks to others
+claims none: no two leave them to each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """Of one waiting group; `LoadClaims` changes it.
+
+    Attributes:
+        num_blocks: that the group will take when it is admitted, besides those that a load holds for it.
+        loading: whether a load holds blocks for it.
+        yields: it leaves blocks to others, until what they claim changes.
+        step: the last one in which the group could have been admitted.
+    """
+
+    num_blocks: int = 0
+    loading: bool = False
+    yields: bool = False
+    step: int = -1
+
+
+class LoadClaims:
+    """The claims of one engine's waiting groups. Their sum is kept, so that no group goes through all others'.
+
+    Attributes:
+        step: the number of this one.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._claims: dict[Claim, int] = {}  # those of some blocks, with what counts of them now
+        self._total = 0
+        self._yielding: dict[Claim, None] = {}
+
+    def begin_step(self) -> None:
+        """A step begins: who could not be admitted in the last two claims nothing."""
+        self.step += 1
+        for claim in self._claims:
+            self._count(claim)
+
+    def can_be_admitted(self, claim: Claim) -> None:
+        """The group is looked at; it decides anew whether it yields."""
+        claim.step = self.step
+        claim.yields = False
+        self._yielding.pop(claim, None)
+        self._count(claim)
+
+    def set(self, claim: Claim, num_blocks: int, *, loading: bool) -> None:
+        """The group will take so many blocks."""
+        claim.num_blocks, claim.loading = num_blocks, loading
+        if num_blocks:
+            self._claims.setdefault(claim, 0)
+            self._count(claim)
+        else:
+            self._forget(claim)
+
+    def leave_to_others(self, claim: Claim) -> None:
+        """The group yields."""
+        claim.yields = True
+        self._yielding[claim] = None
+        self._count(claim)
+
+    def end(self, claim: Claim) -> None:
+        """The group is admitted or gone, or computes; if it claimed anything, those that yield are looked at again."""
+        if claim.num_blocks:
+            self.end_yielding()
+        self._yielding.pop(claim, None)
+        self._forget(claim)
+
+    def end_yielding(self) -> None:
+        """What is claimed has changed: those that left blocks to others are looked at again."""
+        yielding, self._yielding = self._yielding, {}
+        for claim in yielding:
+            claim.yields = False
+            self._count(claim)
+
+    def of_others(self, claim: Claim) -> int:
+        """Blocks that others claim."""
+        return self._total - self._claims.get(claim, 0)
+
+    def _count(self, claim: Claim) -> None:
+        if claim in self._claims:
+            counts = not claim.yields and (claim.loading or claim.step >= self.step - 1)
+            self._total -= self._claims[claim]
+            self._claims[claim] = claim.num_blocks if counts else 0
+            self._total += self._claims[claim]
+
+    def _forget(self, claim: Claim) -> None:
+        claim.num_blocks = 0
+        self._total -= self._claims.pop(claim, 0)

@@ -1,0 +1,66 @@
+"""Blocks of a pool as rows of bytes, and the memory for them."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from radixkv.memory import KVPool
+from radixkv.memory.block_rows import BlockRows
+from radixkv.memory.kv_pool import LayerShape
+from radixkv.memory.spare_rows import SpareRows
+
+LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "dtype"),
+    [(LAYERS, torch.float32), (LAYERS, torch.float8_e4m3fn), ([LayerShape(1, 3, 5)], torch.float8_e4m3fn)],
+    ids=["float32", "fp8", "rows that are no words"],
+)
+@pytest.mark.parametrize(
+    "ids", [[5, 6, 7, 8, 9, 10], [9, 2, 7, 0, 4, 11], [3, 4, 5, 6, 7, 8, 9, 0, 1, 2], [11], []], ids=str
+)
+def test_blocks_come_back_as_they_were_wherever_they_are_put(
+    layers: list[LayerShape], dtype: torch.dtype, ids: list[int]
+) -> None:
+    pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype)
+    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
+    for seed, tensor in enumerate(tensors):
+        tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
+    before = [tensor.clone() for tensor in tensors]
+    rows = BlockRows(pool)
+    block_ids = np.array(ids, dtype=np.int32)
+    data = rows.read(block_ids)
+    kept = data.numpy().copy()
+    first = [
+        tensor[i].reshape(-1) for i in ids[:1] for pair in zip(pool.keys, pool.values, strict=True) for tensor in pair
+    ]
+    assert kept[:1].tobytes() == b"".join(part.view(torch.uint8).numpy().tobytes() for part in first)
+    rows.release(data)
+    for tensor in tensors:
+        tensor[ids] ^= 0xFF
+    rows.prepare(block_ids)
+    assert np.array_equal(rows.read(block_ids).numpy(), kept ^ 0xFF)
+    rows.write(block_ids, kept, None)
+    assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
+
+
+def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:
+    spare = SpareRows(mmap.PAGESIZE, max_spare_bytes=8 * mmap.PAGESIZE)
+    large, small = spare.take(6), spare.take(2)
+    assert spare.take(2).data_ptr() not in (large.data_ptr(), small.data_ptr())
+    addresses = large.data_ptr(), small.data_ptr()
+    spare.give_back(large)
+    spare.give_back(small)
+    assert spare.take(1).data_ptr() == addresses[1]  # the smallest that suffices
+    again = spare.take(5)
+    assert again.data_ptr() == addresses[0]
+    assert again.shape == (5, mmap.PAGESIZE)
+    again[:] = 7
+    spare.give_back(again)
+    spare.give_back(torch.empty(4, mmap.PAGESIZE, dtype=torch.uint8))
+    assert sum(storage.nbytes() for storage in spare._spare) == 4 * mmap.PAGESIZE  # both would be too much
