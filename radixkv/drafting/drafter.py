@@ -52,7 +52,7 @@ class DraftContext:
         num_noted: of its tokens, how many the grammar's drafter has looked at.
         rates: how often drafts for this sequence proved right.
         proposed: of each source what was drafted last, until it is known whether that was right.
-        num_idle: how often in a row no source had the next token right.
+        num_wrong: how often no source had the next token right, less twice as often as one had.
     """
 
     token_ids: list[int]
@@ -67,7 +67,7 @@ class DraftContext:
     num_noted: int = 0
     rates: RequestRates | None = None
     proposed: dict[str, Draft] = field(default_factory=dict)
-    num_idle: int = 0
+    num_wrong: int = 0
 
 
 class Drafter(ABC):

@@ -22,32 +22,51 @@ _MAX_SURPRISE = 3.0
 _FREE_ROWS = 64
 
 
+# With drafts, sampling waits for the host, and rows of a sequence are more than one: what that takes is learned as a factor,
+# of so many such steps. It is forgotten in so many steps without drafts, lest one bad measurement end drafts for ever.
+_OVERHEAD_MEMORY = 8
+_OVERHEAD_FORGOTTEN = 512
+
+
 class StepTimes:
     """Seconds by number of rows, never fewer for more rows."""
 
     def __init__(self) -> None:
+        self._overhead = 1.0
+        self._is_fitted = True
         self._means: dict[int, tuple[float, float, int]] = {}  # rows, seconds and number of steps, by size
         self._rows: NDArray[np.float64] = np.zeros(0)
         self._seconds: NDArray[np.float64] = np.zeros(0)
 
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """Note a step."""
+    def observe(self, num_rows: int, seconds: float, *, drafting: bool) -> None:
+        """Note a step, and whether some of its rows were drafts."""
         size = _SIZES[bisect_right(_SIZES, num_rows) - 1]
         rows, mean, count = self._means.get(size, (float(num_rows), seconds, 0))
         if count:
             seconds = min(seconds, _MAX_SURPRISE * mean)
+        if drafting and count:
+            self._overhead += (seconds / mean - self._overhead) / _OVERHEAD_MEMORY
+        elif not drafting:
+            self._overhead += (1.0 - self._overhead) / _OVERHEAD_FORGOTTEN
         count = min(count + 1, _MEMORY)
         self._means[size] = rows + (num_rows - rows) / count, mean + (seconds - mean) / count, count
-        self._fit()
+        self._is_fitted = False
 
     def predict(self, num_rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds for each number of rows, ascending; equal ones before anything was observed."""
+        """Seconds for each number of rows, ascending; equal ones before anything was observed.
+
+        Args:
+            num_rows: the first is that of a step without drafts.
+        """
+        if not self._is_fitted:
+            self._fit()
         if not len(self._rows):
             return np.ones(len(num_rows))
         predicted = np.interp(num_rows, self._rows, self._seconds)
         last_rows, last_seconds = self._rows[-1], self._seconds[-1]
         slope = last_seconds / (2 * max(last_rows, _FREE_ROWS))
         beyond: NDArray[np.float64] = predicted + slope * np.maximum(num_rows - last_rows, 0)
+        beyond[1:] *= max(self._overhead, 1.0)
         return beyond
 
     def _fit(self) -> None:
@@ -62,5 +81,6 @@ class StepTimes:
                 total = before[0] + weight
                 before[1] = (before[0] * before[1] + weight * mean) / total
                 before[0], before[2] = total, before[2] + length
+        self._is_fitted = True
         self._rows = np.array([rows for rows, _, _ in means])
         self._seconds = np.array(list(itertools.chain(*([mean] * int(length) for _, mean, length in pools))))

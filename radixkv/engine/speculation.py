@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 MAX_DRAFTS_PER_SEQUENCE = 4
 # Where steps are launched before the last one's tokens are known, drafters are asked at least once in so many steps.
 _ASKED_EVERY = 16
-# Among many sequences, those of which nothing was right so often in a row are asked about in one step of four.
+# Among many sequences, one of which drafts are mostly wrong is asked about in one step of 2, 4, 8, 16, as often as they were
+# wrong beyond so many times; a right one makes up for two. All of them in the same steps, so that few steps carry drafts.
 _MANY_SEQUENCES = 5
-_MAX_IDLE = 8
-_ASKED_ONE_IN = 4
+_MAX_WRONG = 3
+_MOST_SKIPPED = 4
 # Drafts that are right less often than this do not make a step wait for tokens.
 _WORTH_WAITING = 0.5
 
@@ -55,7 +56,7 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A sequence that decodes in the batch: its length before, and the source of the draft that is verified."""
+    """A sequence that was asked about: its length before, and the source of the draft that is verified."""
 
     sequence: TokenSequence
     num_tokens: int
@@ -126,12 +127,14 @@ class Speculator:
 
     def draft(self, batch: Batch) -> None:
         """Give the batch the drafts that are worth verifying, with writable slots for them."""
-        self._started = self._clock()
         self._num_steps += 1
         self._pending = []
         candidates: list[_Candidate] = []
-        is_turn_of_idle = len(batch.chunks) < _MANY_SEQUENCES or self._num_steps % _ASKED_ONE_IN == 0
+        asks_all = len(batch.chunks) < _MANY_SEQUENCES or self._num_unasked >= _ASKED_EVERY
         for group, sequence, _, completes in batch.chunks:
+            context = sequence.drafting
+            if context is not None and not asks_all and self._num_steps % _interval(context):
+                continue
             request = group.request
             state = sequence.sampling
             if not completes or state is None or sequence.num_placeholders:
@@ -143,13 +146,14 @@ class Speculator:
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
             context = self._context(sequence)
             context.proposed.clear()
-            if most > 0 and (is_turn_of_idle or context.num_idle < _MAX_IDLE):
+            if most > 0:
                 candidate = self._best(sequence, context, most)
                 if candidate is not None:
                     candidates.append(candidate)
             self._pending.append(_Pending(sequence, len(sequence.token_ids)))
         if candidates:
             self._choose(batch, candidates)
+        self._started = self._clock()
 
     def settle(self, batch: Batch) -> None:
         """Learn from the batch that `draft` was called with, now that it is processed."""
@@ -161,13 +165,14 @@ class Speculator:
             for source, draft in context.proposed.items():
                 self._rates.learn(source, draft, tokens, _rates_of(context))
             right = any(list(draft.token_ids[:1]) == tokens[:1] for draft in context.proposed.values())
-            context.num_idle = 0 if right else context.num_idle + 1
+            wrong = max(context.num_wrong - 2, 0) if right else context.num_wrong + 1
+            context.num_wrong = min(wrong, _MAX_WRONG + _MOST_SKIPPED)
             verified = batch.drafts.get(sequence)
             if verified is not None and pending.source is not None:
                 # The last token was drawn behind the accepted ones.
                 self._count(sequence, pending.source, len(verified), max(len(tokens) - 1, 0))
-        if batch.chunks and len(self._pending) == len(batch.chunks) and all(c.num_tokens == 1 for c in batch.chunks):
-            self._times.observe(batch.num_tokens, self._clock() - self._started)
+        if batch.chunks and not batch.beam_steps and all(chunk.num_tokens == 1 for chunk in batch.chunks):
+            self._times.observe(batch.num_tokens, self._clock() - self._started, drafting=bool(batch.drafts))
         self._pending = []
 
     def landed(self, batch: Batch | None, following: Batch) -> None:
@@ -182,7 +187,7 @@ class Speculator:
             self._landed = None
             return
         if self._landed is not None and all(chunk.num_tokens == 1 for chunk in batch.chunks):
-            self._times.observe(batch.num_tokens, now - self._landed)
+            self._times.observe(batch.num_tokens, now - self._landed, drafting=False)
         self._landed = now if following.chunks else None
 
     def _best(self, sequence: TokenSequence, context: DraftContext, most: int) -> _Candidate | None:
@@ -315,6 +320,11 @@ def make_speculator(
         vocab_size=vocab_size,
         clock=clock,
     )
+
+
+def _interval(context: DraftContext) -> int:
+    """In one of how many steps a sequence is asked about, among many."""
+    return 1 << max(context.num_wrong - _MAX_WRONG, 0)
 
 
 def _rates_of(context: DraftContext) -> RequestRates:

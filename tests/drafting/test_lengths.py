@@ -16,7 +16,7 @@ def times(**seconds: float) -> StepTimes:
     learned = StepTimes()
     for _ in range(20):
         for name, value in seconds.items():
-            learned.observe(int(name.removeprefix("rows_")), value)
+            learned.observe(int(name.removeprefix("rows_")), value, drafting=False)
     return learned
 
 
@@ -47,11 +47,24 @@ def test_the_best_drafts_get_the_rows() -> None:
 
 def test_a_disturbed_step_is_no_lesson_and_a_slower_machine_is_one() -> None:
     learned = times(rows_4=1.0, rows_16=1.1)
-    learned.observe(16, 100.0)
+    learned.observe(16, 100.0, drafting=False)
     assert learned.predict(np.array([16]))[0] < 1.5
     for _ in range(60):
-        learned.observe(16, 3.0)
+        learned.observe(16, 3.0, drafting=False)
     assert learned.predict(np.array([16]))[0] == pytest.approx(3.0, rel=0.1)
+
+
+def test_what_drafts_cost_besides_rows_is_learned_and_forgotten() -> None:
+    """64 sequences: a step with any draft takes 1.1 times as long, which two tokens that may be right do not bring in."""
+    learned = times(rows_64=1.0)
+    assert choose_lengths([0.9, 0.8], [1, 1], 64, 64, learned, 9) == [1, 1]
+    for _ in range(8):
+        learned.observe(66, 1.1, drafting=True)
+    assert choose_lengths([0.9, 0.8], [1, 1], 64, 64, learned, 9) == [0, 0]
+    assert choose_lengths([0.9] * 32, [8] * 32, 64, 64, learned, 99)[0] > 0
+    for _ in range(2000):
+        learned.observe(64, 1.0, drafting=False)
+    assert choose_lengths([0.9, 0.8], [1, 1], 64, 64, learned, 9) == [1, 1]
 
 
 def test_more_rows_never_take_less_time() -> None:

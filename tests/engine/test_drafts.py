@@ -158,7 +158,9 @@ def test_what_a_step_takes_is_learned_from_steps_without_drafts_too(
     assert llm.engine._speculator is not None
     llm.engine._speculator._drafters = []
     learned: list[tuple[int, float]] = []
-    monkeypatch.setattr(llm.engine._speculator._times, "observe", lambda rows, seconds: learned.append((rows, seconds)))
+    monkeypatch.setattr(
+        llm.engine._speculator._times, "observe", lambda rows, seconds, drafting: learned.append((rows, seconds))
+    )
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
     llm.generate([{"prompt_token_ids": [7, 8, number]} for number in range(3)], params, use_tqdm=False)
     decoding = [seconds for rows, seconds in learned if rows == 3]

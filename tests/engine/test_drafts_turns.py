@@ -1,0 +1,64 @@
+"""Which sequences drafters are asked about, and when: many of which nothing is ever right should cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from support.drafters import use_ticks
+from support.model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, SamplingParams
+from radixkv.drafting import Draft, DraftContext, Drafter
+
+NUM_WRONG = 64
+NUM_RIGHT = 60
+
+
+class Late(Drafter):
+    """Is always wrong at first, and later always right, by one token.
+
+    Args:
+        answers: those that will come, behind prompts of one token.
+    """
+
+    source = "late"
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self.answers = {answer[0]: answer for answer in answers}
+        self.asked: list[tuple[int, int]] = []
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        prompt, place = context.token_ids[0], len(context.token_ids)
+        self.asked.append((prompt, place))
+        token_id = self.answers[prompt][place]
+        return Draft([token_id if place > NUM_WRONG else (token_id + 1) % VOCAB_SIZE])
+
+
+def asked(num_sequences: int) -> list[list[int]]:
+    """Of each of so many sequences, before which tokens it was asked about."""
+    options = {"num_blocks": 400, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG + NUM_RIGHT, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [5 + number]} for number in range(num_sequences)]
+    expected = LLM(build_supported("llama"), **options).generate(prompts, params, use_tqdm=False)
+    llm = LLM(build_supported("llama"), **options, speculative_config={"method": "tree", "num_speculative_tokens": 4})
+    use_ticks(llm)
+    assert llm.engine._speculator is not None
+    late = Late([[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in expected])
+    llm.engine._speculator._drafters = [late]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in expected]
+    return [[place for prompt, place in late.asked if prompt == first] for first in late.answers]
+
+
+def test_among_many_those_that_drafts_never_fit_are_asked_about_seldom_and_together() -> None:
+    places = asked(6)
+    assert all(len([place for place in each if place <= NUM_WRONG]) <= 12 for each in places)
+    assert all([p for p in each if p <= NUM_WRONG] == [p for p in places[0] if p <= NUM_WRONG] for each in places)
+    # When drafts become right, they are soon asked for in every step again; each brings two tokens.
+    assert all(len([place for place in each if place > NUM_WRONG]) >= 18 for each in places)
+
+
+def test_few_are_always_asked_about() -> None:
+    """A step of few rows takes as long as the weights take to be read, and asking is nothing beside it."""
+    (places,) = asked(1)
+    assert places[:NUM_WRONG] == list(range(1, NUM_WRONG + 1))
