@@ -105,7 +105,13 @@ def fairness() -> str:
         for loop, measured in (("closed", document), ("open", document["open_loop"]))
         for name, runs in measured["runs"].items()
     ]
-    header = ("", "modest tenants' p99 to the first token, steps", "seconds", "tokens per second", "prompt tokens reused")
+    header = (
+        "",
+        "modest tenants' p99 to the first token, steps",
+        "seconds",
+        "tokens per second",
+        "prompt tokens reused",
+    )
     return table(header, rows)
 
 
