@@ -2,8 +2,8 @@
 
 A step reads every weight once and every different key and value once; its floor is their bytes over the copy bandwidth
 that this GPU has just shown. In the same run, on the same weights: steps with decoder layers compiled by torch and not, with
-linear layers of the same input merged and not, and at the end transformers' continuous batching with the same prompts, which
-takes longer than all the rest.
+linear layers of the same input merged and not, transformers' continuous batching with the same prompts, which takes longer
+than all the rest, and at the end steps with drafts of which a given share is right.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from radixkv.bench.decode_drafts import OPTIONS, measure_drafts, row_names
 from radixkv.bench.gpu_report import GpuReport
 from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
@@ -230,7 +231,7 @@ def measure_engine(report: GpuReport, table: Table, model: Any, kind: str, optio
     """Steps and answers, with nothing and with much shared, by one engine; a failure of one does not end the other."""
     start = time.perf_counter()
     # An error where layers cannot be compiled: without it this would measure another kind.
-    given: dict[str, Any] = {"enable_torch_compile": True, **options}
+    given: dict[str, Any] = {"enable_torch_compile": True, "speculative_config": None, **options}
     llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **given)
     ready = time.perf_counter()
     for shared in (0, SHARED):
@@ -327,7 +328,24 @@ def run_decode(console: Console, json_path: Path | None, only: str | None = None
         answers = report.measure(name, partial(answer_all_with_transformers, model, shared))
         if answers is not None:
             table.add_row(name, "", "", "", "", f"{answers.tokens_per_s:,.0f}", "")
+    measure_drafted_steps(report, model, attention)
     return report.end(table)
+
+
+def measure_drafted_steps(report: GpuReport, model: Any, attention: str) -> None:
+    """The rows about drafts, at the end: the model says nothing but 0 from then on."""
+    names = row_names(f"drafts: {BATCH} x {LENGTH:,}, {SHARED:,} shared")
+    if not any(map(report.wants, names)):
+        return
+    try:
+        with torch.inference_mode():
+            model.get_output_embeddings().weight.zero_()
+        llm = LLM(model, max_model_len=8192, max_num_seqs=BATCH, **OPTIONS)
+        start = partial(start_decoding, llm, SHARED, LONG_GREEDY)
+        measure_drafts(report, llm, names, start, partial(stop_decoding, llm), TIMED_STEPS)
+    except Exception as error:  # no row can be measured
+        report.note_failure("drafts", error)
+    release(model, attention)
 
 
 def _names(kind: str) -> list[str]:

@@ -28,6 +28,8 @@ _MAX_US_ON_H200 = {
 }
 _MAX_STEP_RATIO = 1.15
 _MAX_IDLE = 0.03
+# Of a step with drafts to one without.
+_MAX_DRAFTED_RATIO = 1.15
 # A tile configuration is called faster where it saves more than this share of the time.
 _MIN_GAIN = 0.02
 
@@ -51,6 +53,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     bytes_per_s = measured[0]["limits"]["bytes_per_s"] if measured else _H200_BYTES_PER_S
     lines += _attention(rows, bytes_per_s)
     lines += _decoding(rows)
+    lines += _drafting(rows)
     lines += _tiles(rows)
     lines += _sharing(rows)
     lines += _side_by_side(rows)
@@ -89,6 +92,16 @@ def _decoding(rows: Rows) -> Iterator[str]:
             if theirs is not None:
                 ours, others = row["tokens_per_s"], theirs["tokens_per_s"]
                 yield f"{_verdict(ours > others)}: {name}: {ours:,.0f} tokens/s, transformers {others:,.0f}"
+
+
+def _drafting(rows: Rows) -> Iterator[str]:
+    for name, row in rows.items():
+        match = re.fullmatch(r"(drafts: .+), \d+ drafts each, .+ right, step", name)
+        without = rows.get(f"{match[1]}, no drafts, step") if match else None
+        if without is not None:
+            ratio = row["median_us"] / without["median_us"]
+            met = _verdict(ratio <= _MAX_DRAFTED_RATIO)
+            yield f"{met}: {name}: {ratio:.2f} x one without, expected {_MAX_DRAFTED_RATIO}"
 
 
 def _tiles(rows: Rows) -> Iterator[str]:

@@ -6,6 +6,7 @@ the rows. Times are all the same, and mean nothing.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -166,9 +167,9 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
         "SHARED": 24,
         "NEW_TOKENS": 4,
         "WARM_UP_STEPS": 1,
-        "TIMED_STEPS": 2,
+        "TIMED_STEPS": 6,
         "PROFILED_STEPS": 1,
-        "make_model": lambda: model,
+        "make_model": lambda: copy.deepcopy(model),
         "make_prompts": make_prompts,
         "profile": lambda activities: nullcontext(SimpleNamespace(events=lambda: [kernel(i) for i in range(3)])),
         "GREEDY": decode.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
@@ -177,7 +178,15 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
     report = run_part("decode-neither", tmp_path / "decode.json")
     assert not report["failed"]
     transformers = run_part("decode-transformers", tmp_path / "transformers.json")
-    steps = "\n".join(next_steps({"decode": report, "transformers": transformers}))
+    drafts = run_part("decode-drafts", tmp_path / "drafts.json")
+    assert not drafts["failed"]
+    # What is forced comes: one token without drafts, and the more the more of four are right.
+    tokens = [row["tokens_per_step"] for row in drafts["rows"]]
+    assert [row["drafts"] for row in drafts["rows"]] == [0, 4, 4, 4]
+    assert tokens[:2] == [1.0, 1.0]
+    assert 1.0 < tokens[2] < tokens[3] <= 5.0
+    steps = "\n".join(next_steps({"decode": report, "transformers": transformers, "drafts": drafts}))
+    assert steps.count(" x one without, expected 1.15") == 3
     for shared in (0, 24):
         for what in ("step: ", "top-p step: ", "step, GPU idle: ", "answers: "):
             assert f"3 x 40, {shared} shared, {what}" in steps

@@ -305,20 +305,18 @@ def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: 
     """Of some sequences more than one token, which see each other as a prompt's do."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     torch.manual_seed(6)
-    batch = make_batch(random.Random(6), LayerShape(2, 8, 8), 16, 4, 40)
-    backend = TritonBackend(batch.pool, torch.float32, 16, 4, 2000, max_drafts=4)
+    batch = make_batch(random.Random(6), LayerShape(1, 8, 8), 16, 3, 30)
+    backend = TritonBackend(batch.pool, torch.float32, 8, 3, 2000, max_drafts=4)
     check(batch, backend, 8)  # which stores the new tokens
-    padded = PaddedDecode(14, backend, TILE_ROWS, PartialResults(torch.device("cpu")))
-    for counts in ((3, 1, 5, 1), (1, 4, 2, 4)):
-        batch = grow(batch, counts)
-        plain, rows = backend.prepare(query_batch(batch.chunks)), sum(counts)
-        new = [torch.randn(1, heads, rows, 8) for heads in (16, 2, 2)]
-        expected = plain.attend(0, *new, AttentionOptions(0.3))
-        assert padded.load(plain)
-        wide = [torch.nn.functional.pad(tensor, (0, 0, 0, 14 - rows)) for tensor in new]
-        output = padded.attend(0, *wide, AttentionOptions(0.3))
-        torch.testing.assert_close(output[:, :rows], expected)
-        assert not output[:, rows:].any()
+    padded = PaddedDecode(11, backend, TILE_ROWS, PartialResults(torch.device("cpu")))
+    batch = grow(batch, (3, 1, 5))
+    plain = backend.prepare(query_batch(batch.chunks))
+    new = [torch.randn(1, heads, 9, 8) for heads in (8, 1, 1)]
+    expected = plain.attend(0, *new, AttentionOptions(0.3))
+    assert padded.load(plain)
+    output = padded.attend(0, *(torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in new), AttentionOptions(0.3))
+    torch.testing.assert_close(output[:, :9], expected)
+    assert not output[:, 9:].any()
 
 
 def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
