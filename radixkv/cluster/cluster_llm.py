@@ -217,6 +217,10 @@ class ClusterLLM:
             *(sum(column) for column in list(zip(*each, strict=True))[1:] or [(), (), ()]),
         )
 
+    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+        """See `ReplicaSet.keep`."""
+        return await self.replicas.keep(tenant, namespace, token_ids, ttl)
+
     @property
     def stats(self) -> EngineStats:
         """The sums of what the replicas that are up told last."""

@@ -6,6 +6,7 @@
     GET  /events        which blocks are cached and how much there is to do, as it changes (`radixkv.cluster.feed`)
     GET  /description   what runs here (`radixkv.cluster.description`)
     POST /drain         take no new requests; ingresses move what runs elsewhere
+    POST /pin           keep a prefix of a tenant's for a time
     POST /clear         forget what is cached of a tenant, or everything
     PUT  /tenants       what each tenant may have
     GET  /metrics       for Prometheus
@@ -34,6 +35,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.description import ReplicaDescription, describe
 from radixkv.cluster.wire import (
+    decode_pin,
     decode_request,
     decode_selection,
     decode_shares,
@@ -45,6 +47,7 @@ from radixkv.cluster.wire import (
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
+from radixkv.server.messages.pins import TenantPins
 from radixkv.server.metrics import EngineCollector
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
@@ -74,6 +77,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     check_secret(secret)
     expected = f"Bearer {secret}".encode()
     announcements = Announcements(llm)
+    pins = TenantPins()
     registry = CollectorRegistry()
     registry.register(EngineCollector(llm))
     # Described once: reading the files of a large model takes seconds.
@@ -120,6 +124,12 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
         return JSONResponse({"unfinished_requests": llm.num_unfinished})
 
     @private
+    async def pin(request: Request) -> Response:
+        tenant, namespace, token_ids, ttl = decode_pin(await request.body())
+        kept = await llm.call(lambda engine: pins.keep(engine.cache, tenant, namespace, token_ids, ttl))
+        return JSONResponse({"num_tokens": kept})
+
+    @private
     async def clear(request: Request) -> Response:
         selection = decode_selection(await request.body())
         return JSONResponse((await llm.call(selection.clear))._asdict())
@@ -142,6 +152,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
             Route("/events", events),
             Route("/description", description),
             Route("/drain", start_draining, methods=["POST"]),
+            Route("/pin", pin, methods=["POST"]),
             Route("/clear", clear, methods=["POST"]),
             Route("/tenants", tenants, methods=["PUT"]),
             Route("/metrics", metrics),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,8 @@ from radixkv.cluster.connection import connect
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.feed import Kind, RecordReader, as_event
 from radixkv.cluster.streams import ReplicaStreams
-from radixkv.cluster.wire import encode_shares
-from radixkv.routing import Router
+from radixkv.cluster.wire import encode_pin, encode_shares
+from radixkv.routing import Router, prompt_hashes
 from radixkv.scheduling.tenant_share import TenantShare
 
 _log = logging.getLogger(__name__)
@@ -210,18 +210,37 @@ class ReplicaSet:
         Returns:
             The answers by name; None of those that do not answer.
         """
-
-        async def ask(client: httpx.AsyncClient) -> httpx.Response | None:
-            try:
-                return await client.request(
-                    method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
-                )
-            except (httpx.TransportError, RuntimeError):  # of a closed client
-                return None
-
         clients = dict(self._clients)
-        answers = await asyncio.gather(*map(ask, clients.values()))
+        answers = await asyncio.gather(*(self._ask(client, method, path, content) for client in clients.values()))
         return dict(zip(clients, answers, strict=True))
+
+    async def _ask(self, client: httpx.AsyncClient, method: str, path: str, content: bytes) -> httpx.Response | None:
+        try:
+            return await client.request(
+                method, path, content=content, headers=self._headers, timeout=_SECONDS_TO_DESCRIBE
+            )
+        except (httpx.TransportError, RuntimeError):  # of a closed client
+            return None
+
+    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+        """Pin a prefix on the replica that holds most of it, which bounds what each tenant may pin there.
+
+        Args:
+            tenant: on whose behalf.
+            namespace: of the prefix.
+            token_ids: of the prefix.
+            ttl: seconds.
+
+        Returns:
+            How many tokens are kept: 0 where no replica holds it, or that one does not answer.
+        """
+        router = self._router
+        name = None if router is None else router.holder(prompt_hashes(token_ids, namespace, router.block_size))
+        client = None if name is None else self._clients.get(name)
+        if client is None:
+            return 0
+        answer = await self._ask(client, "POST", "/pin", encode_pin(tenant, namespace, token_ids, ttl))
+        return int(answer.json()["num_tokens"]) if answer is not None and answer.is_success else 0
 
     # -- following one replica -----------------------------------------------------------------------------------
 

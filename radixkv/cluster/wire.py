@@ -6,7 +6,7 @@ Both ends run the same version, so that fields are those of the library's own cl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -191,6 +191,27 @@ def decode_selection(body: bytes) -> NamespaceSelection:
     """
     sent = json.loads(body)
     return NamespaceSelection(sent["name"], sent["derived"])
+
+
+def encode_pin(tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> bytes:
+    """A prefix to keep."""
+    sent = {
+        "tenant": tenant,
+        "namespace": namespace,
+        "token_ids": [int(token_id) for token_id in token_ids],
+        "ttl": ttl,
+    }
+    return json.dumps(sent).encode()
+
+
+def decode_pin(body: bytes) -> tuple[str, str, list[int], float]:
+    """What `encode_pin` was given.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is something else.
+    """
+    sent = json.loads(body)
+    return sent["tenant"], sent["namespace"], sent["token_ids"], sent["ttl"]
 
 
 def encode_shares(shares: Mapping[str, TenantShare]) -> bytes:

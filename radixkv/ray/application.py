@@ -22,6 +22,8 @@ _HEALTH_CHECK_SECONDS = 2.0
 _SECONDS_TO_LOOK = 0.2
 # Beyond grace_seconds, for a process to end.
 _SECONDS_TO_END = 15.0
+# Of what replicas tell, Serve takes the mean over at least so long: it measures every ten seconds.
+_SECONDS_TO_LOOK_BACK = 10.5
 # An option that a model does not allow is reported at once, not after Serve's twenty attempts.
 _ATTEMPTS_TO_START = 1
 
@@ -39,7 +41,15 @@ def build(options: ApplicationOptions) -> Application:
         "graceful_shutdown_timeout_s": server.grace_seconds + _SECONDS_TO_END,
     }
     at_once = {**lifecycle, "graceful_shutdown_wait_loop_s": _SECONDS_TO_LOOK}
-    registry = serve.deployment(Registry, name="Registry").options(ray_actor_options={"num_cpus": 0}, **at_once).bind()
+    registry = (
+        serve.deployment(Registry, name="Registry")
+        .options(
+            ray_actor_options={"num_cpus": 0},
+            logging_config={"enable_access_log": False},  # it is called each second by everyone
+            **at_once,
+        )
+        .bind()
+    )
     engine = serve.deployment(Engine, name="Engine").options(
         ray_actor_options={
             "num_cpus": placement.num_cpus or 1,
@@ -79,7 +89,7 @@ def _number_of_engines(options: ApplicationOptions) -> dict[str, Any]:
             "max_replicas": placement.max_replicas,
             "upscale_delay_s": placement.scale_up_delay,
             "downscale_delay_s": placement.scale_down_delay,
-            "look_back_period_s": min(30.0, max(2.0, placement.scale_up_delay)),
+            "look_back_period_s": min(30.0, max(_SECONDS_TO_LOOK_BACK, placement.scale_up_delay)),
             "policy": {"policy_function": LoadPolicy, "policy_kwargs": {"requests_per_replica": per_replica}},
         }
     }

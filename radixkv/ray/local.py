@@ -51,20 +51,24 @@ def serve_replicas(options: ApplicationOptions) -> int:
 
     server = options.server
     with _ray(options.placement):
+        before = serve.status()
         serve.start(proxy_location="Disabled")
         try:
             serve.run(build(options), name=_APPLICATION, route_prefix=None)
+            scheme = "http" if server.ssl_certfile is None else "https"
+            url = f"{scheme}://{server.host}:{server.port}"
+            print(f"Serving {options.placement.min_replicas} replicas at {url}", flush=True)
+            _wait_for_signal()
+            _log.info("draining")
         except RuntimeError as error:
             raise ValueError(f"the application could not be started: {error}") from error
-        scheme = "http" if server.ssl_certfile is None else "https"
-        print(
-            f"Serving {options.placement.min_replicas} replicas at {scheme}://{server.host}:{server.port}", flush=True
-        )
-        _wait_for_signal()
-        _log.info("draining")
-        serve.delete(_APPLICATION, _blocking=False)  # it would wait a minute at most
-        while _APPLICATION in serve.status().applications:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            serve.delete(_APPLICATION, _blocking=False)  # it would wait a minute at most
+            while _APPLICATION in serve.status().applications:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            joined = options.placement.ray_address is not None
+            if joined and not (before.proxies or before.applications or serve.status().applications):
+                serve.shutdown()  # the next application in the cluster would get no proxies
     _log.info("stopped")
     return 0
 

@@ -219,6 +219,22 @@ class Router:
         replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
+    def holder(self, block_hashes: Sequence[int]) -> str | None:
+        """The replica that holds, or will hold, most of a prefix; None: nobody holds any of it.
+
+        Args:
+            block_hashes: from `prompt_hashes`.
+        """
+        held = self._held.hits(block_hashes)
+        depths = {
+            name: replica.expected_depth(
+                block_hashes, max((depth for mask, depth in held if mask >> replica.number & 1), default=0)
+            )
+            for name, replica in self._replicas.items()
+        }
+        best = max(depths, key=lambda name: depths[name], default=None)
+        return best if best is not None and depths[best] else None
+
     def choose(
         self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()
     ) -> Placement | None:

@@ -158,6 +158,29 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
     asyncio.run(main())
 
 
+def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(default_tokenizer: Any, tmp_path: Path) -> None:
+    marked = {"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"model": "m", "system": [marked], "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with (
+            local_replicas(tmp_path, *llms) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer, served_model_name=("m",)) as client,
+        ):
+            answered = [(await client.post("/v1/messages", json=body)).json()["usage"] for _ in range(2)]
+            kept = answered[0]["cache_creation"]["ephemeral_1h_input_tokens"]
+            pins = [await server.llm.call(lambda engine: list(engine.cache.pins())) for server in servers]
+            (pin,) = [*pins[0], *pins[1]]
+            assert kept == pin.num_tokens > 16
+            assert answered[1]["cache_read_input_tokens"] >= kept
+            served = [server.llm.stats.cache.opened_tables for server in servers]
+            assert [bool(each) for each in pins] == [bool(count) for count in served]
+            assert await replicas.keep("", "another", list(range(100)), 5.0) == 0
+
+    asyncio.run(main())
+
+
 def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> None:
         async with (

@@ -53,6 +53,17 @@ def test_a_prompt_goes_to_who_holds_most_of_it(router: Router) -> None:
     assert send(router, 1, 2, 3).replica == "a"
 
 
+def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
+    assert router.holder([1, 2, 3]) is None
+    router.update("a", stored(1))
+    router.update("b", stored(1, 2))
+    assert router.holder([1, 2, 3]) == "b"
+    placement = router.choose([1, 2, 3], 49, excluded={"a", "b"})
+    assert placement is not None
+    assert router.holder([1, 2, 3]) == "c"  # it will, and has not told yet
+    assert router.holder([]) is None
+
+
 def test_what_was_sent_counts_as_held_before_any_event(router: Router) -> None:
     first = send(router, 1, 2, 3, 4, 5, 6, 7, 8)
     second = send(router, *range(1, 9), 9)

@@ -11,7 +11,7 @@ from radixkv.prompts import Prompt
 from radixkv.server.messages.pins import TenantPins
 from radixkv.server.messages.prefixes import marked_prefixes
 from radixkv.server.messages.translation import SECONDS, Breakpoint
-from radixkv.server.served import ServedModel
+from radixkv.server.served import RemotePins, ServedModel
 
 
 class PrefixKeeper:
@@ -56,15 +56,19 @@ class PrefixKeeper:
         Returns:
             How many tokens are kept for five minutes, and for an hour.
         """
-        if not self._prefixes or not isinstance(self._llm, AsyncLLM):
-            return 0, 0  # what several replicas keep, each decides by itself
-        namespace = self._prompt.namespace
+        if not self._prefixes:
+            return 0, 0
+        namespace, kept = self._prompt.namespace, dict[float, int]()
+        if isinstance(self._llm, RemotePins):
+            for ttl, prefix in self._prefixes.items():
+                kept[ttl] = await self._llm.keep(self._tenant, namespace, prefix, ttl)
+        elif isinstance(self._llm, AsyncLLM):
 
-        def pin(engine: Engine) -> dict[float, int]:
-            return {
-                ttl: self._pins.keep(engine.cache, self._tenant, namespace, prefix, ttl)
-                for ttl, prefix in self._prefixes.items()
-            }
+            def pin(engine: Engine) -> dict[float, int]:
+                return {
+                    ttl: self._pins.keep(engine.cache, self._tenant, namespace, prefix, ttl)
+                    for ttl, prefix in self._prefixes.items()
+                }
 
-        kept = await self._llm.call(pin)
+            kept = await self._llm.call(pin)
         return kept.get(SECONDS["5m"], 0), kept.get(SECONDS["1h"], 0)
