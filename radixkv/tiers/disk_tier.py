@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,32 +15,15 @@ from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.open_store import OpenStore, open_to_read, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
-from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.slot_reader import SlotReader, runs_of
 from radixkv.tiers.stats import StoreCounters, StoreStats
-from radixkv.tiers.store_folder import FolderLock, make_store_folder
 from radixkv.tiers.tier import BlockBytes
-
-_log = logging.getLogger(__name__)
 
 # What a disk does when it fails.
 MediumErrors = (OSError, sqlite3.Error)
-
-
-@dataclass(slots=True)
-class _Opened:
-    folder: Path
-    lock: FolderLock | None
-    index: SlotIndex
-    files: SlotFiles
-
-    def close(self) -> None:
-        self.files.close()
-        self.index.close()
-        if self.lock is not None:
-            self.lock.close()
 
 
 class DiskTier:
@@ -108,7 +88,7 @@ class DiskTier:
         self._uncleared: set[bytes | None] = set()  # namespaces that were cleared while the disk was gone
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
-        self._opened: _Opened | None = None
+        self._opened: OpenStore | None = None
         try:
             self._opened = self._open()
         except MediumErrors as error:
@@ -205,49 +185,20 @@ class DiskTier:
 
     # Opening
 
-    def _open(self) -> _Opened:
-        with ExitStack() as opened:
-            if self._read_only:
-                folder = self._root / self._codec.name
-                index = SlotIndex(folder, writable=False)
-                opened.callback(index.close)
-                files = SlotFiles(folder, self._slot_bytes, writable=False)
-                opened.pop_all()
-                return _Opened(folder, None, index, files)
-            folder = make_store_folder(self._root, self._codec)
-            lock = FolderLock(folder)
-            opened.callback(lock.close)
-            index = self._open_index(folder)
-            opened.callback(index.close)
-            for namespace in self._uncleared:
-                index.clear(namespace)
-            self._uncleared.clear()
-            files = SlotFiles(folder, self._slot_bytes, writable=True)
-            opened.callback(files.close)
-            files.shrink(self._capacity)
-            rows = index.all()
-            index.commit([], [], [row.slot for row in rows if row.slot >= files.num_slots])
-            entries = OrderedDict((row.digest, row) for row in rows if row.slot < files.num_slots)
-            taken = {entry.slot for entry in entries.values()}
-            self._free = [slot for slot in range(files.num_slots) if slot not in taken]
-            with self._lock:
-                self._entries = entries
-            opened.pop_all()
-            return _Opened(folder, lock, index, files)
-
-    def _open_index(self, folder: Path) -> SlotIndex:
-        try:
-            return SlotIndex(folder, writable=True)
-        except sqlite3.OperationalError:
-            raise  # the disk's, not the file's
-        except sqlite3.DatabaseError as error:
-            _log.warning("%s: the index is damaged (%s). Beginning with an empty one.", folder, error)
-            SlotIndex.remove(folder)
-            return SlotIndex(folder, writable=True)
+    def _open(self) -> OpenStore:
+        if self._read_only:
+            return open_to_read(self._root, self._codec, self._slot_bytes)
+        opened, entries, self._free = open_to_write(
+            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared
+        )
+        self._uncleared.clear()
+        with self._lock:
+            self._entries = entries
+        return opened
 
     # Reading
 
-    def _usable(self) -> _Opened | None:
+    def _usable(self) -> OpenStore | None:
         """What can be read now; a store that is only read is opened when it is there."""
         if not self._reads.ready:
             return None
@@ -259,7 +210,7 @@ class DiskTier:
                     self._failed(self._reads, error)
         return self._opened
 
-    def _find(self, opened: _Opened, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, IndexedBlock]]:
+    def _find(self, opened: OpenStore, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, IndexedBlock]]:
         if self._read_only:
             try:
                 with self._index_lock:
@@ -277,7 +228,7 @@ class DiskTier:
                 found.append((key, entry))
         return found
 
-    def _get(self, opened: _Opened, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+    def _get(self, opened: OpenStore, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         found = self._find(opened, keys)
         verdicts, errors = self._reader.read(opened.files, keys, [entry.slot for _, entry in found], out)
         for error in errors:
@@ -366,7 +317,7 @@ class DiskTier:
         self._erase([slot for slot in slots if slot not in written])
         return kept
 
-    def _commit(self, opened: _Opened, blocks: Sequence[IndexedBlock]) -> None:
+    def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
         with self._lock:
             used = [(when, slot) for slot, when in self._used.items()]
             gone, self._gone = self._gone, []
@@ -376,7 +327,7 @@ class DiskTier:
         opened.index.commit(blocks, used, self._stale)
         self._stale.clear()
 
-    def _allocate(self, opened: _Opened, count: int) -> list[int]:
+    def _allocate(self, opened: OpenStore, count: int) -> list[int]:
         """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""
         while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
             first = opened.files.num_slots

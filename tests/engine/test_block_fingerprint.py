@@ -1,0 +1,77 @@
+"""The names of blocks cover all that their bytes depend on: what differs in one thing is never taken for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.model_zoo import build_shallow
+
+from radixkv.engine.kv_tiers import block_fingerprint
+from radixkv.memory import Fp8KVPool, KVPool
+from radixkv.memory.fp8_kv_pool import KVScales
+from radixkv.memory.kv_pool import LayerShape
+from radixkv.model.fingerprint import model_fingerprint
+from radixkv.model.loader import LoadedModel
+
+
+class Loaded:
+    """As much of a loaded model as a name is made of."""
+
+    fingerprint = "weights"
+    dtype = torch.float32
+
+
+def name(pool: KVPool, **differs: Any) -> bytes:
+    loaded: Any = Loaded()
+    vars(loaded).update(differs)
+    model: LoadedModel = loaded
+    return block_fingerprint(model, pool)
+
+
+def fp8_pool(scale: float) -> KVPool:
+    scales = KVScales([torch.full((2,), scale)], [torch.ones(2)])
+    return Fp8KVPool([LayerShape(2, 4, 4)], 3, 4, scales, torch.float32, torch.device("cpu"))
+
+
+def test_each_thing_that_bytes_of_blocks_depend_on_changes_their_name() -> None:
+    shapes = [LayerShape(2, 4, 4)]
+    pool = KVPool(shapes, 3, 4, torch.float32)
+    names = [
+        name(pool),
+        name(pool, fingerprint="other weights"),
+        name(pool, dtype=torch.bfloat16),
+        name(KVPool(shapes, 3, 4, torch.bfloat16)),
+        name(KVPool(shapes, 3, 8, torch.float32)),
+        name(KVPool([LayerShape(4, 4, 4)], 3, 4, torch.float32)),
+        name(KVPool([LayerShape(2, 4, 2)], 3, 4, torch.float32)),
+        name(KVPool(2 * shapes, 3, 4, torch.float32)),
+        name(fp8_pool(1.0)),
+        name(fp8_pool(2.0)),
+    ]
+    assert len(set(names)) == len(names)
+    assert name(KVPool(shapes, 7, 4, torch.float32)) == names[0]  # a larger pool holds the same blocks
+
+
+def _change_a_weight(model: transformers.PreTrainedModel) -> None:
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[-1] += 1e-3
+
+
+def _change_rope(model: transformers.PreTrainedModel) -> None:
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": 123.0}
+
+
+@pytest.mark.parametrize("change", [_change_a_weight, _change_rope])
+def test_a_weight_and_a_setting_of_a_model_change_its_name(
+    change: Callable[[transformers.PreTrainedModel], None],
+) -> None:
+    before = model_fingerprint(build_shallow("llama"), None)
+    model = build_shallow("llama")
+    change(model)
+    assert model_fingerprint(model, None) != before
+    assert model_fingerprint(build_shallow("llama"), None) == before
+    assert model_fingerprint(build_shallow("llama"), "int8") != before

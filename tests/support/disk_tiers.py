@@ -1,0 +1,30 @@
+"""A disk tier's folder in tests: what is put there, and by which names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.tier_model import prefix_keys, random_blocks
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.disk_tier import DiskTier
+
+KEYS = prefix_keys("ann", *range(6))
+BLOCKS = random_blocks(0, 6)
+SLOT = 4096
+
+OpenTier = Callable[..., DiskTier]
+
+
+def put(tier: DiskTier, keys: list[BlockKey] = KEYS, blocks: Any = BLOCKS) -> None:
+    """Put blocks and wait until they are written or dropped."""
+    tier.put_many(keys, blocks)
+    assert tier.flush(600)
+
+
+def slot_file(tmp_path: Path) -> Path:
+    """The one file with slots."""
+    (path,) = tmp_path.glob("store/*/blocks-00000")
+    return path

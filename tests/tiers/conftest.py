@@ -1,0 +1,34 @@
+"""Tiers in one folder, and their clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.disk_tiers import SLOT, OpenTier
+from support.tier_model import FORMAT, FakeClock
+
+from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.disk_tier import DiskTier
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def open_tier(tmp_path: Path, clock: FakeClock) -> Iterator[OpenTier]:
+    """Opens tiers in one folder; those that are left open are closed."""
+    tiers: list[DiskTier] = []
+
+    def open_tier(block_format: BlockFormat = FORMAT, **options: Any) -> DiskTier:
+        options = {"capacity_bytes": 64 * SLOT, "queue_bytes": 1 << 20, "clock": clock} | options
+        tiers.append(DiskTier(tmp_path / "store", block_format, **options))
+        return tiers[-1]
+
+    yield open_tier
+    for tier in tiers:
+        tier.close()

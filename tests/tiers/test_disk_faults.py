@@ -1,0 +1,150 @@
+"""The store on a disk that fails: full, read-only, unreadable, damaged or gone, and back again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
+from support.faulty_os import FaultyOs
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys
+
+from radixkv.tiers import slot_files
+from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_index import SlotIndex
+
+FAULTS_OF_WRITING = ["write fails", "full", "gone"]
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_WRITING)
+def test_a_disk_that_cannot_be_written_is_warned_of_once_and_tried_again_later(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk, caplog.at_level(logging.WARNING):
+        tier = open_tier()
+        disk.fault = fault
+        for seconds in (0, 0.5, 1, 1.5):
+            clock.now += seconds
+            put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert tier.stats.dropped_blocks == 24
+        assert 2 <= tier.stats.errors <= 4
+        assert len(caplog.records) <= 2  # of writing, and of taking space
+        disk.fault = "none"
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0  # not yet
+        clock.now += 60
+        put(tier)
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+
+
+def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(
+    open_tier: OpenTier, clock: FakeClock
+) -> None:
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk, mock.patch.object(slot_files, "FILE_BYTES", 4 * SLOT):
+        tier = open_tier()
+        put(tier, KEYS[:4], BLOCKS[:4])
+        with mock.patch.object(disk, "posix_fallocate", side_effect=OSError(28, "no space left")):
+            other = prefix_keys("b", 1, 2)
+            put(tier, other, BLOCKS[:2])
+            assert np.array_equal(get(tier, other), BLOCKS[:2])
+            assert tier.contains_prefix(KEYS) == 2
+        clock.now += 60
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 6
+        assert tier.contains_prefix(other) == 2
+
+
+def test_space_that_a_full_disk_gave_in_part_is_given_back(open_tier: OpenTier, tmp_path: Path) -> None:
+    def give_half(descriptor: int, offset: int, length: int) -> None:
+        os.ftruncate(descriptor, length // 2)
+        raise OSError(28, "no space left")
+
+    with mock.patch.object(os, "posix_fallocate", give_half):
+        tier = open_tier()
+        put(tier)
+        assert tier.contains_prefix(KEYS) == 0
+        assert slot_file(tmp_path).stat().st_size == 0
+
+
+def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk, caplog.at_level(logging.WARNING):
+        tier = open_tier()
+        put(tier)
+        disk.fault = "read fails"
+        assert len(get(tier, KEYS)) == len(get(tier, KEYS)) == 0
+        assert tier.stats.errors == 1
+        assert len(caplog.records) == 1
+        disk.fault = "none"
+        assert tier.contains_prefix(KEYS) == 0
+        clock.now += 1
+        assert tier.contains_prefix(KEYS[1:]) == 5  # the first may lie on a bad sector
+        assert np.array_equal(get(tier, KEYS[1:]), BLOCKS[1:])
+
+
+def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
+    tier = open_tier()
+    put(tier)
+    os.truncate(slot_file(tmp_path), 3 * SLOT + 1)
+    assert np.array_equal(get(tier, KEYS), BLOCKS[:3])
+
+
+def test_a_folder_that_cannot_be_made_turns_the_tier_off_until_it_can(
+    tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "file"
+    root.write_text("in the way")
+    tier = DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, queue_bytes=1 << 20, clock=clock)
+    put(tier)
+    assert len(get(tier, KEYS)) == 0
+    assert len(caplog.records) == 1
+    root.unlink()
+    clock.now += 1
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+
+
+def test_a_damaged_index_is_begun_anew(open_tier: OpenTier, tmp_path: Path) -> None:
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    (index,) = tmp_path.glob("store/*/index.sqlite")
+    index.write_bytes(b"nonsense" * 1000)
+    tier = open_tier()
+    assert len(tier) == 0
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+
+
+def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:
+    tier = open_tier()
+    put(tier)
+    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
+        tier.clear(KEYS[0].namespace)
+    assert tier.contains_prefix(KEYS) == 0
+    tier.close()
+    assert open_tier().contains_prefix(KEYS) == 0
+
+
+def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
+    open_tier: OpenTier, clock: FakeClock
+) -> None:
+    tier = open_tier()
+    put(tier)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    tier.close()
+    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+        tier.clear(KEYS[0].namespace)
+    clock.now += 60
+    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
+    assert tier.contains_prefix(KEYS) == 0
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
