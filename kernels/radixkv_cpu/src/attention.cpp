@@ -1,9 +1,9 @@
 // Attention over paged keys and values, read where they lie.
 //
 // A task is some query rows over a stretch of one range of keys: for one key-value head, with the heads of its group folded
-// into the rows, or where the rows are few for all heads, in the order in which their keys lie in memory. It packs 64 keys at
-// a time into panels, so that scores and outputs are the same product that linear layers use, and keeps a running softmax
-// (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which are merged by their
+// into the rows, or where the rows are few for all heads, in the order in which their keys lie in memory. It takes 64 keys at a
+// time. Few rows read them where they lie; for more they are packed into panels, so that scores and outputs are the same product
+// that linear layers use. It keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which are merged by their
 // log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
@@ -11,19 +11,31 @@
 //
 // Where chunks begin depends on the range alone, never on the number of threads: so results do not, either.
 
+#include <omp.h>
+
 #include <vector>
 
 #include "calls.h"
 #include "panel.h"
+#include "unpacked.h"
 
 namespace radixkv {
 namespace {
 
-constexpr int kKeys = 64;         // keys that are packed at a time
-constexpr int kTileRows = 192;     // query rows, heads folded in, that pass them
-constexpr int kFewRows = 32;      // up to so many, a task is for all heads: it takes as long as its keys take to be read
-constexpr int64_t kChunk = 128;   // keys of such a task
+constexpr int kKeys = 64;        // keys that are read at a time
+constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
+constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
+constexpr int64_t kChunk = 128;  // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of others
+// Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
+// from panels earlier.
+#if defined(__AMX_BF16__)
+template <typename T>
+constexpr int kUnpackedRows = kPairs<T> ? 4 : 8;
+#else
+template <typename T>
+constexpr int kUnpackedRows = 8;
+#endif
 
 struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
@@ -144,8 +156,9 @@ class Worker {
           seen_(rows_of_all_),
           shrink_(rows_of_all_ + kLanes) {}
 
-    // Writes output, maximum and sum of each row and head of the task.
-    void run(const Task& task, float* outputs, float* maxima, float* totals) {
+    // Writes output, maximum and sum of each row and head of the task. Meanwhile the first keys of the `following` one, or null,
+    // are fetched.
+    void run(const Task& task, const Task* following, float* outputs, float* maxima, float* totals) {
         const int64_t num_rows = (task.row_stop - task.row_start) * group_;
         for (int64_t head = task.head_start; head < task.head_stop; head++) {
             const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
@@ -159,13 +172,15 @@ class Worker {
             seen.stop = call_.positions[task.row_start + row / group_] + 1;
             seen.start = call_.window ? std::max<int64_t>(seen.stop - call_.window, 0) : 0;
         }
-        const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
         int64_t slots[kKeys], next[kKeys];
-        find_slots(blocks, task, task.key_start, next);
+        find_slots(task, task.key_start, next);
         for (int64_t first = task.key_start; first < task.key_stop; first += kKeys) {
             const int count = int(std::min<int64_t>(kKeys, task.key_stop - first));
             std::memcpy(slots, next, sizeof slots);
-            find_slots(blocks, task, first + kKeys, next);
+            if (following && first + kKeys >= task.key_stop)
+                find_slots(*following, following->key_start, next);
+            else
+                find_slots(task, first + kKeys, next);
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
                 const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
                 const T* query = query_.get() + (head - task.head_start) * num_rows * key_dim_;
@@ -191,7 +206,8 @@ class Worker {
     }
 
     // Where the task's keys from `first` on lie. Beyond its end, the last one's is repeated.
-    void find_slots(const int32_t* blocks, const Task& task, int64_t first, int64_t* slots) const {
+    void find_slots(const Task& task, int64_t first, int64_t* slots) const {
+        const int32_t* blocks = call_.block_ids + call_.table[task.range] * call_.blocks_per_table;
         const int64_t start = std::min(first, task.key_stop - 1);
         int64_t block = start / call_.block_size, offset = start % call_.block_size;
         for (int i = 0; i < kKeys; i++) {
@@ -210,13 +226,25 @@ class Worker {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, keys);
         find(call_.keys, call_.key_dim, head, next, next_keys);
-        pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
-        for (int panel = 0; panel * kPanel < count; panel++)
-            product_.multiply(num_rows, query, key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, scores_.get() + panel * kPanel, kKeys);
+        const bool unpacked = num_rows <= kUnpackedRows<T>;
+        if (unpacked) {
+            for (int at = 0; at < count; at += kLanes)
+                dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);
+        } else {
+            pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
+            for (int panel = 0; panel * kPanel < count; panel++)
+                product_.multiply(num_rows, query, key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, scores_.get() + panel * kPanel,
+                                  kKeys);
+        }
         for (int64_t row = 0; row < num_rows; row += kLanes)
-            weigh(row, int(std::min<int64_t>(kLanes, num_rows - row)), first, count, maxima + row, totals + row);
+            if (const int rows = int(std::min<int64_t>(kLanes, num_rows - row)); unpacked)
+                weigh(row, rows, first, count, scores_.get(), maxima + row, totals + row);
+            else
+                weigh(row, rows, first, count, weights_.get(), maxima + row, totals + row);
         find(call_.values, call_.value_dim, head, slots, values);
         find(call_.values, call_.value_dim, head, next, next_values);
+        if (unpacked)
+            return add_weighted<T>(num_rows, scores_.get(), kKeys, values, next_values, count, call_.value_dim, shrink_.get(), outputs, value_dim_);
         pack_values(values, next_values, count, call_.value_dim, values_.get());
         const int64_t used = count > kPanel ? kKeys : kPanel;
         // The highest score seldom grows.
@@ -228,9 +256,10 @@ class Worker {
             product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, outputs + column, value_dim_, true);
     }
 
-    // From the scores of up to 16 rows, a lane each in what is kept of them, to the weights of their keys, and to the factor by
-    // which what they have so far shrinks.
-    void weigh(int64_t first_row, int num_rows, int64_t first, int count, float* maxima, float* totals) {
+    // From the scores of up to 16 rows, a lane each in what is kept of them, to the weights of their keys, which may take the
+    // scores' place, and to the factor by which what they have so far shrinks.
+    template <typename Weight>
+    void weigh(int64_t first_row, int num_rows, int64_t first, int count, Weight* all_weights, float* maxima, float* totals) {
         F32 peaks[kLanes], sums[kLanes] = {};
         std::fill_n(peaks, kLanes, broadcast(-INFINITY));
         for (int row = 0; row < num_rows; row++) peaks[row] = mask(seen_[first_row + row], first, count, scores_.get() + (first_row + row) * kKeys);
@@ -240,7 +269,7 @@ class Worker {
         store(subtracted, maximum == -INFINITY ? F32{} : maximum);
         for (int row = 0; row < num_rows; row++) {
             const float* scores = scores_.get() + (first_row + row) * kKeys;
-            T* weights = weights_.get() + (first_row + row) * kKeys;
+            Weight* weights = all_weights + (first_row + row) * kKeys;
             for (int at = 0; at < kKeys; at += kLanes) {
                 const F32 weight = exp(load(scores + at) - subtracted[row]);
                 sums[row] += weight;
@@ -280,10 +309,11 @@ class Worker {
     Scratch<float> shrink_;
 };
 
-// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator.
+// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator, for which there is
+// room in `shares`.
 template <typename T>
 void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, int64_t value_dim, const float* outputs,
-           const float* maxima, const float* totals, T* out) {
+           const float* maxima, const float* totals, std::vector<float>& shares, T* out) {
     const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
     float maximum = call.sinks ? call.sinks[head] : -INFINITY;
     const auto each = [&](auto&& use) {
@@ -293,10 +323,15 @@ void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, 
     };
     each([&](int64_t at) { maximum = std::max(maximum, maxima[at]); });
     float total = call.sinks ? std::exp(call.sinks[head] - maximum) : 0.0f;
-    each([&](int64_t at) { total += totals[at] * std::exp(maxima[at] - maximum); });
+    shares.clear();
+    each([&](int64_t at) {
+        shares.push_back(std::exp(maxima[at] - maximum));
+        total += totals[at] * shares.back();
+    });
     for (int64_t column = 0; column < call.value_dim; column += kLanes) {
         F32 sums{};
-        each([&](int64_t at) { sums += load(outputs + at * value_dim + column) * std::exp(maxima[at] - maximum); });
+        auto share = shares.begin();
+        each([&](int64_t at) { sums += load(outputs + at * value_dim + column) * *share++; });
         sums /= total;
         store_part(out + column, sums, call.value_dim - column);
     }
@@ -333,20 +368,24 @@ void run(const Attention& call) {
         }
     }
     Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
+    // A thread takes neighbours, so that it knows what it reads next, but few enough that none waits long for another.
+    const int64_t num_tasks = int64_t(tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
 #pragma omp parallel
     {
         {
             Worker<T> worker(call);
-#pragma omp for schedule(dynamic)
-            for (size_t i = 0; i < tasks.size(); i++) {
-                worker.run(tasks[i], outputs.get(), maxima.get(), totals.get());
+#pragma omp for schedule(dynamic, at_once)
+            for (int64_t i = 0; i < num_tasks; i++) {
+                const bool is_last = (i + 1) % at_once == 0 || i + 1 == num_tasks;
+                worker.run(tasks[i], is_last ? nullptr : &tasks[i + 1], outputs.get(), maxima.get(), totals.get());
             }
         }
+        std::vector<float> shares;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < call.num_rows * call.num_query_heads; i++) {
             const int64_t row = i / call.num_query_heads, head = i % call.num_query_heads;
             T* out = static_cast<T*>(call.out) + row * call.out_row_stride + head * call.value_dim;
-            merge(call, parts[row], head, value_dim, outputs.get(), maxima.get(), totals.get(), out);
+            merge(call, parts[row], head, value_dim, outputs.get(), maxima.get(), totals.get(), shares, out);
         }
     }
 }

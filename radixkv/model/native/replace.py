@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import nn
 
+from radixkv.model.mapped_weights import MappedWeights
 from radixkv.model.native.attention import NativeSelfAttention, is_candidate
 from radixkv.model.native.embedding import native_embedding
 from radixkv.model.native.layer import native_layers
@@ -42,24 +43,28 @@ def prepare_for_cpu(
     options: dict[Any, dict[str, Any]] = {}
     with torch.inference_mode(), probe_attention(model, options):
         if native and library() is not None and model.dtype in TOLERANCES:
+            mapped = MappedWeights(model)
             calls = record_calls(model)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
-            _replace(model, calls, lambda module, _: native_norms(module), None)
-            _replace(model, calls, native_mlps, quantiser)
+            _replace(model, calls, lambda module, _: native_norms(module), None, mapped)
+            _replace(model, calls, native_mlps, quantiser, mapped)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
-            _replace(model, calls, make_attention, quantiser)
-            _replace(model, calls, lambda module, _: native_layers(module), None)
-            _replace_linears(model, quantiser)
+            _replace(model, calls, make_attention, quantiser, mapped)
+            _replace(model, calls, lambda module, _: native_layers(module), None, mapped)
+            _replace_linears(model, quantiser, mapped)
         pack_linears(model, lambda: compute_a_few_tokens(model))
 
 
-def _replace(model: nn.Module, calls: dict[nn.Module, Call], make: _Make, quantiser: Quantiser | None) -> None:
+def _replace(
+    model: nn.Module, calls: dict[nn.Module, Call], make: _Make, quantiser: Quantiser | None, mapped: MappedWeights
+) -> None:
     """Replace modules by what gives the same for random input.
 
     Args:
         calls: of the modules that may be replaced.
         make: what could stand in for a module. What is compared is not quantised: a pattern that fits computes the same with
             other weights.
+        mapped: whose pages are given back after each module.
     """
     for parent, name, child in _children(model):
         if child not in calls:
@@ -69,9 +74,10 @@ def _replace(model: nn.Module, calls: dict[nn.Module, Call], make: _Make, quanti
         if errors and min(errors) <= 1:
             best = errors.index(min(errors))
             setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
+            mapped.release()
 
 
-def _replace_linears(model: transformers.PreTrainedModel, quantiser: Quantiser | None) -> None:
+def _replace_linears(model: transformers.PreTrainedModel, quantiser: Quantiser | None, mapped: MappedWeights) -> None:
     """Replace the linear layers that are not parts of what has been replaced, and an embedding tied to the head."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = isinstance(head, nn.Linear) and getattr(embedding, "weight", None) is head.weight
@@ -80,6 +86,7 @@ def _replace_linears(model: transformers.PreTrainedModel, quantiser: Quantiser |
             setattr(
                 parent, name, NativeLinear(child, quantiser and (quantiser.for_head() if child is head else quantiser))
             )
+            mapped.release()
     if tied:
         replacement = native_embedding(embedding, model.get_output_embeddings())
         if replacement is not None:

@@ -1,0 +1,54 @@
+"""Pages of a file that weights lie in: given back, and read again when they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from radixkv.model.mapped_weights import MappedWeights
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> nn.Module:
+    """A layer whose weight lies in a file."""
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.arange(SIZE, dtype=torch.float32).view(1024, 1024)}, path)
+    layer = nn.Linear(1024, 1024, bias=False, device="meta")
+    layer.weight = nn.Parameter(load_file(path)["weight"], requires_grad=False)
+    return layer
+
+
+def resident_bytes(start: int) -> int:
+    """Of the mapping that begins there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{start:x}-"))
+    return int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024
+
+
+def test_pages_that_were_read_are_given_back_and_read_again(mapped: nn.Module) -> None:
+    total = mapped.weight.sum()
+    weights = MappedWeights(mapped)
+    ((start, size),) = weights.spans
+    assert size >= SIZE * 4
+    assert resident_bytes(start) >= SIZE * 4
+    weights.release()
+    assert resident_bytes(start) == 0
+    assert mapped.weight.sum() == total
+
+
+def test_what_was_written_stays(mapped: nn.Module) -> None:
+    mapped.weight[3, 5] = -1.0
+    weights = MappedWeights(mapped)
+    weights.release()
+    assert weights.spans == []
+    assert mapped.weight[3, 5] == -1.0
+
+
+def test_weights_in_memory_are_left_alone() -> None:
+    assert MappedWeights(nn.Linear(8, 8)).spans == []
