@@ -224,7 +224,7 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
         raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
     arguments = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in variables or {}:
-        if name in arguments or name == "messages":
+        if name in arguments or name in ("messages", "self"):
             raise ValueError(f"chat_template_kwargs: {name!r} is no variable of the chat template")
     return variables or {}
 

@@ -26,6 +26,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 32
 _MAX_STOP_CHARACTERS = 1000
 _NUM_SEEDS = 1 << 64
+# Of a token id; Python refuses to read thousands.
+_MAX_DIGITS = 20
 
 # Request fields with the same name and meaning in SamplingParams; and fields that beam search does not support.
 _SAMPLING_FIELDS = (
@@ -295,7 +297,7 @@ def finish_reason(output: CompletionOutput) -> FinishReason | None:
 def _parse_logit_bias(logit_bias: Mapping[str, float]) -> dict[int, float]:
     biases = {}
     for name, bias in logit_bias.items():
-        if not (name.isascii() and name.isdigit()):
-            raise ValueError(f"logit_bias: expected token ids as keys, got {name!r}")
+        if not (name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS):
+            raise ValueError(f"logit_bias: expected token ids as keys, got {name!r:.80}")
         biases[int(name)] = bias
     return biases

@@ -39,6 +39,7 @@ def assert_error(response: httpx.Response, status: int, **expected: Any) -> None
         ({"stop": ["", "x"]}, "stop"),
         ({"seed": 2**64}, "seed"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         ({"logit_bias": {"60000": 1}}, "logit_bias"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),

@@ -1,0 +1,59 @@
+"""One thread tokenizes for all tenants: nobody's texts keep another's waiting for longer than one of them takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from support.in_process_server import make_client
+
+from radixkv import LLM, AsyncLLM
+from radixkv.prompts import Prompt
+from radixkv.server import completions
+from radixkv.server.tenants import Tenants
+
+
+def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts of a request were one job: 8 MB of them were tokenized before anybody else's few words."""
+    order: list[str] = []
+    as_prompts = completions.as_prompts
+
+    def note(prompts: list[str], *arguments: Any, **options: Any) -> list[Prompt]:
+        order.extend(prompt[0] for prompt in prompts)
+        return as_prompts(prompts, *arguments, **options)
+
+    monkeypatch.setattr(completions, "as_prompts", note)
+
+    async def main() -> None:
+        async with (
+            AsyncLLM(llm) as engine,
+            make_client(engine, tenants=Tenants(["ann", "bob"])) as client,
+        ):
+            asked: list[str] = []
+            run_tokenizer = engine.run_tokenizer
+
+            async def note_and_run(*arguments: Any, **options: Any) -> Any:
+                asked.append(options["tenant"])
+                return await run_tokenizer(*arguments, **options)
+
+            engine.run_tokenizer = note_and_run  # type: ignore[method-assign]
+
+            async def post(key: str, prompt: list[str]) -> None:
+                body, headers = {"prompt": prompt, "max_tokens": 1}, {"authorization": f"Bearer {key}"}
+                await client.post("/v1/completions", json=body, headers=headers)
+
+            go = threading.Event()
+            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), tenant=None))
+            sent = []
+            for key, prompt in (("ann", ["a " * 40_000] * 3), ("bob", ["b", "c"])):
+                num_asked = len(asked)
+                sent.append(asyncio.create_task(post(key, prompt)))
+                while len(asked) == num_asked:
+                    await asyncio.sleep(0)
+            go.set()
+            await asyncio.gather(busy, *sent)
+
+    asyncio.run(main())
+    assert order == ["a", "b", "c", "a", "a"]
