@@ -42,13 +42,13 @@ def test_a_question_is_answered(llm: LLM) -> None:
 
 
 def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: Any) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     conversations = [messages(question) for question in QUESTIONS]
     cold = llm.chat(conversations, params, use_tqdm=False)
     cached = llm.chat(conversations, params, use_tqdm=False)
     for first, second in zip(cold, cached, strict=True):
         answer = first.outputs[0].token_ids
-        assert len(answer) == 40
+        assert len(answer) == 16
         assert answer == likeliest_after(reference, first.prompt_token_ids, answer)
         assert second.outputs[0].token_ids == first.outputs[0].token_ids
         assert second.num_cached_tokens == len(second.prompt_token_ids) - 1
@@ -58,11 +58,11 @@ def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: A
 @pytest.mark.parametrize(
     ("text", "max_tokens", "width", "length_penalty"),
     [
-        ("The best thing about a library is", 16, 1, 1.0),
-        ("The best thing about a library is", 16, 4, 1.0),
+        ("The best thing about a library is", 8, 1, 1.0),
+        ("The best thing about a library is", 12, 4, 1.0),
         # One beam ends at once, and the penalty decides whether it is among the best.
-        ("Yes. No. The end.", 8, 4, 0.0),
-        ("Yes. No. The end.", 8, 4, 2.0),
+        ("Yes. No. The end.", 5, 4, 0.0),
+        ("Yes. No. The end.", 5, 4, 2.0),
     ],
 )
 def test_beam_search_equals_transformers(

@@ -1,6 +1,6 @@
 """Requests that schemathesis generates from the OpenAPI description: none is answered 500, none hangs.
 
-`make fuzz-server` sends four times as many, and watches how long /health takes meanwhile.
+`make fuzz-server` sends twelve times as many, and watches how long /health takes meanwhile.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 
-# By endpoint: the number of cases that violate the description, and of those that follow it; 1,320 in all.
+# By endpoint: the number of cases that violate the description, and of those that follow it; 450 in all.
+# Most time goes into generating; what was found, few tens found.
 CASES = {
-    "/v1/chat/completions": (200, 60),
-    "/v1/completions": (200, 60),
-    "/v1/responses": (60, 30),
-    "/v1/messages": (60, 30),
-    "/v1/messages/count_tokens": (20, 20),
-    "/tokenize": (120, 100),
-    "/detokenize": (120, 100),
-    "/admin/clear_cache": (50, 90),
+    "/v1/chat/completions": (60, 30),
+    "/v1/completions": (60, 30),
+    "/v1/responses": (30, 20),
+    "/v1/messages": (30, 20),
+    "/v1/messages/count_tokens": (10, 10),
+    "/tokenize": (30, 30),
+    "/detokenize": (30, 30),
+    "/admin/clear_cache": (15, 15),
 }
 
 

@@ -56,3 +56,20 @@ def what_does_not_change_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> N
         return look_up(scalar) if scalar.is_ptr() else of_numbers(scalar)
 
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpys_type)
+    # Within a launch, a device function finds patched what the first of its module patched.
+    patch_module, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[int] = set()
+
+    def patch_module_once(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in patched:
+            return None
+        patched.add(module)
+        return patch_module(function)
+
+    def launch_unpatched(kernel: Any, *args: Any, **options: Any) -> None:
+        patched.clear()
+        launch(kernel, *args, **options)
+
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_module_once)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_unpatched)

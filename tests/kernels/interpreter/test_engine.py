@@ -80,7 +80,7 @@ def test_blocks_that_the_kernels_do_not_know_are_refused() -> None:
         LLM(build_supported("llama"), block_size=4, num_blocks=10, attention_backend="triton")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.nightly), "gpt_oss", "deepseek_v3"])
 def test_fp8_tokens_equal_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch writing: the interpreter does not round to float8 as a GPU does."""
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
