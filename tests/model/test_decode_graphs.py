@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,10 +81,12 @@ def test_all_graphs_are_captured_at_the_start_and_write_into_one_buffer() -> Non
     assert capture.num_captured == graphs.num_captured == len(graphs.kinds)
     gc.collect()
     assert not any(logits() is not None for logits in model.logits)
-    assert graphs._logits is not None
-    assert graphs._logits.shape == (40, VOCABULARY)
+    buffer = graphs._logits
+    assert buffer is not None
+    assert buffer.shape == (40, VOCABULARY)
     for count in (1, 3, 40, 2, 17):
         assert decode(graphs, backend, list(range(count))) == list(range(10, 10 + count))
+    assert graphs._logits is buffer
     assert capture.num_captured == len(graphs.kinds)
     assert capture.num_replayed == 5
 
@@ -194,6 +197,23 @@ def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -
         assert logits.argmax(-1).tolist() == (torch.cat(tokens) + 10).tolist()
     many = backend.prepare(query_batch([Chunk(Table([0, 1]), 3, 21)]))
     assert graphs.run(torch.zeros(21, dtype=torch.int64), many) is None
+
+
+def test_drafts_below_a_shared_prefix_run_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tiles are those of decoding batches, not those of prompts."""
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
+    pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(pool, torch.bfloat16, 32, 16, 8000, multiprocessors=132, max_drafts=4)
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        padded.items(HeadShape(8, 4))
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 16, 4, capture=Capture())
+    graphs.capture()
+    batch = backend.prepare(query_batch([replace(chunk, num_new=5) for chunk in shared_chunks(16, [(1, 400)])]))
+    assert batch.plan.ranges.num_shared == 1
+    assert graphs.run(torch.zeros(80, dtype=torch.int64), batch) is not None
 
 
 def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.LogCaptureFixture) -> None:

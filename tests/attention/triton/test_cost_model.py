@@ -58,6 +58,8 @@ def test_prompts_share_what_saves_more_than_their_partial_results_cost() -> None
     """Tiles of a long prompt are full: whether its sequences share a prefix or not, as many of them read it."""
     assert planned(sharers(16, 32, 512)) == []
     assert planned(sharers(16, 2048, 512)) == []
+    assert planned(sharers(16, 6144, 512)) == []
+    assert planned(sharers(2, 16, 2)) == []
     assert planned(sharers(16, 2048, 8)) == [(2048, 128)]
     assert planned(sharers(16, 2048, 1)) == [(2048, 16)]
 
