@@ -109,6 +109,7 @@ def _ray(placement: PlacementConfig) -> Iterator[None]:
     else:
         cores = (placement.num_cpus or 1) * placement.most_replicas + placement.ingresses
         ray.init(
+            "local",  # else it would look for one that runs on this machine
             num_cpus=ceil(cores),  # it counts what was promised, and may promise more than there is
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
