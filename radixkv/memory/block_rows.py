@@ -31,6 +31,7 @@ class BlockRows(PoolRows):
 
     Attributes:
         nbytes: of a block.
+        num_blocks: of the pool.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -39,6 +40,7 @@ class BlockRows(PoolRows):
         self._stops = np.cumsum([rows.shape[1] for rows in self._rows]).tolist()
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
+        self.num_blocks = pool.num_blocks
         # What rows are copied in: of eight bytes, scattered ones take half as long as of one.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
         # Of a pool on the host: each tensor as rows of words, and where they are in a row of all.

@@ -21,6 +21,9 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
 _CHUNK_BLOCKS = 16
+# Of a pool's memory, what is made ready when nothing is loaded yet; and how much of it before a load's has its turn.
+_MAX_PREPARED_BYTES = 1 << 30
+_PREPARED_BLOCKS = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -122,6 +125,7 @@ class BlockLoader:
         self._finder = Worker("radixkv-tier-finder")
         self._reader = Worker("radixkv-tier-reader")
         self._preparer = Worker("radixkv-tier-memory")
+        self._prepare_some(0)
 
     def look_up(self, look_up: LookUp) -> None:
         """Begin to look for a prefix."""
@@ -135,6 +139,13 @@ class BlockLoader:
     def stop(self, timeout: float | None) -> bool:
         """End the threads; returns whether that took no longer than ``timeout`` seconds each."""
         return self._finder.stop(timeout) & self._reader.stop(timeout) & self._preparer.stop(timeout)
+
+    def _prepare_some(self, start: int) -> None:
+        """Make the pool's memory ready from a block on: what is loaded first after a restart should not wait for it."""
+        stop = min(start + _PREPARED_BLOCKS, self._rows.num_blocks, _MAX_PREPARED_BYTES // self._rows.nbytes)
+        if start < stop:
+            self._preparer.submit(partial(self._rows.prepare, np.arange(start, stop, dtype=np.int32)))
+            self._preparer.submit(partial(self._prepare_some, stop))
 
     def _find(self, look_up: LookUp, *, wait: bool) -> None:
         """Look for a prefix. What is missing may be on its way down: then, once, look again when it has been written."""

@@ -15,9 +15,11 @@ class PoolRows(Protocol):
 
     Attributes:
         nbytes: of a block.
+        num_blocks: of the pool.
     """
 
     nbytes: int
+    num_blocks: int
 
     def read(self, block_ids: NDArray[np.int32]) -> Any:
         """The bytes of blocks as they are now, to be given to `to_host`."""

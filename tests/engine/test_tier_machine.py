@@ -57,6 +57,7 @@ class ShadowRows:
     def __init__(self, memory: Callable[[], ShadowMemory], block_size: int) -> None:
         self._memory = memory
         self.nbytes = 16 * block_size
+        self.num_blocks = 0
 
     def read(self, block_ids: NDArray[np.int32]) -> BlockBytes:
         memory = self._memory()

@@ -111,6 +111,7 @@ def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -
 
 class _Rows:
     nbytes = 8
+    num_blocks = 0
 
 
 class Hanging(SlowlyWritten):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import mmap
+import threading
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from support.dict_tier import DictTier
 
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.kv_pool import LayerShape
 from radixkv.memory.spare_rows import SpareRows
+from radixkv.tiers.loader import BlockLoader
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.writer import BlockWriter
 
 LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
 
@@ -64,3 +71,29 @@ def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:
     spare.give_back(again)
     spare.give_back(torch.empty(4, mmap.PAGESIZE, dtype=torch.uint8))
     assert sum(storage.nbytes() for storage in spare._spare) == 4 * mmap.PAGESIZE  # both would be too much
+
+
+class _Prepared:
+    """Rows of which it is written down what is prepared."""
+
+    nbytes = 1 << 20
+    num_blocks = 1100
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.done = threading.Event()
+
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        self.ids += block_ids.tolist()
+        if len(self.ids) >= 1024:
+            self.done.set()
+
+
+def test_the_first_gib_of_a_pool_is_made_ready_before_anything_is_loaded() -> None:
+    rows, stack, keys = _Prepared(), TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, 8), np.uint8))  # type: ignore[arg-type]
+    assert rows.done.wait(60)
+    assert loader.stop(None)
+    assert writer.stop(None)
+    assert rows.ids == list(range(1024))
