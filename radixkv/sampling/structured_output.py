@@ -72,7 +72,7 @@ class _Shared:
 class GrammarState:
     """The parser state of one sequence in its grammar.
 
-    Drafts are walked in copies: lexer states that were made, and limits that were met, while guessing must not fail a request.
+    Drafts are walked in copies: lexer states that were made and limits that were met while guessing must not fail a request.
 
     Attributes:
         budget: its request's.
