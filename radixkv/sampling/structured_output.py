@@ -72,6 +72,8 @@ class _Shared:
 class GrammarState:
     """The parser state of one sequence in its grammar.
 
+    Drafts are walked in copies: lexer states that were made and limits that were met while guessing must not fail a request.
+
     Attributes:
         budget: its request's.
     """
@@ -125,7 +127,7 @@ class GrammarState:
             max_tokens: at most.
         """
         start = self._shared.clock()
-        matcher, num_guesses = self._matcher, 0
+        matcher, num_guesses = self._matcher.deep_copy(), 0
         found: list[int] = []
         while len(found) < max_tokens and not matcher.is_stopped():
             forced = matcher.compute_ff_tokens()[: max_tokens - len(found)]
@@ -138,16 +140,13 @@ class GrammarState:
                 break
             found += consumed
             last = consumed[-1]
-        # An error stays, and fails the request.
-        if found and not matcher.is_error():
-            matcher.rollback(len(found))
         self.budget.spend(self._shared.clock() - start)
         return found
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come next, one after the other. Changes nothing."""
         start = self._shared.clock()
-        count: int = self._matcher.validate_tokens(list(token_ids))
+        count: int = self._matcher.deep_copy().validate_tokens(list(token_ids))
         self.budget.spend(self._shared.clock() - start)
         return count
 
@@ -163,18 +162,13 @@ class GrammarState:
         """
         from llguidance.numpy import fill_next_token_bitmask
 
-        start, num_walked = self._shared.clock(), 0
+        start = self._shared.clock()
         fill_next_token_bitmask(self._matcher, bitmask, row)
-        for draft in drafts:
-            if not self._matcher.try_consume_tokens([draft]):
+        matcher = self._matcher.deep_copy() if drafts else self._matcher
+        for following, draft in enumerate(drafts, start=row + 1):
+            if not matcher.try_consume_tokens([draft]) or matcher.is_stopped():
                 break
-            num_walked += 1
-            if self._matcher.is_stopped():
-                break
-            fill_next_token_bitmask(self._matcher, bitmask, row + num_walked)
-        # An error stays, and fails the request.
-        if num_walked and not self._matcher.is_error():
-            self._matcher.rollback(num_walked)
+            fill_next_token_bitmask(matcher, bitmask, following)
         return self._shared.clock() - start
 
 

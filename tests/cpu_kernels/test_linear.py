@@ -189,3 +189,17 @@ def test_rows_are_the_weights_as_they_were(dtype: torch.dtype) -> None:
             packed.rows(torch.tensor([wrong]))
     with pytest.raises(ValueError, match="gated"):
         PackedWeight([weights[0], weights[0]], activation="silu").rows(features)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(variant: str, dtype: torch.dtype) -> None:
+    """A single row, few and many rows added in three orders: answers depended on what else was in their batch."""
+    torch.manual_seed(0)
+    x = torch.randn(300, 1600).to(dtype)
+    weight = torch.randn(500, 1600).to(dtype)
+    with use(variant):
+        packed = PackedWeight([weight])
+        expected = packed.multiply(x)
+        for rows in (1, 2, 3, 5, 12, 13, 16, 17, 33, 64):
+            assert torch.equal(packed.multiply(x[:rows].clone()), expected[:rows]), rows

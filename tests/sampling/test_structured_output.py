@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -346,3 +347,30 @@ def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
     assert "Too many items" in str(failing.failure)
     assert other.failure is None
     assert len(other.sequences[0].output_token_ids) == 20
+
+
+@pytest.mark.parametrize("explore", ["likely_tokens", "num_allowed", "fill_bitmask"])
+def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, explore: str
+) -> None:
+    """They were walked in the request's own parser, and what was too much there failed the request."""
+    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    hostile = StructuredOutputsParams(grammar='start: start start | "b"\n')
+    (letter,) = llm.get_tokenizer()("b", add_special_tokens=False).input_ids
+    vocab_size = llm.engine.loaded.vocab_size
+    lengths = []
+    for explores in (False, True):
+        state = llm.engine.grammars.compile(hostile)
+        lengths.append(0)
+        while state.failure is None:
+            state.fill_bitmask(np.full((1, -(-vocab_size // 32)), -1, dtype=np.int32), 0)
+            if explores and explore == "likely_tokens":
+                state.likely_tokens(letter, {letter: [letter]}, 8)
+            elif explores and explore == "num_allowed":
+                state.num_allowed([letter] * 8)
+            elif explores:
+                state.fill_bitmask(np.full((9, -(-vocab_size // 32)), -1, dtype=np.int32), 0, [letter] * 8)
+            state.advance(letter)
+            lengths[-1] += 1
+    assert lengths[0] > 8
+    assert lengths[0] == lengths[1]

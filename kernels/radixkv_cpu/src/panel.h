@@ -30,13 +30,18 @@ constexpr int64_t kAhead = 12;
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
 
+// What sums begin with. A row's products are added one after the other to what is there, however many rows and parts there are: so
+// its sums are the same numbers to the last bit, whatever else is in the batch.
 template <int ROWS>
-void store_sums(const F32 (&total)[ROWS][2], float* sums, int64_t stride, bool add) {
+void load_sums(F32 (&total)[ROWS][2], const float* sums, int64_t stride, bool add) {
     for (int row = 0; row < ROWS; row++)
-        for (int half = 0; half < 2; half++) {
-            float* to = sums + row * stride + half * kLanes;
-            store(to, add ? load(to) + total[row][half] : total[row][half]);
-        }
+        for (int half = 0; half < 2; half++) total[row][half] = add ? load(sums + row * stride + half * kLanes) : F32{};
+}
+
+template <int ROWS>
+void store_sums(const F32 (&total)[ROWS][2], float* sums, int64_t stride) {
+    for (int row = 0; row < ROWS; row++)
+        for (int half = 0; half < 2; half++) store(sums + row * stride + half * kLanes, total[row][half]);
 }
 
 // Where row r's word k is, of rows that are packed word by word or lie apart.
@@ -61,7 +66,8 @@ inline __m512bh broadcast_pair(const BF16* from) {
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
 template <int ROWS, template <int> typename Rows>
 void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
-    F32 total[ROWS][2] = {};
+    F32 total[ROWS][2];
+    load_sums<ROWS>(total, sums, sum_stride, add);
     for (int64_t k = 0; k < inputs; k++) {
         // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
         __builtin_prefetch(panel + (k + kAhead) * kPanel);
@@ -74,34 +80,25 @@ void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs
             total[row][1] += input * high;
         }
     }
-    store_sums<ROWS>(total, sums, sum_stride, add);
+    store_sums<ROWS>(total, sums, sum_stride);
 }
 
 template <int ROWS, template <int> typename Rows>
 void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
+    F32 total[ROWS][2];
+    load_sums<ROWS>(total, sums, sum_stride, add);
 #if defined(__AVX512BF16__)
-    // With one or two rows, several sums a column hide the latency of the additions.
-    constexpr int kChains = ROWS <= 2 ? 4 : 1;
-    F32 total[kChains][ROWS][2] = {};
-    for (int64_t pair = 0; pair < inputs / 2; pair += kChains) {
-#pragma GCC unroll 4
-        for (int chain = 0; chain < kChains; chain++) {
-            const BF16* line = panel + (pair + chain) * 2 * kPanel;
-            const __m512bh low = (__m512bh)_mm512_loadu_si512(line), high = (__m512bh)_mm512_loadu_si512(line + kPanel);
+    for (int64_t pair = 0; pair < inputs / 2; pair++) {
+        const BF16* line = panel + pair * 2 * kPanel;
+        const __m512bh low = (__m512bh)_mm512_loadu_si512(line), high = (__m512bh)_mm512_loadu_si512(line + kPanel);
 #pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) {
-                const __m512bh input = broadcast_pair(x + Rows<ROWS>::at(row, pair + chain, stride / 2) * 2);
-                total[chain][row][0] = _mm512_dpbf16_ps(total[chain][row][0], input, low);
-                total[chain][row][1] = _mm512_dpbf16_ps(total[chain][row][1], input, high);
-            }
+        for (int row = 0; row < ROWS; row++) {
+            const __m512bh input = broadcast_pair(x + Rows<ROWS>::at(row, pair, stride / 2) * 2);
+            total[row][0] = _mm512_dpbf16_ps(total[row][0], input, low);
+            total[row][1] = _mm512_dpbf16_ps(total[row][1], input, high);
         }
     }
-    for (int chain = 1; chain < kChains; chain++)
-        for (int row = 0; row < ROWS; row++)
-            for (int half = 0; half < 2; half++) total[0][row][half] += total[chain][row][half];
-    store_sums<ROWS>(total[0], sums, sum_stride, add);
 #else
-    F32 total[ROWS][2] = {};
     for (int64_t k = 0; k < inputs; k += 2) {
         U32 lines[2];
         std::memcpy(lines, panel + k * kPanel, sizeof lines);
@@ -114,8 +111,8 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
             }
         }
     }
-    store_sums<ROWS>(total, sums, sum_stride, add);
 #endif
+    store_sums<ROWS>(total, sums, sum_stride);
 }
 
 template <template <int> typename Rows, typename T, int ROWS = kMaxRows>
@@ -149,8 +146,6 @@ class Tiles {
     static constexpr int kBlock = 32;
     // Inputs that a tile instruction takes.
     static constexpr int kStep = 32;
-    // From here on a tile instruction, which computes 16 rows in the time of one, gains.
-    static constexpr int kMinRows = 2;
 
     ~Tiles() {
         if (rows_) _tile_release();
@@ -262,9 +257,8 @@ class PanelProduct {
     void multiply_block(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                         [[maybe_unused]] Ahead& ahead) {
 #if defined(__AMX_BF16__)
-        if constexpr (kPairs<T>) {
-            if (rows >= Tiles::kMinRows) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
-        }
+        // A single row, too: so it adds in the order in which many do, and fetches ahead as they do.
+        if constexpr (kPairs<T>) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
 #endif
         multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
     }
@@ -272,7 +266,7 @@ class PanelProduct {
     // As equal parts of all rows as the registers allow.
     static int64_t rows_at_once(int64_t rows) {
 #if defined(__AMX_BF16__)
-        if (kPairs<T> && rows >= Tiles::kMinRows) return Tiles::kBlock;
+        if (kPairs<T>) return Tiles::kBlock;
 #endif
         const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
         return (rows + parts - 1) / parts;

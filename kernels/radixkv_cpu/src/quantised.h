@@ -178,7 +178,7 @@ class QuantisedProduct {
                 multiply_group<Format, T>(few_.get() + k, kFewStride, panel, total);
             }
         }
-        store_sums<ROWS>(total, sums, kPanel, false);
+        store_sums<ROWS>(total, sums, kPanel);
     }
 
     // As many lines as a group has, so far ahead that they arrive in time.
