@@ -32,14 +32,15 @@ OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class DraftedStep:
-    """A decoding step in which every sequence has so many drafts.
+    """A decoding step.
 
     Attributes:
+        drafts: of each sequence, on average over the steps.
         median_us: from the end of one step to the end of the next, on the host's clock.
         tokens_per_step: that a sequence gets; 1 without drafts.
     """
 
-    drafts: int
+    drafts: float
     median_us: float
     tokens_per_step: float
     tokens_per_s: float
@@ -59,7 +60,7 @@ class ForcedDrafts(Drafter):
         self._rate = rate
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        context.num_idle = 0  # or those that are never right would seldom be asked for
+        context.num_wrong = 0  # or where drafts are never right they would seldom be asked for
         return Draft([0 if self._random.random() < self._rate else 1 for _ in range(min(DRAFTS, max_tokens))])
 
 
@@ -112,25 +113,29 @@ def measure_drafts(
         force_drafts(llm, rate)
         try:
             start()
-            report.measure(name, partial(_measure, llm, 0 if rate is None else DRAFTS, num_steps))
+            report.measure(name, partial(_measure, llm, num_steps))
         except Exception as error:  # it concerns this row alone
             report.note_failure(name, error)
         finally:
             stop()
 
 
-def _measure(llm: LLM, drafts: int, num_steps: int) -> DraftedStep:
+def _measure(llm: LLM, num_steps: int) -> DraftedStep:
     engine = llm.engine
     sequences = [sequence for group in engine.scheduler.running for sequence in group.sequences]
 
     def count() -> int:
         return sum(len(sequence.token_ids) for sequence in sequences)
 
+    def count_drafts() -> int:
+        drafts = engine._speculator
+        return 0 if drafts is None else sum(counts.drafted for counts in drafts.counts.values())
+
     torch.cuda.synchronize()
-    before, ends = count(), [time.perf_counter()]
+    before, drafts_before, ends = count(), count_drafts(), [time.perf_counter()]
     for _ in range(num_steps):
         engine.step()
         ends.append(time.perf_counter())
     seconds = statistics.median(stop - begin for begin, stop in itertools.pairwise(ends))
-    tokens = (count() - before) / num_steps
-    return DraftedStep(drafts, seconds * 1e6, tokens / len(sequences), tokens / seconds)
+    tokens, drafts = (count() - before) / num_steps, (count_drafts() - drafts_before) / num_steps
+    return DraftedStep(drafts / len(sequences), seconds * 1e6, tokens / len(sequences), tokens / seconds)
