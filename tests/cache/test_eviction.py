@@ -8,17 +8,17 @@ from support.cache_driver import leave
 from radixkv.cache import LFU, LRU, Adaptive, CostAware, EvictionPolicy, PrefixCache, PriorityTTL, SegmentedLRU
 from radixkv.testing import FakeLeaf, PrefixCacheAdapter, cache_machine, policy_machine
 
-TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use, max_examples=100).TestCase
-TestLFU = policy_machine(LFU, max_examples=100).TestCase
-TestSegmentedLRU = policy_machine(SegmentedLRU, max_examples=100).TestCase
+TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use, max_examples=50).TestCase
+TestLFU = policy_machine(LFU, max_examples=50).TestCase
+TestSegmentedLRU = policy_machine(SegmentedLRU, max_examples=50).TestCase
 TestPriority = policy_machine(
     lambda: PriorityTTL(None),
     goes_before=lambda a, b: (a.priority, a.last_use) < (b.priority, b.last_use),
-    max_examples=100,
+    max_examples=50,
 ).TestCase
-TestPriorityTTL = policy_machine(PriorityTTL, max_examples=100).TestCase
-TestCostAware = policy_machine(CostAware, max_examples=100).TestCase
-TestAdaptive = policy_machine(Adaptive, max_examples=100).TestCase
+TestPriorityTTL = policy_machine(PriorityTTL, max_examples=50).TestCase
+TestCostAware = policy_machine(CostAware, max_examples=50).TestCase
+TestAdaptive = policy_machine(Adaptive, max_examples=50).TestCase
 
 # The simplest policy and the one with most state find most; `make quick` runs these two only.
 for _machine in (TestLFU, TestSegmentedLRU, TestPriority, TestPriorityTTL, TestCostAware):
@@ -28,7 +28,7 @@ del _machine  # or pytest collects the last one twice
 
 @pytest.mark.parametrize("policy", [LFU, SegmentedLRU, PriorityTTL, CostAware, Adaptive])
 def test_the_cache_keeps_its_rules_under_every_policy(policy: type[EvictionPolicy]) -> None:
-    cache_machine(lambda n, size: PrefixCacheAdapter(n, size, policy()), max_examples=40).TestCase().runTest()
+    cache_machine(lambda n, size: PrefixCacheAdapter(n, size, policy()), max_examples=20).TestCase().runTest()
 
 
 def press(cache: PrefixCache, num_blocks: int) -> None:

@@ -397,7 +397,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=4 * settings().max_examples,
+    max_examples=2 * settings().max_examples,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

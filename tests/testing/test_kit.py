@@ -33,8 +33,8 @@ from radixkv.testing import (
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import test_an_allocator as example
 
-TestOurCache = cache_machine(PrefixCacheAdapter, max_examples=50).TestCase
-TestTheExamplesCache = cache_machine(example.SimpleAdapter, max_examples=100).TestCase
+TestOurCache = cache_machine(PrefixCacheAdapter, max_examples=25).TestCase
+TestTheExamplesCache = cache_machine(example.SimpleAdapter, max_examples=50).TestCase
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_nothing_is_found_in_the_examples_correct_cache(found_by_the_example: di
 
 
 def test_nothing_is_found_in_our_cache() -> None:
-    assert find_violation(PrefixCacheAdapter, max_examples=400) is None
+    assert find_violation(PrefixCacheAdapter, max_examples=200) is None
 
 
 class BelievesItsHash(example.SimpleCache):
@@ -130,9 +130,9 @@ class Forgetful(Newest):
 
 
 TestOurCacheWithAnotherPolicy = cache_machine(
-    lambda n, size: PrefixCacheAdapter(n, size, Newest()), max_examples=50
+    lambda n, size: PrefixCacheAdapter(n, size, Newest()), max_examples=25
 ).TestCase
-TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use, max_examples=100).TestCase
+TestAnotherPolicy = policy_machine(Newest, goes_before=lambda a, b: a.last_use > b.last_use, max_examples=50).TestCase
 
 
 def test_a_policy_that_loses_leaves_is_found() -> None:
