@@ -110,7 +110,8 @@ def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
     (vocab_size,) = logits.shape
     probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
     candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
-    return _truncate(candidates, _Parameters.of([row], vocab_size))[0]
+    left: NDArray[np.bool_] = _truncate(candidates, _Parameters.of([row], vocab_size))[0]
+    return left
 
 
 class _Scratch:
