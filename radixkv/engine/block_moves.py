@@ -248,7 +248,7 @@ class BlockMoves(TreeObserver):
             return
         try:
             data = self._rows.read(np.concatenate([ids for _, ids in parts]))
-        except RuntimeError as error:  # torch's, for want of memory: requests go on without
+        except (RuntimeError, MemoryError) as error:  # torch's and numpy's, for want of memory: requests go on without
             self._writer.drop(sum(part.num_blocks for part, _ in parts))
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)

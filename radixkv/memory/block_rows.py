@@ -50,14 +50,17 @@ class BlockRows(PoolRows):
             columns = [slice(*ends) for ends in pairwise(starts)]
             self._host_rows = [(rows.numpy().view(self._word), c) for rows, c in zip(self._rows, columns, strict=True)]
         self._spare = SpareRows(self.nbytes)
-        # Of blocks that `prepare` was called for, the pages are there.
-        self._has_pages = np.zeros(pool.num_blocks, dtype=bool)
+        # Blocks of which `prepare` has taken the pages.
+        self._prepared = np.zeros(pool.num_blocks, dtype=bool)
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
         """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
 
         Args:
             block_ids: int32 ``[blocks]``.
+
+        Raises:
+            MemoryError, RuntimeError: numpy and torch have no memory for them.
         """
         if self._device.type != "cuda":
             out = self._spare.take(len(block_ids))
@@ -112,13 +115,13 @@ class BlockRows(PoolRows):
         """
         if self._device.type == "cuda":
             return
-        fresh = np.sort(block_ids[~self._has_pages[block_ids]])
-        self._has_pages[fresh] = True
-        for _, blocks in _runs(fresh):
-            if isinstance(blocks, slice):  # for scattered ones, it takes longer than writing does without
-                for rows, _ in self._host_rows:
-                    part = rows[blocks]
-                    take_pages(part.ctypes.data, part.nbytes)
+        for _, blocks in _runs(np.sort(block_ids[~self._prepared[block_ids]])):
+            if not isinstance(blocks, slice):
+                return  # scattered: it takes longer than writing does without
+            for rows, _ in self._host_rows:
+                part = rows[blocks]
+                take_pages(part.ctypes.data, part.nbytes)
+            self._prepared[blocks] = True
 
     def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
         """Overwrite blocks that nothing else uses; returns when their bytes are in place. Any thread may call.

@@ -18,13 +18,14 @@ class SpareRows:
 
     Args:
         nbytes: of a row.
-        max_spare_bytes: that are kept for later at most.
+        max_spare_bytes: that are kept for later at most; of what is larger, nothing is.
     """
 
     def __init__(self, nbytes: int, max_spare_bytes: int = _MAX_SPARE_BYTES) -> None:
         self._nbytes = nbytes
         self._max_spare_bytes = max_spare_bytes
         self._spare: list[torch.UntypedStorage] = []  # longest kept first
+        self._spare_bytes = 0
         self._lock = Lock()
 
     def take(self, count: int) -> torch.Tensor:
@@ -33,6 +34,7 @@ class SpareRows:
         with self._lock:
             fitting = [(each.nbytes(), index) for index, each in enumerate(self._spare) if each.nbytes() >= size]
             storage = self._spare.pop(min(fitting)[1]) if fitting else None
+            self._spare_bytes -= 0 if storage is None else storage.nbytes()
         if storage is None:
             rows = torch.empty(count, self._nbytes, dtype=torch.uint8)
             take_pages(rows.data_ptr(), size)
@@ -41,7 +43,14 @@ class SpareRows:
 
     def give_back(self, rows: torch.Tensor) -> None:
         """Rows from `take` that nothing uses any more."""
+        storage = rows.untyped_storage()
+        if storage.nbytes() > self._max_spare_bytes:
+            return
+        # Given to the system when the lock is free: that takes milliseconds, for which `take` would wait.
+        too_much = []
         with self._lock:
-            self._spare.append(rows.untyped_storage())
-            while sum(each.nbytes() for each in self._spare) > self._max_spare_bytes:
-                del self._spare[0]
+            self._spare.append(storage)
+            self._spare_bytes += storage.nbytes()
+            while self._spare_bytes > self._max_spare_bytes:
+                too_much.append(self._spare.pop(0))
+                self._spare_bytes -= too_much[-1].nbytes()

@@ -22,7 +22,14 @@ class PoolRows(Protocol):
     num_blocks: int
 
     def read(self, block_ids: NDArray[np.int32]) -> Any:
-        """The bytes of blocks as they are now, to be given to `to_host`."""
+        """The bytes of blocks as they are now, to be given to `to_host`.
+
+        Args:
+            block_ids: int32 ``[blocks]``.
+
+        Raises:
+            MemoryError, RuntimeError: there is no memory for them.
+        """
 
     def fence(self) -> object:
         """Marks what was launched so far; None where nothing runs after a call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from support.dict_tier import DictTier
 
-from radixkv.memory import KVPool
+from radixkv.memory import KVPool, block_rows
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.kv_pool import LayerShape
 from radixkv.memory.spare_rows import SpareRows
@@ -71,6 +72,46 @@ def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:
     spare.give_back(again)
     spare.give_back(torch.empty(4, mmap.PAGESIZE, dtype=torch.uint8))
     assert sum(storage.nbytes() for storage in spare._spare) == 4 * mmap.PAGESIZE  # both would be too much
+
+
+def test_one_large_piece_does_not_push_out_the_memory_that_is_kept() -> None:
+    spare = SpareRows(mmap.PAGESIZE, max_spare_bytes=8 * mmap.PAGESIZE)
+    kept = spare.take(3)
+    address = kept.data_ptr()
+    spare.give_back(kept)
+    spare.give_back(torch.empty(9, mmap.PAGESIZE, dtype=torch.uint8))
+    assert spare.take(3).data_ptr() == address
+
+
+def test_memory_goes_back_to_the_system_while_nobody_waits_for_the_lock() -> None:
+    spare, locked = SpareRows(8, max_spare_bytes=64), []
+    for _ in range(3):
+        array = np.zeros((4, 8), np.uint8)
+        weakref.finalize(array, lambda: locked.append(spare._lock.locked()))
+        spare.give_back(torch.from_numpy(array))
+        del array
+    assert locked == [False]
+
+
+def test_pages_are_taken_of_runs_of_blocks_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool([LayerShape(2, 8, 4)], 16, 4, torch.float32)
+    rows, taken = BlockRows(pool), list[tuple[int, int]]()
+    monkeypatch.setattr(block_rows, "take_pages", lambda address, nbytes: taken.append((address, nbytes)))
+
+    def spans(start: int, stop: int) -> list[tuple[int, int]]:
+        return [
+            (tensor[start].data_ptr(), (stop - start) * tensor[0].nbytes) for tensor in (pool.keys[0], pool.values[0])
+        ]
+
+    for ids, expected in (
+        ([9, 3, 6], []),  # scattered
+        ([5, 4, 7, 6], spans(4, 8)),  # one of them was among the scattered
+        ([2, 3, 4, 5, 6, 7, 8, 9], spans(2, 4) + spans(8, 10)),  # those between are ready
+        ([2, 3, 4, 5, 6, 7, 8, 9], []),
+    ):
+        taken.clear()
+        rows.prepare(np.array(ids, dtype=np.int32))
+        assert taken == expected, ids
 
 
 class _Prepared:
