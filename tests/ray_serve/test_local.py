@@ -96,7 +96,7 @@ def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> N
 
 def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None:
     serve = Serve()
-    with pytest.raises(RuntimeError, match="^planted$"):
+    with pytest.raises(RuntimeError, match=r"^planted$"):
         serving(serve, wait=refuse)
     assert serve.applications == set()
     assert serving(serve) == 0
