@@ -71,11 +71,11 @@ def _parsed(replica: str, line: bytes) -> dict[str, Any]:
         piece = json.loads(line)
     except ValueError:
         piece = None
-    if not isinstance(piece, dict) or not (
-        isinstance(piece.get("finished"), bool) or {"error", "kind"} <= piece.keys()
-    ):
-        raise LostError(f"{replica}: it sent what is no piece of an answer: {line[:100]!r}")
-    return piece
+    if isinstance(piece, dict):
+        is_error = "error" in piece and isinstance(piece["error"], str) and isinstance(piece.get("kind"), str)
+        if is_error or ("error" not in piece and isinstance(piece.get("finished"), bool)):
+            return piece
+    raise LostError(f"{replica}: it sent what is no piece of an answer: {line[:100]!r}")
 
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
@@ -98,11 +98,11 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
     """Why a request was not taken."""
     try:
         answer = response.json()
-        kind, message = answer["kind"], answer["error"]
+        kind, message, retry_after = str(answer["kind"]), str(answer["error"]), answer.get("retry_after")
+        if kind == QueueFullError.__name__:
+            return RefusedError(QueueFullError(message, int(retry_after)))
     except (ValueError, KeyError, TypeError):
         return LostError(f"{replica}: {response.status_code} {response.text:.300}")
-    if kind == QueueFullError.__name__:
-        return RefusedError(QueueFullError(message, answer["retry_after"]))
     if kind == DrainingError.__name__:
         return RefusedError(None)
     if kind == RequestTooLargeError.__name__:  # a larger one may take it

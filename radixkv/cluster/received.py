@@ -28,10 +28,10 @@ class Received:
         """Note what is new; returns it as the reader gets it, to whom a replica that is drained ends nothing.
 
         Raises:
-            ValueError: it is of no such sample; nothing of it is noted.
+            ValueError: it is of no such sample, or has no tokens or text; nothing of it is noted.
         """
         for part in delta.outputs:
-            if part.index not in range(len(self._outputs)) or not isinstance(part.token_ids, list):
+            if not self._is_of_a_sample(part):
                 raise ValueError(f"expected tokens of samples 0 to {len(self._outputs) - 1}, got {part!r:.100}")
         parts = []
         for part in delta.outputs:
@@ -52,4 +52,14 @@ class Received:
             finished=finished,
             num_cached_tokens=self._num_cached_tokens or 0,
             prompt_logprobs=self._prompt_logprobs,
+        )
+
+    def _is_of_a_sample(self, part: CompletionOutput) -> bool:
+        """Whether what came as JSON is of the declared types: another replica is to go on with it."""
+        return (
+            type(part.index) is int
+            and 0 <= part.index < len(self._outputs)
+            and isinstance(part.text, str)
+            and isinstance(part.token_ids, list)
+            and all(type(token_id) is int and token_id >= 0 for token_id in part.token_ids)
         )

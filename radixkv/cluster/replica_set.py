@@ -33,6 +33,8 @@ _SECONDS_TO_DESCRIBE = 120.0
 # A replica lets hear of itself once a second.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
+# The answer to a message begins when it is known what was kept of its prefixes.
+_SECONDS_TO_PIN = 1.0
 
 
 class MismatchError(ValueError):
@@ -232,15 +234,22 @@ class ReplicaSet:
             ttl: seconds.
 
         Returns:
-            How many tokens are kept: 0 where no replica holds it, or that one does not answer.
+            How many tokens are kept: 0 where no replica holds a whole block of it, or that one does not answer soon.
         """
         router = self._router
-        name = None if router is None else router.holder(prompt_hashes(token_ids, namespace, router.block_size))
+        if router is None or len(token_ids) < router.block_size:
+            return 0
+        name = router.holder(prompt_hashes(token_ids, namespace, router.block_size))
         client = None if name is None else self._clients.get(name)
         if client is None:
             return 0
-        answer = await self._ask(client, "POST", "/pin", encode_pin(tenant, namespace, token_ids, ttl))
-        return int(answer.json()["num_tokens"]) if answer is not None and answer.is_success else 0
+        try:
+            async with asyncio.timeout(_SECONDS_TO_PIN):
+                answer = await self._ask(client, "POST", "/pin", encode_pin(tenant, namespace, token_ids, ttl))
+            return int(answer.json()["num_tokens"]) if answer is not None and answer.is_success else 0
+        except (TimeoutError, ValueError, KeyError, TypeError) as error:
+            _log.info("replica %r did not pin a prefix: %r", name, error)
+            return 0
 
     # -- following one replica -----------------------------------------------------------------------------------
 

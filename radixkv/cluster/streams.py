@@ -330,9 +330,9 @@ class ReplicaStreams:
 
         Raises:
             ValueError: it refuses the request, as any would.
-            RefusedError: it does not take it now, or not to its end.
-            _MovedError: the request was called away.
-            LostError: there is no last line.
+            RefusedError: it does not take it now.
+            _MovedError: the request was called away, or the replica is drained.
+            LostError: there is no last line, or that one is not the end.
         """
         async with aclosing(answer_lines(replica, client, body, self._headers)) as lines:
             while True:
@@ -344,7 +344,10 @@ class ReplicaStreams:
                     ticket.check()
                     raise
                 except StopAsyncIteration:
-                    raise RefusedError(None) from None  # the last line was not the end: the replica is drained
+                    # The last line was not the end.
+                    if replica in self._router.replicas:
+                        raise LostError(f"{replica}: it ended the request before its end") from None
+                    raise _MovedError from None  # it is drained
                 finally:
                     ticket.scope = None
                 yield line

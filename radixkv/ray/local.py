@@ -12,11 +12,15 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
 from radixkv.server.listener import tcp_listener
 from radixkv.server.run import start_logging
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +42,8 @@ def serve_replicas(options: ApplicationOptions) -> int:
         OSError: the address cannot be used.
         ConnectionError: there is no Ray at ``ray_address``.
         MemoryError: the replicas would not fit into this machine.
-        ValueError: the application could not be started; the message has Ray Serve's reason.
+        ValueError: the application could not be started; the message has Ray Serve's reason. Or there is one of its name in
+            the cluster.
     """
     start_logging()
     if options.placement.ray_address is None:
@@ -52,25 +57,60 @@ def serve_replicas(options: ApplicationOptions) -> int:
     server = options.server
     with _ray(options.placement):
         before = serve.status()
+        if _APPLICATION in before.applications:
+            raise ValueError(
+                f"ray_address: expected a cluster without an application {_APPLICATION!r}, and one is there; "
+                "end it first, or deploy a second one under another name by `serve run`"
+            )
+        application = build(options)
         serve.start(proxy_location="Disabled")
-        try:
-            serve.run(build(options), name=_APPLICATION, route_prefix=None)
+        joined = options.placement.ray_address is not None
+        with _deployed(application, stop_serve=joined and not (before.proxies or before.applications)):
             scheme = "http" if server.ssl_certfile is None else "https"
             url = f"{scheme}://{server.host}:{server.port}"
             print(f"Serving {options.placement.min_replicas} replicas at {url}", flush=True)
             _wait_for_signal()
             _log.info("draining")
-        except RuntimeError as error:
-            raise ValueError(f"the application could not be started: {error}") from error
-        finally:
-            serve.delete(_APPLICATION, _blocking=False)  # it would wait a minute at most
-            while _APPLICATION in serve.status().applications:
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
-            joined = options.placement.ray_address is not None
-            if joined and not (before.proxies or before.applications or serve.status().applications):
-                serve.shutdown()  # the next application in the cluster would get no proxies
     _log.info("stopped")
     return 0
+
+
+@contextmanager
+def _deployed(application: Application, *, stop_serve: bool) -> Iterator[None]:
+    """The application runs, and ends with the block; one that does not come up is taken away again.
+
+    Args:
+        application: what `build` made.
+        stop_serve: end Serve with it, if nothing else runs there by then.
+
+    Raises:
+        ValueError: it could not be started; the message has Ray Serve's reason.
+    """
+    from ray import serve
+
+    try:
+        try:
+            serve.run(application, name=_APPLICATION, route_prefix=None)
+        except RuntimeError as error:
+            raise ValueError(f"the application could not be started: {error}") from error
+        yield
+    except BaseException:
+        try:
+            _delete(stop_serve=stop_serve)
+        except Exception:  # it shall not hide the first one
+            _log.exception("the application could not be deleted")
+        raise
+    _delete(stop_serve=stop_serve)
+
+
+def _delete(*, stop_serve: bool) -> None:
+    from ray import serve
+
+    serve.delete(_APPLICATION, _blocking=False)  # it would wait a minute at most
+    while _APPLICATION in serve.status().applications:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if stop_serve and not serve.status().applications:
+        serve.shutdown()  # the next application in the cluster would get no proxies
 
 
 def _for_this_machine(options: ApplicationOptions) -> ApplicationOptions:

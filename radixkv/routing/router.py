@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
-from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
 
@@ -222,6 +222,9 @@ class Router:
     def holder(self, block_hashes: Sequence[int]) -> str | None:
         """The replica that holds, or will hold, most of a prefix; None: nobody holds any of it.
 
+        Of several that hold equally much of it, it is always the same one, and another one for another prefix, which spreads
+        them: "rendezvous hashing" (Thaler and Ravishankar 1998).
+
         Args:
             block_hashes: from `prompt_hashes`.
         """
@@ -232,8 +235,11 @@ class Router:
             )
             for name, replica in self._replicas.items()
         }
-        best = max(depths, key=lambda name: depths[name], default=None)
-        return best if best is not None and depths[best] else None
+        depth = max(depths.values(), default=0)
+        if depth == 0:
+            return None
+        last = block_hashes[depth - 1]
+        return max((name for name in depths if depths[name] == depth), key=lambda name: next_hash(last, name.encode()))
 
     def choose(
         self, block_hashes: Sequence[int], num_prompt_tokens: int, excluded: Collection[str] = ()

@@ -32,20 +32,32 @@ LIES = {
     "no object": b"[1, 2]\n",
     "no piece": b"{}\n",
     "an error without a kind": b'{"error": "odd"}\n',
+    "an error beside an end": b'{"finished": true, "error": "odd"}\n',
+    "an error of many kinds": b'{"error": "odd", "kind": ["odd"]}\n',
     "no outputs": b'{"finished": false}\n',
     "a sample that nobody asked for": line([0, "a", [9], 0.0, None, None, None], [1, "a", [9], 0.0, None, None, None]),
     "a sample before the first": line([-1, "a", [9], 0.0, None, None, None]),
+    "a sample that is no whole number": line([0.0, "a", [9], 0.0, None, None, None]),
+    "tokens as text": line([0, "a", ["9"], 0.0, None, None, None]),
+    "a token below 0": line([0, "a", [-9], 0.0, None, None, None]),
+    "no text": line([0, 1, [9], 0.0, None, None, None]),
     "no tokens": line([0, "a", "abc", 0.0, None, None, None]),
     "no end": line([0, "", [], 0.0, None, "abort", None], finished=True),
+}
+REFUSALS = {
+    "no kind": b'{"error": "odd"}',
+    "no time after which to come again": b'{"error": "full", "kind": "QueueFullError"}',
+    "another time": b'{"error": "full", "kind": "QueueFullError", "retry_after": "later"}',
 }
 
 
 class Lying(httpx.AsyncBaseTransport):
     """Answers requests with a body that is no answer, as often as it is told; then tells the truth."""
 
-    def __init__(self, app: Any, body: bytes, times: int) -> None:
+    def __init__(self, app: Any, body: bytes, times: int, status: int) -> None:
         self._inner = httpx.ASGITransport(app)
         self._body = body
+        self._status = status
         self._times = times
         self.asked: list[str] = []
 
@@ -55,15 +67,17 @@ class Lying(httpx.AsyncBaseTransport):
         self.asked.append(request.url.host)
         if len(self.asked) > self._times:
             return await self._inner.handle_async_request(request)
-        return httpx.Response(200, content=self._body)
+        return httpx.Response(self._status, content=self._body)
 
 
-def lying(engine: AsyncLLM, body: bytes, times: int) -> tuple[ReplicaStreams, Lying]:
-    router, transport = Router(16), Lying(replica_app(engine, SECRET), body, times)
+def lying(
+    engine: AsyncLLM, body: bytes, times: int, *, status: int = 200, wait_seconds: float = 0.0
+) -> tuple[ReplicaStreams, Lying]:
+    router, transport = Router(16), Lying(replica_app(engine, SECRET), body, times, status)
     for name in "abcd":
         router.add(name)
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
-    return ReplicaStreams(router, clients, SECRET), transport
+    return ReplicaStreams(router, clients, SECRET, wait_seconds=wait_seconds), transport
 
 
 async def collect(streams: ReplicaStreams) -> list[int]:
@@ -77,13 +91,15 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
-            for name, body in LIES.items():
-                streams, transport = lying(engine, body, 2)
+            for name, body in {**LIES, **REFUSALS}.items():
+                streams, transport = lying(engine, body, 2, status=503 if name in REFUSALS else 200)
                 assert await collect(streams) == expected.outputs[0].token_ids, name
                 assert len(transport.asked) == len(set(transport.asked)) == 3, name
-            streams, _ = lying(engine, LIES["no JSON"], 100)
-            with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
-                await collect(streams)
+            for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
+                streams, transport = lying(engine, LIES[name], 100, wait_seconds=1000.0)
+                with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
+                    await collect(streams)
+                assert len(transport.asked) == 4, name
 
     asyncio.run(main())
 

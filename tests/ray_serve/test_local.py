@@ -1,13 +1,106 @@
-"""Which Ray a server runs on."""
+"""Which Ray a server runs on, and what it leaves there."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from radixkv.ray import local
-from radixkv.ray.options import PlacementConfig
+from radixkv.ray.options import ApplicationOptions, PlacementConfig
+from radixkv.server.config import ServerConfig
+
+
+class Serve(ModuleType):
+    """Ray Serve, with the applications that it is given."""
+
+    def __init__(self, *applications: str, fails: Exception | None = None) -> None:
+        super().__init__("ray.serve")
+        self.applications = set(applications)
+        self.deletion_fails = False
+        self._fails = fails
+
+    def status(self) -> Any:
+        return SimpleNamespace(proxies={}, applications=set(self.applications))
+
+    def start(self, **options: Any) -> None:
+        pass
+
+    def run(self, application: object, name: str, route_prefix: None) -> None:
+        self.applications.add(name)
+        if self._fails is not None:
+            raise self._fails
+
+    def delete(self, name: str, _blocking: bool) -> None:
+        if self.deletion_fails:
+            raise ConnectionError("Ray is gone")
+        self.applications.remove(name)
+
+    def shutdown(self) -> None:
+        pass
+
+
+Serving = Callable[..., int]
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> Serving:
+    """Serves in a cluster that is there, on a Serve of the test."""
+
+    def run(serve: Serve, build: Callable[[object], object] = repr, wait: Callable[[], None] = lambda: None) -> int:
+        ray = ModuleType("ray")
+        ray.__dict__.update(serve=serve, init=lambda *_, **__: None, shutdown=lambda: None)
+        application = ModuleType("radixkv.ray.application")
+        application.__dict__.update(build=build)
+        for module in (ray, serve, application):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(local, "_wait_for_signal", wait)
+        monkeypatch.setattr(local, "start_logging", lambda: None)
+        placement = PlacementConfig(replicas=1, ray_address="10.0.0.1:6379")
+        return local.serve_replicas(ApplicationOptions(ServerConfig(model="model"), {}, placement, own_socket=True))
+
+    return run
+
+
+def refuse(*_: object) -> Any:
+    raise RuntimeError("planted")
+
+
+def test_an_application_that_runs_in_the_cluster_is_left_alone(serving: Serving) -> None:
+    """A second server took the first one's out of service where its own could not be built."""
+    serve = Serve("radixkv", "other")
+    with pytest.raises(ValueError, match="ray_address: expected a cluster without an application 'radixkv'"):
+        serving(serve)
+    assert serve.applications == {"radixkv", "other"}
+
+
+def test_what_could_not_be_built_was_not_started(serving: Serving) -> None:
+    serve = Serve("other")
+    serve.deletion_fails = True  # there is nothing to delete
+    with pytest.raises(RuntimeError, match="planted"):
+        serving(serve, build=refuse)
+
+
+def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> None:
+    serve = Serve("other", fails=RuntimeError("no room"))
+    with pytest.raises(ValueError, match="could not be started: no room"):
+        serving(serve)
+    assert serve.applications == {"other"}
+    serve.deletion_fails = True
+    with pytest.raises(ValueError, match="could not be started: no room"):
+        serving(serve)
+
+
+def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None:
+    serve = Serve()
+    with pytest.raises(RuntimeError, match=r"^planted$"):
+        serving(serve, wait=refuse)
+    assert serve.applications == set()
+    assert serving(serve) == 0
+    assert serve.applications == set()
 
 
 def test_a_local_ray_is_not_one_that_runs_on_the_machine_already(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,17 @@ def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert router.holder([]) is None
 
 
+def test_prefixes_that_all_replicas_hold_have_holders_among_all_of_them(router: Router) -> None:
+    """The first replica got all pins, beyond the bound of each tenant there."""
+    prefixes = [[first, first + 1] for first in range(0, 200, 2)]
+    for name in "abc":
+        router.update(name, stored(*range(200)))
+    holders = [router.holder(prefix) for prefix in prefixes]
+    assert all(holders.count(name) > 20 for name in "abc")
+    router.remove("c")  # of the others, none changes
+    assert all(router.holder(prefix) == name for prefix, name in zip(prefixes, holders, strict=True) if name != "c")
+
+
 def test_what_was_sent_counts_as_held_before_any_event(router: Router) -> None:
     first = send(router, 1, 2, 3, 4, 5, 6, 7, 8)
     second = send(router, *range(1, 9), 9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from radixkv.async_llm import AsyncLLM
@@ -60,8 +62,9 @@ class PrefixKeeper:
             return 0, 0
         namespace, kept = self._prompt.namespace, dict[float, int]()
         if isinstance(self._llm, RemotePins):
-            for ttl, prefix in self._prefixes.items():
-                kept[ttl] = await self._llm.keep(self._tenant, namespace, prefix, ttl)
+            keep = partial(self._llm.keep, self._tenant, namespace)
+            counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in self._prefixes.items()))
+            kept = dict(zip(self._prefixes, counts, strict=True))
         elif isinstance(self._llm, AsyncLLM):
 
             def pin(engine: Engine) -> dict[float, int]:

@@ -1,0 +1,75 @@
+"""Pinning is best effort: whatever becomes of it, the answer comes, and comes soon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from radixkv.cache import BlocksStored
+from radixkv.cluster import ReplicaSet, replica_set
+from radixkv.prompts import Prompt
+from radixkv.routing import Router, prompt_hashes
+from radixkv.server.messages.keeper import PrefixKeeper
+
+PREFIX = list(range(40))
+
+
+async def never(request: httpx.Request) -> httpx.Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def broken(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json=["nothing"])
+
+
+def holding(answer: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> ReplicaSet:
+    """A set of one replica, which holds `PREFIX`."""
+    replicas, router = ReplicaSet("a secret of the replicas"), Router(16)
+    router.add("one")
+    router.update("one", BlocksStored(tuple(prompt_hashes(PREFIX, "", 16)), None, (), 16, 0, "CPU"))
+    replicas._router = router
+    transport = httpx.MockTransport(answer)  # type: ignore[arg-type]
+    replicas._clients["one"] = httpx.AsyncClient(transport=transport, base_url="http://one")
+    return replicas
+
+
+def test_an_empty_prefix_is_kept_nowhere() -> None:
+    """Where a chat template cannot tell which part of the prompt is marked, the answer comes all the same."""
+    assert asyncio.run(holding(never).keep("", "", [], 300.0)) == 0
+
+
+@pytest.mark.parametrize("answer", [never, broken])
+def test_a_replica_that_does_not_pin_holds_nothing_up(
+    answer: Callable[[httpx.Request], Awaitable[httpx.Response]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_set, "_SECONDS_TO_PIN", 0.0 if answer is never else 60.0)
+
+    async def main() -> int:
+        async with asyncio.timeout(60):
+            return await holding(answer).keep("", "", PREFIX, 300.0)
+
+    assert asyncio.run(main()) == 0
+
+
+def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
+    class Remote:
+        """Answers when it was asked for both."""
+
+        def __init__(self) -> None:
+            self.together = asyncio.Barrier(2)
+
+        async def keep(self, tenant: str, namespace: str, token_ids: list[int], ttl: float) -> int:
+            await self.together.wait()
+            return len(token_ids)
+
+    async def main() -> tuple[int, int]:
+        keeper = PrefixKeeper(Remote(), None, "", {}, [], Prompt([1]))  # type: ignore[arg-type]
+        keeper._prefixes = {300.0: PREFIX, 3600.0: PREFIX[:16]}
+        async with asyncio.timeout(60):
+            return await keeper.keep()
+
+    assert asyncio.run(main()) == (40, 16)
