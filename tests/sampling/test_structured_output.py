@@ -14,7 +14,6 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import structured_output
-from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, settle
 
 PERSON = {
     "type": "object",
@@ -134,73 +133,6 @@ def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
     return logits[0]
 
 
-class SteppingClock:
-    """Moves on by ``seconds`` with every look at it."""
-
-    def __init__(self) -> None:
-        self.now = self.seconds = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.seconds
-        return self.now
-
-
-@pytest.mark.parametrize("beams", [False, True])
-def test_a_grammar_that_takes_too_long_fails_its_request_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
-) -> None:
-    """Masks of up to 720 ms a token went on for as long as the request did."""
-    engine = llm.engine
-    clock = SteppingClock()
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
-    slow = StructuredOutputsParams(regex="[a-z]{30}")
-    failing = engine.make_request(
-        "failing",
-        [5, 6, 8],
-        BeamSearchParams(2, 60, structured_outputs=slow)
-        if beams
-        else SamplingParams(max_tokens=60, structured_outputs=slow),
-    )
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
-    quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
-    other = engine.make_request("other", [5, 6, 7], quick)
-    engine.add(other)
-    engine.add(failing)
-    clock.seconds = 0.05
-    steps = 0
-    while engine.has_unfinished_requests:
-        engine.step()
-        steps += failing.failure is None
-    assert isinstance(failing.failure, StructuredOutputError)
-    assert "processor time" in str(failing.failure)
-    # A mask and a token take 100 ms a step, of which 25 to 50 are the request's share.
-    assert 1 <= steps <= 12
-    assert other.failure is None
-    assert is_digits(llm.get_tokenizer().decode(other.sequences[0].output_token_ids, skip_special_tokens=True))
-
-
-def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dear grammar's tenant was served as many tokens as anybody, though all waited for its masks."""
-    engine, shares = llm.engine, llm.engine.scheduler.shares
-    clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
-    for tenant, clock in clocks.items():
-        monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
-        spec = StructuredOutputsParams(regex="[0-9]{30}")
-        options = SamplingParams(max_tokens=20, min_tokens=20, structured_outputs=spec)
-        engine.add(engine.make_request(tenant, [5, 6, 7], options, tenant=tenant))
-    engine.step()
-    assert shares.counter("dear") == pytest.approx(shares.counter("cheap"))
-    clocks["dear"].seconds = 0.005
-    for _ in range(4):
-        engine.step()
-    # A mask and a token are 10 ms of a step's 50; a step computes a token of each.
-    assert shares.counter("dear") - shares.counter("cheap") == pytest.approx(4 * 2 * 10 / 50)
-    assert shares.in_turn({"dear": 1, "cheap": 1}) == ["cheap", "dear"]
-    while engine.has_unfinished_requests:
-        engine.step()
-    assert shares.counter("dear") == 0.0
-
-
 def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
     """Of eight such requests each mask took up to 920 ms, for all others too, until it had used up its budget."""
     rules = [f"r{i}: /[^{chr(97 + i % 26)}]*{i}*/" for i in range(300)]
@@ -226,16 +158,6 @@ def test_slow_masks_are_filled_side_by_side_and_are_the_same(llm: LLM, monkeypat
     structured_output.apply_grammar_bitmask(side_by_side, dict(enumerate(states)))
     assert torch.equal(logits, side_by_side)
     assert 0 < int(torch.isneginf(logits).sum()) < logits.numel()
-
-
-def test_what_a_grammar_leaves_of_its_share_reduces_its_debt() -> None:
-    budgets = [GrammarBudget(), GrammarBudget()]
-    for _ in range(1000):  # twice its share, then none of it, again and again
-        budgets[0].spend(STEP_SECONDS)
-        assert settle(budgets) == [None, None]
-        assert settle(budgets) == [None, None]
-    budgets[1].spend(REQUEST_SECONDS + STEP_SECONDS)
-    assert [error is None for error in settle(budgets)] == [True, False]
 
 
 def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:
