@@ -14,6 +14,7 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import structured_output
+from radixkv.sampling.json_schema import prepare_schema
 
 PERSON = {
     "type": "object",
@@ -108,6 +109,17 @@ def test_keywords_that_constrain_nothing_are_accepted(llm: LLM) -> None:
     schema = {"type": "array", "items": secret, "minItems": 1, "maxItems": 1, "uniqueItems": False}
     sampling = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=schema))
     assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == ["abc"]
+
+
+def test_alternatives_may_each_require_what_is_described_once() -> None:
+    names = [f"name{number}" for number in range(300)]
+    branches = [{"required": names[20 * i : 20 * i + 80]} for i in range(10)]
+    schema = {"type": "object", "properties": {name: {} for name in names}, "anyOf": branches}
+    prepare_schema(schema)  # 300 properties, and 800 times a name of one
+    with pytest.raises(ValueError, match="at most 1000 properties"):
+        prepare_schema(
+            {**schema, "anyOf": [{"required": [f"{i}.{number}" for number in range(80)]} for i in range(10)]}
+        )
 
 
 def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
