@@ -132,7 +132,7 @@ class Engine:
         # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
-        self._output_processor = OutputProcessor(self.scheduler, self.decode_token)
+        self._output_processor = OutputProcessor(self.scheduler, self.decode_token, clock)
         self._speculator: Speculator | None = None
         if speculative is not None and index is not None:
             self._speculator = make_speculator(
@@ -276,6 +276,7 @@ class Engine:
         """
         with self._deferring_aborts():
             in_flight, self._in_flight = self._in_flight, None
+            self._output_processor.begin_step()
             if self.tiers is not None:
                 self.tiers.loads.publish_done()
             batch = self._schedule(in_flight)

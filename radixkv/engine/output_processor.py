@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from radixkv.engine.completion import TokenDecoder, append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
-from radixkv.sampling.grammar_budget import settle
+from radixkv.sampling.grammar_budget import costs, settle
 from radixkv.sampling.sampler import SampledToken, sample
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST, GENERATED_TOKEN_COST
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 
@@ -30,12 +31,24 @@ class Processed(NamedTuple):
 
 
 class OutputProcessor:
-    """Processes batches for one engine, whose parts it is given."""
+    """Processes batches for one engine, whose parts it is given.
 
-    def __init__(self, scheduler: Scheduler, decode: TokenDecoder) -> None:
+    Args:
+        scheduler: of the engine.
+        decode: text of a token.
+        clock: seconds.
+    """
+
+    def __init__(self, scheduler: Scheduler, decode: TokenDecoder, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
+        self._clock = clock
+        self._step_began = 0.0
         self._blocks = scheduler.blocks
         self._decode = decode
+
+    def begin_step(self) -> None:
+        """What follows is computed, and processed if it needs the host, in one step."""
+        self._step_began = self._clock()
 
     def process(self, batch: Batch, following: Batch | None = None) -> Processed:
         """Append the tokens of a batch, and end or fork sequences.
@@ -44,35 +57,47 @@ class OutputProcessor:
             following: the batch that was launched from the tokens of this one.
         """
         processed = Processed([], [])
-        if batch.sampled:
-            self._append_tokens(batch, following, processed)
+        num_right = self._append_tokens(batch, following, processed) if batch.sampled else 0
         for group, rows in batch.beam_steps:
             processed.touched.append(group.request)
             self._advance_beams(group, batch.logits[rows])
             processed.changed.append(group.request)
-        self._settle_grammars(batch, processed)
+        self._settle_grammars(batch, num_right, processed)
         return processed
 
-    def _settle_grammars(self, batch: Batch, processed: Processed) -> None:
-        """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much."""
+    def _settle_grammars(self, batch: Batch, num_right: int, processed: Processed) -> None:
+        """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much.
+
+        Args:
+            num_right: the drafted tokens of the batch that were right.
+        """
         budgets = {
             request: request.grammar.budget
             for request in [row.group.request for row in batch.sampled]
             + [step.group.request for step in batch.beam_steps]
-            if request.grammar is not None and request.failure is None
+            if request.grammar is not None
         }
+        if not budgets:
+            return
         scheduler = self._scheduler
         if scheduler.running or scheduler.waiting:  # else nobody owes anybody anything
-            for request, budget in budgets.items():
-                scheduler.shares.charge(request.tenant, computed=budget.cost_in_tokens(batch.num_tokens))
+            num_generated = sum(chunk.completes for chunk in batch.chunks)
+            num_computed = sum(chunk.num_tokens for chunk in batch.chunks) - num_generated
+            served = COMPUTED_TOKEN_COST * num_computed + GENERATED_TOKEN_COST * (num_generated + num_right)
+            prices = costs(budgets.values(), served, self._clock() - self._step_began)
+            for request, price in zip(budgets, prices, strict=True):
+                if price > 0:
+                    scheduler.shares.charge(request.tenant, computed=price / COMPUTED_TOKEN_COST)
         for request, failure in zip(budgets, settle(budgets.values()), strict=True):
-            if failure is not None and any(sequence.finish_reason is None for sequence in request.sequences):
+            if failure is None or request.failure is not None:
+                continue
+            if any(sequence.finish_reason is None for sequence in request.sequences):
                 request.failure = failure
                 processed.touched.append(request)
                 processed.changed.append(request)
 
-    def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> None:
-        """Give sequences their tokens, and close those that have ended."""
+    def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> int:
+        """Give sequences their tokens, and close those that have ended; returns how many drafted tokens were right."""
         redrawn: frozenset[int] = frozenset()
         described: list[SampledToken] | None = None
         if batch.tokens is None:
@@ -83,7 +108,7 @@ class OutputProcessor:
         else:
             token_ids, redrawn = batch.tokens.fetch()
         now = time.monotonic()
-        row = 0
+        row = total_right = 0
         for index, (group, sequence, _) in enumerate(batch.sampled):
             draft = batch.drafts.get(sequence, ()) if batch.drafts else ()
             drawn = range(row, row + 1 + len(draft))
@@ -93,7 +118,7 @@ class OutputProcessor:
             request = sequence.request
             processed.touched.append(request)
             if described is not None:
-                self._append_drawn(sequence, described[drawn.start : drawn.stop], draft)
+                total_right += self._append_drawn(sequence, described[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
             if index in redrawn and following is not None and following.computes(sequence):
@@ -113,10 +138,16 @@ class OutputProcessor:
                 processed.changed.append(request)
             elif request.failure is not None:
                 processed.changed.append(request)
+        return total_right
 
-    def _append_drawn(self, sequence: TokenSequence, drawn: Sequence[SampledToken], draft: Sequence[int]) -> None:
-        """Append the token that was drawn next, and as many more as drafts proved right: what followed them was computed."""
+    def _append_drawn(self, sequence: TokenSequence, drawn: Sequence[SampledToken], draft: Sequence[int]) -> int:
+        """Append the token that was drawn next, and as many more as drafts proved right: what followed them was computed.
+
+        Returns:
+            How many were right.
+        """
         request = sequence.request
+        num_right = 0
         for num_right, token in enumerate(drawn):
             append_token(sequence, token.token_id)
             append_logprobs(sequence, token, self._decode)
@@ -130,6 +161,7 @@ class OutputProcessor:
         if draft:
             self._scheduler.shares.charge(request.tenant, generated=num_right)
             self._blocks.trim(sequence)
+        return num_right
 
     def _advance_beams(self, group: SequenceGroup, logits: torch.Tensor) -> None:
         """One beam step, by block tables alone: drop beams without a continuation, fork those with several."""

@@ -2,7 +2,7 @@
 
 A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
 that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within the
-bound, a tenant pays for the time of its grammars as for tokens (`cost_in_tokens`).
+bound, a tenant pays for the time of its grammars as for tokens (`costs`).
 """
 
 from __future__ import annotations
@@ -15,35 +15,54 @@ from radixkv.errors import StructuredOutputError
 STEP_SECONDS = 0.05
 # What a request takes beyond its shares adds up to at most this; what it leaves of them reduces it.
 REQUEST_SECONDS = 0.5
+# What is left of a step without its grammars is not measured well where they took nearly all of it.
+_MAX_COST_RATIO = 50.0
 
 
 class GrammarBudget:
     """The account of one request; its samples and beams share it."""
 
     def __init__(self) -> None:
-        self._step_seconds = 0.0
+        self._step_seconds = self._stalled_seconds = 0.0
         self._debt_seconds = 0.0
 
-    def cost_in_tokens(self, num_tokens: int) -> float:
-        """What the present step's time is worth in computed tokens, by those that a step computes in `STEP_SECONDS`.
+    @property
+    def stalled_seconds(self) -> float:
+        """How long everything else waited for this request in the present step."""
+        return self._stalled_seconds
+
+    def spend(self, seconds: float, stalled: float | None = None) -> None:
+        """Note processor time that was taken in the present step.
 
         Args:
-            num_tokens: that the present step computed, of all requests.
+            stalled: seconds for which everything else waited; None: as many.
         """
-        return num_tokens * self._step_seconds / STEP_SECONDS
-
-    def spend(self, seconds: float) -> None:
-        """Note processor time that was taken in the present step."""
         self._step_seconds += seconds
+        self._stalled_seconds += seconds if stalled is None else stalled
 
     def forgive(self) -> None:
         """Forget what was taken in the present step: not the request's doing, but a replay of what was paid for elsewhere."""
-        self._step_seconds = 0.0
+        self._step_seconds = self._stalled_seconds = 0.0
 
     def _settle(self, share: float) -> bool:
         self._debt_seconds = max(0.0, self._debt_seconds + self._step_seconds - share)
-        self._step_seconds = 0.0
+        self._step_seconds = self._stalled_seconds = 0.0
         return self._debt_seconds <= REQUEST_SECONDS
+
+
+def costs(budgets: Collection[GrammarBudget], served: float, seconds: float) -> list[float]:
+    """What each request owes for the present step: what all would have been served in the time for which they waited for it.
+
+    Args:
+        budgets: of the requests that had a grammar in the step.
+        served: what the step cost all tenants together, in any unit; the result is in the same.
+        seconds: that the step took, the grammars' time included.
+    """
+    stalled = sum(budget.stalled_seconds for budget in budgets)
+    if stalled <= 0:
+        return [0.0] * len(budgets)
+    others = max(seconds - stalled, stalled / _MAX_COST_RATIO)
+    return [served * budget.stalled_seconds / others for budget in budgets]
 
 
 def settle(budgets: Collection[GrammarBudget]) -> list[StructuredOutputError | None]:

@@ -40,14 +40,24 @@ def prepare_schema(schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
     num_properties = 0
+    described: set[str] = set()
+    required: set[str] = set()
     for path, part in _subschemas(schema):
-        num_properties += _num_properties(part)
+        names = _names(part, "properties")
+        described |= names
+        required |= _names(part, "required")
+        num_properties += len(names) + len(_names(part, "patternProperties"))
         if num_properties > _MAX_PROPERTIES:
             raise ValueError(f"expected at most {_MAX_PROPERTIES} properties in all, there are more up to {path}")
         if part.get("format") in _ANNOTATION_FORMATS and isinstance(part["format"], str):
             del part["format"]
         if part.get("uniqueItems") is False:
             del part["uniqueItems"]
+    # Names that are only required, each once: the alternatives of an object may each require what is described beside them.
+    if num_properties + len(required - described) > _MAX_PROPERTIES:
+        raise ValueError(
+            f"expected at most {_MAX_PROPERTIES} properties in all, there are more with those only required"
+        )
     _check_lengths(schema)
     return schema
 
@@ -88,13 +98,10 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         pending += [(f"{path}/{keyword}", part[keyword]) for keyword in _SCHEMAS if keyword in part]
 
 
-def _num_properties(schema: dict[str, Any]) -> int:
-    """Properties and patterns of one schema, those that are only required included."""
-    described, patterns, required = (schema.get(name) for name in ("properties", "patternProperties", "required"))
-    names = set(described) if isinstance(described, dict) else set()
-    if isinstance(required, list):
-        names |= {name for name in required if isinstance(name, str)}
-    return len(names) + (len(patterns) if isinstance(patterns, dict) else 0)
+def _names(schema: dict[str, Any], keyword: str) -> set[str]:
+    """Those that an object or a list of one schema has; none where it is something else."""
+    names = schema.get(keyword)
+    return {name for name in names if isinstance(name, str)} if isinstance(names, dict | list) else set()
 
 
 def _escape(name: str) -> str:

@@ -63,10 +63,11 @@ _NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all grammars of one model share: a clock of the calling thread's processor time, and threads for slow masks."""
+    """What all grammars of one model share: clocks of a thread's processor time and of what passes; threads for masks."""
 
     clock: Callable[[], float]
-    threads: ThreadPoolExecutor
+    passing: Callable[[], float]
+    threads: ThreadPoolExecutor  # the interpreter's lock is released while a bitmask is filled
 
 
 class GrammarState:
@@ -75,30 +76,31 @@ class GrammarState:
     Drafts are walked in copies: lexer states that were made and limits that were met while guessing must not fail a request.
 
     Attributes:
+        shared: with all grammars of the model.
         budget: its request's.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, shared: _Shared, budget: GrammarBudget) -> None:
         self._matcher = matcher
-        self._shared = shared
+        self.shared = shared
         self.budget = budget
 
     def fork(self) -> GrammarState:
         """An independent copy of this state, for the same request."""
-        start = self._shared.clock()
+        start = self.shared.clock()
         matcher = self._matcher.deep_copy()
-        self.budget.spend(self._shared.clock() - start)
-        return GrammarState(matcher, self._shared, self.budget)
+        self.budget.spend(self.shared.clock() - start)
+        return GrammarState(matcher, self.shared, self.budget)
 
     def for_request(self) -> GrammarState:
         """An independent copy of this state, for a request of its own."""
-        return GrammarState(self._matcher.deep_copy(), self._shared, GrammarBudget())
+        return GrammarState(self._matcher.deep_copy(), self.shared, GrammarBudget())
 
     def advance(self, token_id: int) -> None:
         """Consume the token that was appended to the sequence."""
-        start = self._shared.clock()
+        start = self.shared.clock()
         self._matcher.consume_token(token_id)
-        self.budget.spend(self._shared.clock() - start)
+        self.budget.spend(self.shared.clock() - start)
 
     @property
     def complete(self) -> bool:
@@ -112,11 +114,6 @@ class GrammarState:
             return None
         return StructuredOutputError(f"structured_outputs: {_one_line(self._matcher.get_error())}")
 
-    @property
-    def threads(self) -> ThreadPoolExecutor:
-        """To fill bitmasks in; the interpreter's lock is released meanwhile."""
-        return self._shared.threads
-
     def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
         """Tokens that spell what must come next; others may spell the same. Changes nothing.
 
@@ -126,7 +123,7 @@ class GrammarState:
                 allowed is taken, a few times in a row.
             max_tokens: at most.
         """
-        start = self._shared.clock()
+        start = self.shared.clock()
         matcher, num_guesses = self._matcher.deep_copy(), 0
         found: list[int] = []
         while len(found) < max_tokens and not matcher.is_stopped():
@@ -140,14 +137,14 @@ class GrammarState:
                 break
             found += consumed
             last = consumed[-1]
-        self.budget.spend(self._shared.clock() - start)
+        self.budget.spend(self.shared.clock() - start)
         return found
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens may come next, one after the other. Changes nothing."""
-        start = self._shared.clock()
+        start = self.shared.clock()
         count: int = self._matcher.deep_copy().validate_tokens(list(token_ids))
-        self.budget.spend(self._shared.clock() - start)
+        self.budget.spend(self.shared.clock() - start)
         return count
 
     def fill_bitmask(self, bitmask: NDArray[np.int32], row: int, drafts: Sequence[int] = ()) -> float:
@@ -162,14 +159,14 @@ class GrammarState:
         """
         from llguidance.numpy import fill_next_token_bitmask
 
-        start = self._shared.clock()
+        start = self.shared.clock()
         fill_next_token_bitmask(self._matcher, bitmask, row)
         matcher = self._matcher.deep_copy() if drafts else self._matcher
         for following, draft in enumerate(drafts, start=row + 1):
             if not matcher.try_consume_tokens([draft]) or matcher.is_stopped():
                 break
             fill_next_token_bitmask(matcher, bitmask, following)
-        return self._shared.clock() - start
+        return self.shared.clock() - start
 
 
 def apply_grammar_bitmask(
@@ -203,9 +200,14 @@ def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], dr
     for index, state in enumerate(states):
         if total > _MAX_SERIAL_SECONDS:
             rest = range(index, len(states))
-            times = list(state.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest))
+            began = state.shared.passing()
+            times = list(
+                state.shared.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest)
+            )
+            # Side by side, they keep all others waiting for less than they take of the processor.
+            stall = (state.shared.passing() - began) / max(sum(times), 1e-9)
             for later, seconds in zip(rest, times, strict=True):
-                states[later].budget.spend(seconds)
+                states[later].budget.spend(seconds, seconds * stall)
             return
         seconds = state.fill_bitmask(bitmask, first_rows[index], drafts[index])
         state.budget.spend(seconds)
@@ -218,12 +220,18 @@ class GrammarCompiler:
     Args:
         loaded: the model.
         clock: processor time of the calling thread, in seconds.
+        passing: seconds that pass.
     """
 
-    def __init__(self, loaded: TextInterface, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        loaded: TextInterface,
+        clock: Callable[[], float] = time.thread_time,
+        passing: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._loaded = loaded
         threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="radixkv-bitmasks")
-        self._shared = _Shared(clock, threads)
+        self._shared = _Shared(clock, passing, threads)
         self._lock = threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled = lru_cache(maxsize=_MAX_COMPILED_GRAMMARS)(self._compile)

@@ -137,8 +137,12 @@ class BlockLoader:
         self._reader.submit(partial(self._read, load))
 
     def stop(self, timeout: float | None) -> bool:
-        """End the threads; returns whether that took no longer than ``timeout`` seconds each."""
-        return self._finder.stop(timeout) & self._reader.stop(timeout) & self._preparer.stop(timeout)
+        """End the threads; returns whether that took no longer than ``timeout`` seconds in all."""
+        deadline = None if timeout is None else self._clock() + timeout
+        finished = True
+        for worker in (self._finder, self._reader, self._preparer):
+            finished &= worker.stop(None if deadline is None else max(0.0, deadline - self._clock()))
+        return finished
 
     def _prepare_some(self, start: int) -> None:
         """Make the pool's memory ready from a block on: what is loaded first after a restart should not wait for it."""

@@ -21,6 +21,7 @@ from radixkv.tiers.loader import BlockLoader, LookUp
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Eight of 41 tokens, which have nothing in common: they need 96 blocks with their answers.
@@ -172,6 +173,27 @@ def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: py
     llm.engine.tiers.close(0.4)
     assert timeouts[0] >= 0.1
     tier.may_put.set()
+
+
+def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three had all of the time."""
+    now, timeouts = [0.0], []
+    stack, keys = TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    rows: Any = _Rows()
+    loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: now[0])
+
+    def hangs(worker: Worker, timeout: float) -> bool:
+        timeouts.append(timeout)
+        now[0] += min(timeout, 2.0)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "stop", hangs)
+        assert not loader.stop(3.0)
+    assert timeouts == [3.0, 1.0, 0.0]
+    assert loader.stop(None)
+    assert writer.stop(None)
 
 
 def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import structured_output
-from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, settle
+from radixkv.sampling.json_schema import prepare_schema
 
 PERSON = {
     "type": "object",
@@ -111,6 +111,17 @@ def test_keywords_that_constrain_nothing_are_accepted(llm: LLM) -> None:
     assert json.loads(llm.generate(PROMPT, sampling, use_tqdm=False)[0].outputs[0].text) == ["abc"]
 
 
+def test_alternatives_may_each_require_what_is_described_once() -> None:
+    names = [f"name{number}" for number in range(300)]
+    branches = [{"required": names[20 * i : 20 * i + 80]} for i in range(10)]
+    schema = {"type": "object", "properties": {name: {} for name in names}, "anyOf": branches}
+    prepare_schema(schema)  # 300 properties, and 800 times a name of one
+    with pytest.raises(ValueError, match="at most 1000 properties"):
+        prepare_schema(
+            {**schema, "anyOf": [{"required": [f"{i}.{number}" for number in range(80)]} for i in range(10)]}
+        )
+
+
 def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     structures = [{"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}]
@@ -132,73 +143,6 @@ def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
     logits = torch.zeros(1, llm.engine.loaded.vocab_size)
     structured_output.apply_grammar_bitmask(logits, {0: state})
     return logits[0]
-
-
-class SteppingClock:
-    """Moves on by ``seconds`` with every look at it."""
-
-    def __init__(self) -> None:
-        self.now = self.seconds = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.seconds
-        return self.now
-
-
-@pytest.mark.parametrize("beams", [False, True])
-def test_a_grammar_that_takes_too_long_fails_its_request_alone(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
-) -> None:
-    """Masks of up to 720 ms a token went on for as long as the request did."""
-    engine = llm.engine
-    clock = SteppingClock()
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
-    slow = StructuredOutputsParams(regex="[a-z]{30}")
-    failing = engine.make_request(
-        "failing",
-        [5, 6, 8],
-        BeamSearchParams(2, 60, structured_outputs=slow)
-        if beams
-        else SamplingParams(max_tokens=60, structured_outputs=slow),
-    )
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
-    quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
-    other = engine.make_request("other", [5, 6, 7], quick)
-    engine.add(other)
-    engine.add(failing)
-    clock.seconds = 0.05
-    steps = 0
-    while engine.has_unfinished_requests:
-        engine.step()
-        steps += failing.failure is None
-    assert isinstance(failing.failure, StructuredOutputError)
-    assert "processor time" in str(failing.failure)
-    # A mask and a token take 100 ms a step, of which 25 to 50 are the request's share.
-    assert 1 <= steps <= 12
-    assert other.failure is None
-    assert is_digits(llm.get_tokenizer().decode(other.sequences[0].output_token_ids, skip_special_tokens=True))
-
-
-def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dear grammar's tenant was served as many tokens as anybody, though all waited for its masks."""
-    engine, shares = llm.engine, llm.engine.scheduler.shares
-    clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
-    for tenant, clock in clocks.items():
-        monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
-        spec = StructuredOutputsParams(regex="[0-9]{30}")
-        options = SamplingParams(max_tokens=20, min_tokens=20, structured_outputs=spec)
-        engine.add(engine.make_request(tenant, [5, 6, 7], options, tenant=tenant))
-    engine.step()
-    assert shares.counter("dear") == pytest.approx(shares.counter("cheap"))
-    clocks["dear"].seconds = 0.005
-    for _ in range(4):
-        engine.step()
-    # A mask and a token are 10 ms of a step's 50; a step computes a token of each.
-    assert shares.counter("dear") - shares.counter("cheap") == pytest.approx(4 * 2 * 10 / 50)
-    assert shares.in_turn({"dear": 1, "cheap": 1}) == ["cheap", "dear"]
-    while engine.has_unfinished_requests:
-        engine.step()
-    assert shares.counter("dear") == 0.0
 
 
 def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:
@@ -226,16 +170,6 @@ def test_slow_masks_are_filled_side_by_side_and_are_the_same(llm: LLM, monkeypat
     structured_output.apply_grammar_bitmask(side_by_side, dict(enumerate(states)))
     assert torch.equal(logits, side_by_side)
     assert 0 < int(torch.isneginf(logits).sum()) < logits.numel()
-
-
-def test_what_a_grammar_leaves_of_its_share_reduces_its_debt() -> None:
-    budgets = [GrammarBudget(), GrammarBudget()]
-    for _ in range(1000):  # twice its share, then none of it, again and again
-        budgets[0].spend(STEP_SECONDS)
-        assert settle(budgets) == [None, None]
-        assert settle(budgets) == [None, None]
-    budgets[1].spend(REQUEST_SECONDS + STEP_SECONDS)
-    assert [error is None for error in settle(budgets)] == [True, False]
 
 
 def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:

@@ -1,0 +1,126 @@
+"""What grammars may take of everybody's time, and what their tenants pay for it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.errors import StructuredOutputError
+from radixkv.sampling import structured_output
+from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
+
+
+class SteppingClock:
+    """Moves on by ``seconds`` with every look at it."""
+
+    def __init__(self) -> None:
+        self.now = self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize("beams", [False, True])
+def test_a_grammar_that_takes_too_long_fails_its_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
+) -> None:
+    """Masks of up to 720 ms a token went on for as long as the request did."""
+    engine = llm.engine
+    clock = SteppingClock()
+    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+    slow = StructuredOutputsParams(regex="[a-z]{30}")
+    failing = engine.make_request(
+        "failing",
+        [5, 6, 8],
+        BeamSearchParams(2, 60, structured_outputs=slow)
+        if beams
+        else SamplingParams(max_tokens=60, structured_outputs=slow),
+    )
+    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
+    quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
+    other = engine.make_request("other", [5, 6, 7], quick)
+    engine.add(other)
+    engine.add(failing)
+    clock.seconds = 0.05
+    steps = 0
+    while engine.has_unfinished_requests:
+        engine.step()
+        steps += failing.failure is None
+    assert isinstance(failing.failure, StructuredOutputError)
+    assert "processor time" in str(failing.failure)
+    # A mask and a token take 100 ms a step, of which 25 to 50 are the request's share.
+    assert 1 <= steps <= 12
+    assert other.failure is None
+    assert re.fullmatch(
+        "[0-9]{6}", llm.get_tokenizer().decode(other.sequences[0].output_token_ids, skip_special_tokens=True)
+    )
+
+
+def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dear grammar's tenant was served as many tokens as anybody, though all waited for its masks."""
+    engine, shares = llm.engine, llm.engine.scheduler.shares
+    clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
+    requests: dict[str, Any] = {}
+    for tenant, clock in clocks.items():
+        monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+        spec = StructuredOutputsParams(regex="[0-9]{30}")
+        options = SamplingParams(max_tokens=20, min_tokens=20, structured_outputs=spec)
+        requests[tenant] = engine.make_request(tenant, [5, 6, 7], options, tenant=tenant)
+        engine.add(requests[tenant])
+    dear = requests["dear"].grammar.budget
+    ticks = itertools.count()
+    monkeypatch.setattr(engine._output_processor, "_clock", lambda: 0.012 * next(ticks))
+    with monkeypatch.context() as patch:
+        charge = Mock(wraps=shares.charge)
+        patch.setattr(shares, "charge", charge)
+        engine.step()
+        assert 0 not in [call.kwargs.get("computed") for call in charge.mock_calls]  # it would change whose turn it is
+    assert shares.counter("dear") == pytest.approx(shares.counter("cheap"))
+    clocks["dear"].seconds = 0.005
+    for _ in range(4):
+        engine.step()
+    # A mask and a token are 10 ms of a step's 12; in the other 2 it generates a token for each, which counts 2.
+    assert shares.counter("dear") - shares.counter("cheap") == pytest.approx(4 * (2 + 2) * 10 / 2)
+    assert shares.in_turn({"dear": 1, "cheap": 1}) == ["cheap", "dear"]
+    owed = shares.counter("dear")
+    failure = StructuredOutputError("too many items")
+    monkeypatch.setattr(
+        structured_output.GrammarState, "failure", property(lambda state: failure if state.budget is dear else None)
+    )
+    engine.step()  # the one in which a grammar fails, too
+    assert shares.counter("dear") - owed == pytest.approx(2 + (2 + 2) * 10 / 2)
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert shares.counter("dear") == 0.0
+
+
+def test_masks_that_are_filled_side_by_side_cost_the_time_that_passed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, passing = SteppingClock(), SteppingClock()
+    clock.seconds, passing.seconds = 0.5, 3.0
+    compiler = structured_output.GrammarCompiler(llm.engine.loaded, clock, passing)
+    states = [compiler.compile(StructuredOutputsParams(regex="[a-f]{9}")) for _ in range(8)]
+    monkeypatch.setattr(structured_output, "_MAX_SERIAL_SECONDS", -1.0)
+    structured_output.apply_grammar_bitmask(torch.zeros(8, llm.engine.loaded.vocab_size), dict(enumerate(states)))
+    budgets = [state.budget for state in states]
+    assert sum(budget.stalled_seconds for budget in budgets) == pytest.approx(3.0)
+    # What grammars take of a step that is nearly all theirs is bounded.
+    assert sum(costs(budgets, 2.0, 3.0)) == pytest.approx(2.0 * 50)
+
+
+def test_what_a_grammar_leaves_of_its_share_reduces_its_debt() -> None:
+    budgets = [GrammarBudget(), GrammarBudget()]
+    for _ in range(1000):  # twice its share, then none of it, again and again
+        budgets[0].spend(STEP_SECONDS)
+        assert settle(budgets) == [None, None]
+        assert settle(budgets) == [None, None]
+    budgets[1].spend(REQUEST_SECONDS + STEP_SECONDS)
+    assert [error is None for error in settle(budgets)] == [True, False]
