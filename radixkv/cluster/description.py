@@ -18,6 +18,23 @@ from radixkv.model.fingerprint import files_digest, tensors_digest
 from radixkv.model.native import weights_of
 from radixkv_cpu import QuantisedWeight
 
+# What `describe` writes of a replica, with the types that JSON leaves them.
+_IDENTITY: Mapping[str, type] = {
+    "version": str,
+    "model": str,
+    "weights": str,
+    "dtype": str,
+    "max_model_len": int,
+    "vocab_size": int,
+    "eos_token_ids": list,
+    "chat_template": str,
+    "block_size": int,
+    "block_bytes": int,
+    "enable_prefix_caching": bool,
+    "quantised_bytes": int,
+}
+_CAPACITY = ("num_blocks", "max_num_seqs", "max_num_batched_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescription:
@@ -39,9 +56,26 @@ class ReplicaDescription:
         """What `as_json` gave.
 
         Raises:
-            KeyError: something else.
+            ValueError, TypeError, KeyError: something else.
         """
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        description = cls(**{field.name: data[field.name] for field in fields(cls)})
+        if not isinstance(description.identity, dict):
+            raise TypeError(f"identity: expected an object, got {description.identity!r:.100}")
+        for name in _CAPACITY:
+            if type(description.capacity[name]) is not int:
+                raise ValueError(f"{name}: expected a whole number, got {description.capacity[name]!r}")
+        return description
+
+    def check(self) -> None:
+        """Refuse what others cannot be compared with.
+
+        Raises:
+            ValueError: a name is missing, or its value is of another type.
+        """
+        for name, kind in _IDENTITY.items():
+            value = self.identity.get(name)
+            if type(value) is not kind:
+                raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""

@@ -47,7 +47,6 @@ from radixkv.cluster.wire import (
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
-from radixkv.server.messages.pins import TenantPins
 from radixkv.server.metrics import EngineCollector
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,7 +76,6 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     check_secret(secret)
     expected = f"Bearer {secret}".encode()
     announcements = Announcements(llm)
-    pins = TenantPins()
     registry = CollectorRegistry()
     registry.register(EngineCollector(llm))
     # Described once: reading the files of a large model takes seconds.
@@ -126,7 +124,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     @private
     async def pin(request: Request) -> Response:
         tenant, namespace, token_ids, ttl = decode_pin(await request.body())
-        kept = await llm.call(lambda engine: pins.keep(engine.cache, tenant, namespace, token_ids, ttl))
+        kept = await llm.call(lambda engine: engine.tenant_pins.keep(engine.cache, tenant, namespace, token_ids, ttl))
         return JSONResponse({"num_tokens": kept})
 
     @private

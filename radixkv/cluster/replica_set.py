@@ -13,7 +13,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ import httpx
 from radixkv.cluster.connection import connect
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.feed import Kind, RecordReader, as_event
+from radixkv.cluster.member import Member
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin, encode_shares
 from radixkv.routing import Router, prompt_hashes
@@ -41,27 +41,6 @@ class MismatchError(ValueError):
     """A replica is of another kind than the first one; the message names both and what differs."""
 
 
-@dataclass(eq=False, slots=True)
-class _Member:
-    """One replica of the set.
-
-    Attributes:
-        description: when it was last reached; None: never.
-        client: that it is up with; None: it is down.
-        load: what it told last.
-        first: set when it is up, or what kept it from that.
-        task: follows it.
-    """
-
-    name: str
-    url: str
-    description: ReplicaDescription | None = None
-    client: httpx.AsyncClient | None = None
-    load: Mapping[str, Any] = field(default_factory=dict)
-    first: asyncio.Future[None] | None = None
-    task: asyncio.Task[None] | None = None
-
-
 class ReplicaSet:
     """The replicas of one application. It belongs to the event loop that uses it first.
 
@@ -73,7 +52,7 @@ class ReplicaSet:
 
     Attributes:
         secret: the replicas'.
-        description: of the first replica, which all others must equal; None: there was none yet.
+        description: of the replica that was up first, which all others must equal; None: none was up yet.
         capacities: of the replicas that are up, see `ReplicaDescription`; where none is, of those that were up last.
     """
 
@@ -92,7 +71,7 @@ class ReplicaSet:
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._connect = connect
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._router: Router | None = None
         self._streams: ReplicaStreams | None = None
@@ -126,7 +105,7 @@ class ReplicaSet:
             raise ValueError(f"name: a replica {name!r} is there already")
         client = self._connect(url)  # an impossible one is refused before anything is changed
         first = asyncio.get_running_loop().create_future()
-        member = self._members[name] = _Member(name, url, first=first)
+        member = self._members[name] = Member(name, url, first=first)
         member.task = asyncio.ensure_future(self._follow(member, client))
         try:
             await first
@@ -142,7 +121,7 @@ class ReplicaSet:
         """
         await self._remove(self._members[name])
 
-    async def _remove(self, member: _Member) -> None:
+    async def _remove(self, member: Member) -> None:
         """Remove this one, not another one that has its name by now."""
         if self._members.get(member.name) is not member:
             return
@@ -170,7 +149,7 @@ class ReplicaSet:
                 await member.client.aclose()
         self._members.clear()
 
-    async def _stop_following(self, member: _Member) -> None:
+    async def _stop_following(self, member: Member) -> None:
         if member.task is not None:
             member.task.cancel()
             await asyncio.gather(member.task, return_exceptions=True)
@@ -253,7 +232,7 @@ class ReplicaSet:
 
     # -- following one replica -----------------------------------------------------------------------------------
 
-    async def _follow(self, member: _Member, client: httpx.AsyncClient | None) -> None:
+    async def _follow(self, member: Member, client: httpx.AsyncClient | None) -> None:
         complaint = ""
         while True:
             try:
@@ -269,8 +248,7 @@ class ReplicaSet:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
                     complaint = repr(error)
                 if member.first is not None and not member.first.done():
-                    unexpected = ConnectionError(f"replica {member.name!r} at {member.url}: {error!r}")
-                    member.first.set_exception(error if expected else unexpected)
+                    member.first.set_exception(error if expected else ConnectionError(f"{member}: {error!r}"))
                     return
                 if expected and str(error) != complaint:
                     complaint = str(error)
@@ -279,7 +257,7 @@ class ReplicaSet:
                 client = None
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
-    async def _follow_once(self, member: _Member, client: httpx.AsyncClient) -> None:
+    async def _follow_once(self, member: Member, client: httpx.AsyncClient) -> None:
         """Reads a replica's events to their end. A client with which it does not come up is closed.
 
         Raises:
@@ -303,58 +281,71 @@ class ReplicaSet:
                 async for data in response.aiter_bytes():
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
+            if member.client is not client:
+                raise ConnectionError(f"{member}: expected events, and they ended")
         except httpx.HTTPError as error:
             # Of a replica that is up and not silent, the next attempt finds out how it is.
             broke_off = isinstance(error, httpx.TransportError) and not isinstance(error, httpx.TimeoutException)
             if not broke_off or member.client is not client:
-                raise ConnectionError(f"replica {member.name!r} at {member.url}: {error!r}") from error
+                raise ConnectionError(f"{member}: {error!r}") from error
         finally:
             if member.client is not client:
                 await client.aclose()
 
-    def _patience(self, member: _Member, client: httpx.AsyncClient) -> float:
+    def _patience(self, member: Member, client: httpx.AsyncClient) -> float:
         """Seconds for an answer: one that is up has been described, and is not busy with that."""
         return _SECONDS_OF_SILENCE if member.client is client else _SECONDS_TO_DESCRIBE
 
-    async def _describe(self, member: _Member, client: httpx.AsyncClient) -> ReplicaDescription:
-        name = f"replica {member.name!r} at {member.url}"
+    async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
         try:
             timeout = self._patience(member, client)
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             if isinstance(error, httpx.HTTPStatusError):
-                raise ConnectionError(f"{name}: {error.response.status_code} {error.response.text:.200}") from error
-            raise ConnectionError(f"{name}: {error!r}") from error
-        if self.description is None:
-            try:
-                self._router = Router(int(description.identity["block_size"]))
-            except (KeyError, ValueError, TypeError) as error:  # the others shall not be compared with such a one
-                raise ConnectionError(f"{name}: it describes no replica: {error!r}") from error
-            self.description, self.capacities = description, [description.capacity]
-            self._streams = ReplicaStreams(
-                self._router,
-                self._clients,
-                self.secret,
-                max_attempts=self._max_attempts,
-                wait_seconds=self._wait_seconds,
-            )
-        difference = self.description.difference(description)
-        if difference is not None:
-            raise MismatchError(
-                f"{name} does not run what the first replica ran, {self.description.identity['model']}: {difference}"
-            )
+                raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error
+            raise ConnectionError(f"{member}: {error!r}") from error
+        self._compare(member, description)
         return description
 
-    def _note(self, member: _Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+    def _compare(self, member: Member, description: ReplicaDescription) -> None:
+        """Refuse one of another kind than the first."""
+        first = self.description
+        difference = None if first is None else first.difference(description)
+        if first is not None and difference is not None:
+            raise MismatchError(
+                f"{member} does not run what the first replica ran, {first.identity['model']}: {difference}"
+            )
+
+    def _put_up(self, member: Member, client: httpx.AsyncClient) -> None:
+        """Send it requests. What all replicas share is made for the first one that gets here."""
+        description = member.description
+        assert description is not None
+        self._compare(member, description)  # again: none may have been up when it was described
+        if self._router is None:
+            try:
+                description.check()
+                self._router = Router(description.identity["block_size"])
+            except ValueError as error:  # the others shall not be compared with such a one
+                raise ConnectionError(f"{member}: it describes no replica: {error}") from error
+            attempts, seconds = self._max_attempts, self._wait_seconds
+            self._streams = ReplicaStreams(
+                self._router, self._clients, self.secret, max_attempts=attempts, wait_seconds=seconds
+            )
+            self.description = description
+        member.client = self._clients[member.name] = client
+        self._router.add(member.name)
+        self._count_capacities()
+
+    def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+        if member.client is None:
+            if kind is not Kind.HELD:
+                raise ConnectionError(f"{member}: expected to be told first what it holds, got {kind.name}")
+            self._put_up(member, client)
         router, streams = self._router, self._streams
         assert router is not None and streams is not None
         if kind is not Kind.LOAD:
-            if member.client is None:
-                member.client = self._clients[member.name] = client
-                router.add(member.name)
-                self._count_capacities()
             router.update(member.name, as_event(kind, payload, router.block_size))
             return
         was_draining = member.load.get("draining", False)
@@ -372,7 +363,7 @@ class ReplicaSet:
             _log.info("replica %r is up at %s", member.name, member.url)
         streams.welcome()
 
-    async def _put_down(self, member: _Member) -> None:
+    async def _put_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
         client, member.client, member.load = member.client, None, {}
@@ -381,7 +372,7 @@ class ReplicaSet:
         self._streams.abandon(client)
         await client.aclose()
 
-    def _take_out(self, member: _Member) -> None:
+    def _take_out(self, member: Member) -> None:
         """Send it nothing more."""
         if member.client is not None and self._clients.get(member.name) is member.client:
             assert self._router is not None

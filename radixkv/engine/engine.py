@@ -34,6 +34,7 @@ from radixkv.engine.panics import as_exception
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
+from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.engine.unfinished_requests import UnfinishedRequests
 from radixkv.model.kv_quantisation import resolve_kv_cache_dtype
@@ -110,6 +111,7 @@ class Engine:
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
         if index is not None:
             observers.append(index)
+        self.tenant_pins = TenantPins()
         self.cache = PrefixCache(
             num_blocks,
             block_size,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from support.model_zoo import build_supported
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app
-from radixkv.cluster.feed import RecordReader
+from radixkv.cluster.description import describe
+from radixkv.cluster.feed import RecordReader, encode_held, encode_load
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router
@@ -49,6 +52,16 @@ REFUSALS = {
     "no time after which to come again": b'{"error": "full", "kind": "QueueFullError"}',
     "another time": b'{"error": "full", "kind": "QueueFullError", "retry_after": "later"}',
 }
+
+
+class Events(httpx.AsyncByteStream):
+    def __init__(self, events: bytes, ends: bool) -> None:
+        self._events, self._ends = events, ends
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._events
+        if not self._ends:
+            await asyncio.Event().wait()
 
 
 class Lying(httpx.AsyncBaseTransport):
@@ -104,24 +117,49 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
     asyncio.run(main())
 
 
-def test_a_replica_that_describes_nothing_leaves_the_set_as_it_was() -> None:
+def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
     """Else no other replica would be of the same kind as this first one."""
+    load = encode_load({"draining": False, "num_queued_tokens": 0, "num_queued": 0, "num_decoding": 0})
+    held = b"".join(encode_held(np.zeros(0, np.uint64)))
 
     async def main() -> None:
         async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
+            true = (await describe(engine)).as_json()
+        lies: list[tuple[Any, bytes, str]] = [
+            ([], b"", "TypeError"),
+            ({**true, "identity": []}, held + load, "identity: expected an object"),
+            ({**true, "capacity": {}}, held + load, "num_blocks"),
+            ({**true, "identity": {"block_size": 16}}, held + load, "describes no replica: version: expected"),
+            (
+                {**true, "identity": {**true["identity"], "block_size": 0}},
+                held + load,
+                "describes no replica: block_size",
+            ),
+            ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
+            ({**true, "identity": {**true["identity"], "model": "another"}}, load, "expected to be told first"),
+        ]
+        answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
+        answers["honest"] = true, held + load
 
-            def connect(url: str) -> httpx.AsyncClient:
-                def describe(request: httpx.Request) -> httpx.Response:
-                    return httpx.Response(200, json={"instance": "x", "identity": {"block_size": 0}, "capacity": {}})
+        def connect(url: str) -> httpx.AsyncClient:
+            described, events = answers[url]
 
-                honest = httpx.ASGITransport(replica_app(engine, SECRET))
-                transport = honest if "honest" in url else httpx.MockTransport(describe)
-                return httpx.AsyncClient(transport=transport, base_url=url)
+            async def answer(request: httpx.Request) -> httpx.Response:
+                if request.url.path == "/description":
+                    return httpx.Response(200, json=described)
+                return httpx.Response(200, stream=Events(events, ends=url != "honest"))
 
-            replicas = ReplicaSet(SECRET, connect=connect)
-            with pytest.raises(ConnectionError, match=r"it describes no replica: .*block_size"):
-                await replicas.add("liar", "http://liar")
+            return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://replica")
+
+        replicas = ReplicaSet(SECRET, connect=connect)
+        for number, (_, _, message) in enumerate(lies):
+            with pytest.raises(ConnectionError, match=message):
+                await replicas.add("liar", str(number))
             assert (replicas.names, replicas.description) == ([], None)
+        await replicas.add("honest", "honest")
+        assert replicas.description is not None
+        assert replicas.description.as_json() == true
+        await replicas.close()
 
     asyncio.run(main())
 

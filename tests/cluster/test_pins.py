@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
+from support.model_zoo import build_supported
 
+from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import BlocksStored
-from radixkv.cluster import ReplicaSet, replica_set
+from radixkv.cluster import ReplicaSet, replica_app, replica_set
+from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
 from radixkv.server.messages.keeper import PrefixKeeper
@@ -67,9 +70,30 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
             return len(token_ids)
 
     async def main() -> tuple[int, int]:
-        keeper = PrefixKeeper(Remote(), None, "", {}, [], Prompt([1]))  # type: ignore[arg-type]
+        keeper = PrefixKeeper(Remote(), "", {}, [], Prompt([1]))  # type: ignore[arg-type]
         keeper._prefixes = {300.0: PREFIX, 3600.0: PREFIX[:16]}
         async with asyncio.timeout(60):
             return await keeper.keep()
 
     assert asyncio.run(main()) == (40, 16)
+
+
+def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses() -> None:
+    """It had one for each of the two ways."""
+    first, second = list(range(5, 69)), list(range(105, 169))
+    llm = LLM(build_supported("llama"), num_blocks=40, block_size=16)
+    llm.generate([{"prompt_token_ids": each} for each in (first, second)], SamplingParams(max_tokens=1), use_tqdm=False)
+
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            transport = httpx.ASGITransport(replica_app(engine, "a secret of the replicas"))
+            headers = {"Authorization": "Bearer a secret of the replicas"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
+                answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
+            assert answer.json() == {"num_tokens": 64}
+            keeper = PrefixKeeper(engine, "", {}, [], Prompt([1]))
+            keeper._prefixes = {300.0: second}
+            assert await keeper.keep() == (64, 0)
+            assert [pin.num_tokens for pin in await engine.call(lambda engine: list(engine.cache.pins()))] == [64]
+
+    asyncio.run(main())

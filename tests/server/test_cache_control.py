@@ -11,8 +11,8 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
+from radixkv.engine.tenant_pins import MAX_PINS, TenantPins
 from radixkv.server.messages.keeper import PrefixKeeper
-from radixkv.server.messages.pins import MAX_PINS, TenantPins
 
 BLOCK = 4
 

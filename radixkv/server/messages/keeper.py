@@ -10,7 +10,6 @@ from typing import Any
 from radixkv.async_llm import AsyncLLM
 from radixkv.engine.engine import Engine
 from radixkv.prompts import Prompt
-from radixkv.server.messages.pins import TenantPins
 from radixkv.server.messages.prefixes import marked_prefixes
 from radixkv.server.messages.translation import SECONDS, Breakpoint
 from radixkv.server.served import RemotePins, ServedModel
@@ -20,7 +19,6 @@ class PrefixKeeper:
     """Keeps the marked prefixes of one request's prompt.
 
     Args:
-        pins: of all tenants.
         tenant: whose request it is.
         chat: the body of the chat completion.
         breakpoints: the marks.
@@ -30,14 +28,12 @@ class PrefixKeeper:
     def __init__(
         self,
         llm: ServedModel,
-        pins: TenantPins,
         tenant: str,
         chat: Mapping[str, Any],
         breakpoints: Sequence[Breakpoint],
         prompt: Prompt,
     ) -> None:
         self._llm = llm
-        self._pins = pins
         self._tenant = tenant
         self._chat = chat
         self._breakpoints = breakpoints
@@ -69,7 +65,7 @@ class PrefixKeeper:
 
             def pin(engine: Engine) -> dict[float, int]:
                 return {
-                    ttl: self._pins.keep(engine.cache, self._tenant, namespace, prefix, ttl)
+                    ttl: engine.tenant_pins.keep(engine.cache, self._tenant, namespace, prefix, ttl)
                     for ttl, prefix in self._prefixes.items()
                 }
 

@@ -15,7 +15,6 @@ from radixkv.server.generation import respond
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.keeper import PrefixKeeper
 from radixkv.server.messages.objects import MessageObject, TokenCount
-from radixkv.server.messages.pins import TenantPins
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
 from radixkv.server.messages.writer import MessageWriter
@@ -25,14 +24,13 @@ from radixkv.server.translated_chat import translate
 
 
 def message_routes(service: Service) -> APIRouter:
-    """The endpoints, with the pins that `cache_control` asks for."""
+    """The endpoints."""
     router = APIRouter(
         prefix="/v1/messages",
         tags=["generation"],
         responses={code: {"model": MessagesError} for code in (400, 401, 403, 404, 413, 429, 500, 503)},
     )
     llm = service.llm
-    pins = TenantPins()
 
     @router.post("", response_model=MessageObject)
     async def message(body: MessagesRequest, request: Request, tenant: CurrentTenant) -> Response:
@@ -42,7 +40,7 @@ def message_routes(service: Service) -> APIRouter:
             chat, breakpoints = as_chat_request(body)
         message_id = new_id("msg", "_")
         events = await start_chat(service, translate(chat, FIELD_NAMES), tenant, message_id)
-        keeper = PrefixKeeper(llm, pins, tenant.name, chat, breakpoints, events.prompt)
+        keeper = PrefixKeeper(llm, tenant.name, chat, breakpoints, events.prompt)
         writer = MessageWriter(message_id, service.model_name, keeper)
         return await respond(request, events, writer, bool(body.stream), named_events)
 

@@ -34,7 +34,7 @@ class _Kept:
 
 
 class TenantPins:
-    """The pins of one cache by tenant. To be used on the engine's thread.
+    """The pins of one cache by tenant, whichever way they were asked for. To be used on the engine's thread.
 
     A tenant may have `MAX_PINS` pins, and a quarter of the blocks that may be pinned at all; for more than that, its own
     oldest pins are released. Where all tenants together have pinned what may be pinned at all, the one with the most gives up

@@ -1,0 +1,36 @@
+"""One replica of a set, and how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from radixkv.cluster.description import ReplicaDescription
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One replica of the set.
+
+    Attributes:
+        description: when it was last reached; None: never.
+        client: that it is up with; None: it is down.
+        load: what it told last.
+        first: set when it is up, or what kept it from that.
+        task: follows it.
+    """
+
+    name: str
+    url: str
+    description: ReplicaDescription | None = None
+    client: httpx.AsyncClient | None = None
+    load: Mapping[str, Any] = field(default_factory=dict)
+    first: asyncio.Future[None] | None = None
+    task: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        return f"replica {self.name!r} at {self.url}"
