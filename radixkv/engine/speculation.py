@@ -134,6 +134,7 @@ class Speculator:
         for group, sequence, _, completes in batch.chunks:
             context = sequence.drafting
             if context is not None and not asks_all and self._num_steps % _interval(context):
+                context.proposed.clear()  # good or not: it is not this turn's, and no step should wait for what follows it
                 continue
             request = group.request
             state = sequence.sampling
