@@ -286,6 +286,19 @@ class Speculator:
             entry.accepted += num_accepted
 
 
+def max_draft_rows(config: ResolvedEngineConfig) -> int:
+    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none.
+
+    Args:
+        config: the engine's.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return 0
+    of_each = min(MAX_DRAFTS_PER_SEQUENCE, speculation.num_speculative_tokens)
+    return max(min(of_each * config.max_num_seqs, config.max_num_batched_tokens - config.max_num_seqs), 0)
+
+
 def make_speculator(
     config: SpeculativeConfig,
     engine_config: ResolvedEngineConfig,
