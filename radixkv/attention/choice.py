@@ -21,7 +21,7 @@ def make_backend(
     num_query_heads: int,
     max_num_seqs: int,
     max_model_len: int,
-    max_drafts: int = 0,
+    max_draft_rows: int = 0,
 ) -> AttentionBackend:
     """The backend of that name over ``pool``; "auto" is Triton on a GPU; on a CPU compiled code where it can be, or torch.
 
@@ -30,7 +30,7 @@ def make_backend(
         num_query_heads: of the first layer.
         max_num_seqs: sequences in a batch at most.
         max_model_len: tokens of a sequence at most.
-        max_drafts: rows of drafts that each sequence of a decoding batch may have.
+        max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Raises:
         ValueError: there is no such backend, it cannot run here, or it cannot take the pool.
@@ -57,4 +57,4 @@ def make_backend(
 
     if not on_gpu and not interpreted():
         raise ValueError("attention_backend: 'triton' needs a GPU, or TRITON_INTERPRET=1 to interpret kernels, slowly")
-    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len, max_drafts=max_drafts)
+    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len, max_draft_rows=max_draft_rows)

@@ -97,7 +97,7 @@ def measure_drafts(
     stop: Callable[[], None],
     num_steps: int,
 ) -> None:
-    """The rows of `row_names`.
+    """The rows of `row_names`. One in which some step was without the drafts that it is to measure counts as failed.
 
     Args:
         report: that gets them.
@@ -132,10 +132,15 @@ def _measure(llm: LLM, num_steps: int) -> DraftedStep:
         return 0 if drafts is None else sum(counts.drafted for counts in drafts.counts.values())
 
     torch.cuda.synchronize()
-    before, drafts_before, ends = count(), count_drafts(), [time.perf_counter()]
+    before, drafts_after, ends = count(), [count_drafts()], [time.perf_counter()]
     for _ in range(num_steps):
         engine.step()
         ends.append(time.perf_counter())
+        drafts_after.append(count_drafts())
+    if engine._speculator is not None:
+        without = sum(later == earlier for earlier, later in itertools.pairwise(drafts_after))
+        if without:
+            raise RuntimeError(f"{without} of {num_steps} steps were without drafts: expected some in each")
     seconds = statistics.median(stop - begin for begin, stop in itertools.pairwise(ends))
-    tokens, drafts = (count() - before) / num_steps, (count_drafts() - drafts_before) / num_steps
+    tokens, drafts = (count() - before) / num_steps, (drafts_after[-1] - drafts_after[0]) / num_steps
     return DraftedStep(drafts / len(sequences), seconds * 1e6, tokens / len(sequences), tokens / seconds)

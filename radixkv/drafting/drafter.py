@@ -36,7 +36,8 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(())
 
 
-@dataclass(eq=False)
+# With slots, a name that is not a field raises.
+@dataclass(eq=False, slots=True)
 class DraftContext:
     """A sequence as drafters see it. They must not change it.
 
@@ -52,7 +53,8 @@ class DraftContext:
         num_noted: of its tokens, how many the grammar's drafter has looked at.
         rates: how often drafts for this sequence proved right.
         proposed: of each source what was drafted last, until it is known whether that was right.
-        num_wrong: how often no source had the next token right, less twice as often as one had.
+        num_wrong: how often no source had the next token right, less twice as often as one had; never below 0, nor above what
+            makes it be asked about most seldom.
     """
 
     token_ids: list[int]

@@ -23,7 +23,8 @@ _FREE_ROWS = 64
 
 
 # With drafts, sampling waits for the host, and rows of a sequence are more than one: what that takes is learned as a factor,
-# of so many such steps. It is forgotten in so many steps without drafts, lest one bad measurement end drafts for ever.
+# of so many such steps of sizes that were run without, too. It is forgotten in so many steps without drafts, lest one bad
+# measurement end drafts for ever.
 _OVERHEAD_MEMORY = 8
 _OVERHEAD_FORGOTTEN = 512
 
@@ -34,7 +35,9 @@ class StepTimes:
     def __init__(self) -> None:
         self._overhead = 1.0
         self._is_fitted = True
-        self._means: dict[int, tuple[float, float, int]] = {}  # rows, seconds and number of steps, by size
+        # By size: rows, seconds without what drafts cost besides, and number of steps.
+        self._means: dict[int, tuple[float, float, int]] = {}
+        self._undrafted: set[int] = set()  # sizes whose mean is of steps without drafts alone
         self._rows: NDArray[np.float64] = np.zeros(0)
         self._seconds: NDArray[np.float64] = np.zeros(0)
 
@@ -44,10 +47,17 @@ class StepTimes:
         rows, mean, count = self._means.get(size, (float(num_rows), seconds, 0))
         if count:
             seconds = min(seconds, _MAX_SURPRISE * mean)
-        if drafting and count:
-            self._overhead += (seconds / mean - self._overhead) / _OVERHEAD_MEMORY
-        elif not drafting:
+        if not drafting:
             self._overhead += (1.0 - self._overhead) / _OVERHEAD_FORGOTTEN
+            if size not in self._undrafted:
+                self._undrafted.add(size)
+                count = 0
+        elif size in self._undrafted:
+            # Were it part of the mean by which it is judged, the factor would tend to 1 while drafting goes on.
+            self._overhead += (seconds / mean - self._overhead) / _OVERHEAD_MEMORY
+            return
+        else:
+            seconds /= max(self._overhead, 1.0)
         count = min(count + 1, _MEMORY)
         self._means[size] = rows + (num_rows - rows) / count, mean + (seconds - mean) / count, count
         self._is_fitted = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from radixkv.config import ResolvedEngineConfig
-from radixkv.engine.speculation import MAX_DRAFTS_PER_SEQUENCE
+from radixkv.engine.speculation import max_draft_rows
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales
@@ -35,10 +35,7 @@ def set_up_pool(
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
-    max_drafts = 0 if config.speculation is None else MAX_DRAFTS_PER_SEQUENCE
-    max_logit_rows = config.max_num_seqs
-    if max_drafts:
-        max_logit_rows = min(max_logit_rows * (1 + max_drafts), config.max_num_batched_tokens)
+    num_draft_rows = max_draft_rows(config)
 
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
@@ -46,7 +43,12 @@ def set_up_pool(
         else:
             pool = Fp8KVPool(runner.layer_shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
         runner.use_pool(
-            pool, config.attention_backend, config.max_num_seqs, loaded.max_model_len, config.enforce_eager, max_drafts
+            pool,
+            config.attention_backend,
+            config.max_num_seqs,
+            loaded.max_model_len,
+            config.enforce_eager,
+            num_draft_rows,
         )
         return pool
 
@@ -63,7 +65,7 @@ def set_up_pool(
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             gpu_memory_utilization=config.gpu_memory_utilization,
             measure_activations=lambda: runner.measure_activations(
-                config.max_num_batched_tokens, max_logit_rows, draw_in_every_way
+                config.max_num_batched_tokens, config.max_num_seqs + num_draft_rows, draw_in_every_way
             ),
             measure_graphs=measure_graphs,
         )

@@ -134,6 +134,7 @@ class Speculator:
         for group, sequence, _, completes in batch.chunks:
             context = sequence.drafting
             if context is not None and not asks_all and self._num_steps % _interval(context):
+                context.proposed.clear()  # good or not: it is not this turn's, and no step should wait for what follows it
                 continue
             request = group.request
             state = sequence.sampling
@@ -283,6 +284,19 @@ class Speculator:
             entry = counts.setdefault(source, DraftCounts())
             entry.drafted += num_drafted
             entry.accepted += num_accepted
+
+
+def max_draft_rows(config: ResolvedEngineConfig) -> int:
+    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none.
+
+    Args:
+        config: the engine's.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return 0
+    of_each = min(MAX_DRAFTS_PER_SEQUENCE, speculation.num_speculative_tokens)
+    return max(min(of_each * config.max_num_seqs, config.max_num_batched_tokens - config.max_num_seqs), 0)
 
 
 def make_speculator(

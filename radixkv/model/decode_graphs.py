@@ -60,7 +60,7 @@ class DecodeGraphs:
         backend: plans the batches.
         forward: runs the model on a `PaddedDecode`.
         max_num_seqs: sequences in a batch at most.
-        max_drafts: rows of drafts that each of them may have.
+        max_draft_rows: rows of drafts that a batch may have beside their own.
         capture: how work is captured; None: as CUDA graphs on a GPU, not at all elsewhere.
         clock: seconds.
 
@@ -73,7 +73,7 @@ class DecodeGraphs:
         backend: TritonBackend,
         forward: Forward,
         max_num_seqs: int,
-        max_drafts: int = 0,
+        max_draft_rows: int = 0,
         *,
         capture: Capture | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -83,7 +83,9 @@ class DecodeGraphs:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
         self._wide = tuple(rows for rows in TILE_ROWS[1:] if rows <= backend.placement.widest_in_decoding)
-        self.kinds = kinds_in_order(max_num_seqs, max_drafts, self._wide, whole_from(fewest_heads, backend.placement))
+        self.kinds = kinds_in_order(
+            max_num_seqs, max_draft_rows, self._wide, whole_from(fewest_heads, backend.placement)
+        )
         self._backend = backend
         self._forward = forward
         self._capture = capture
@@ -154,18 +156,18 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def kinds_in_order(max_num_seqs: int, max_drafts: int, wide: tuple[int, ...], whole_from: int) -> list[GraphKind]:
+def kinds_in_order(max_num_seqs: int, max_draft_rows: int, wide: tuple[int, ...], whole_from: int) -> list[GraphKind]:
     """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
 
     The largest is the first: it takes the memory that all use, and can stand in for each of them. Then the largest without
     drafts, and powers of two.
 
     Args:
-        max_drafts: rows of drafts that each sequence may have.
+        max_draft_rows: rows of drafts that a batch may have beside its sequences' own.
         wide: tile classes beside the narrowest one.
         whole_from: from this size on, there is also one for batches none of whose rows is split.
     """
-    sizes, with_drafts = padded_sizes(max_num_seqs), drafting_sizes(max_num_seqs, max_drafts)
+    sizes, with_drafts = padded_sizes(max_num_seqs), drafting_sizes(max_num_seqs, max_draft_rows)
     order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
     # One sequence shares nothing.
     kinds = [GraphKind(size, tiles) for size in order for tiles in ((wide, ()) if size > 1 else ((),))]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch import nn
 
 _DONT_NEED = 4  # MADV_DONTNEED
+
+_log = logging.getLogger(__name__)
 
 
 class MappedWeights:
@@ -18,30 +22,40 @@ class MappedWeights:
     Loaded in the type that they are stored in, parameters are no copies: they are the file's pages, mapped. A page that was
     read counts as the process's memory as long as any weight of the file is in use, so packed copies come on top of all.
 
-    A mapping that anything was written to is left alone: what was written would be lost.
+    A mapping that anything was written to is left alone: what was written would be lost. The others stay mapped as long as
+    this object lives.
 
     Args:
         model: on the CPU.
 
     Attributes:
-        spans: address and bytes of each mapping.
+        spans: address and bytes of each mapping, but of those that the system would not give back.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        addresses = [parameter.data_ptr() for parameter in model.parameters() if parameter.device.type == "cpu"]
-        self.spans = [
-            (start, stop - start)
-            for start, stop in _unwritten_files()
-            if any(start <= address < stop for address in addresses)
-        ]
+        parameters = [parameter for parameter in model.parameters() if parameter.device.type == "cpu"]
+        self.spans: list[tuple[int, int]] = []
+        # Were they freed, something else could come to lie at their addresses.
+        self._storages: list[torch.UntypedStorage] = []
+        for start, stop in _unwritten_files():
+            mapped = [parameter for parameter in parameters if start <= parameter.data_ptr() < stop]
+            if mapped:
+                self.spans.append((start, stop - start))
+                self._storages += [parameter.untyped_storage() for parameter in mapped]
 
     def release(self) -> None:
-        """Give back the pages that were read. What is read again comes from the file, or the system's cache of it."""
+        """Give back the pages that were read. What is read again comes from the file, or the system's cache of it.
+
+        Where the system refuses, as with memory that is locked, a warning says so once, and they stay.
+        """
         libc = ctypes.CDLL(None, use_errno=True)
-        for start, size in self.spans:
+        for start, size in list(self.spans):
             if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _DONT_NEED):
-                error = ctypes.get_errno()
-                raise OSError(error, f"madvise: {os.strerror(error)}")
+                reason = os.strerror(ctypes.get_errno())
+                self.spans.remove((start, size))
+                _log.warning(
+                    "a checkpoint's file of %d bytes stays in memory beside its copy: madvise: %s", size, reason
+                )
 
 
 def _unwritten_files() -> Iterator[tuple[int, int]]:
@@ -51,10 +65,13 @@ def _unwritten_files() -> Iterator[tuple[int, int]]:
     except OSError:
         return
     span: tuple[int, int] | None = None
+    is_unwritten = False
     for line in lines:
         name, *rest = line.split(maxsplit=5)
         if not name.endswith(":"):
             start, stop = (int(part, 16) for part in name.split("-"))
             span = (start, stop) if rest[-1].startswith("/") else None
-        elif name == "Anonymous:" and rest[0] == "0" and span is not None:
-            yield span
+        elif name == "Anonymous:":
+            is_unwritten = rest[0] == "0"
+        elif name == "Swap:" and is_unwritten and rest[0] == "0" and span is not None:
+            yield span  # of what was written, nothing is in memory, and nothing was swapped out

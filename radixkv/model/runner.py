@@ -116,12 +116,12 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         enforce_eager: bool,
-        max_drafts: int = 0,
+        max_draft_rows: int = 0,
     ) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
 
         Args:
-            max_drafts: rows of drafts that each sequence of a decoding batch may have.
+            max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
             enforce_eager: no CUDA graphs for decoding; otherwise `capture_graphs` makes them.
 
         Raises:
@@ -129,7 +129,7 @@ class ModelRunner:
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
         self._backend = make_backend(
-            backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len, max_drafts
+            backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len, max_draft_rows
         )
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
@@ -141,7 +141,7 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs, max_drafts)
+            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs, max_draft_rows)
 
     @torch.inference_mode()
     def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:

@@ -92,3 +92,23 @@ def test_what_comes_after_the_first_wrong_token_says_nothing() -> None:
         rates.learn("b", Draft([1, 2, 3, 4, 5]), [1], request)  # one right, no more is known
     assert rates.rate("a", 0, RequestRates()) == pytest.approx(0.5, abs=0.02)
     assert rates.rate("b", 0, RequestRates()) > 0.95
+
+
+def test_what_drafts_cost_is_not_unlearned_while_drafting_goes_on() -> None:
+    """The steps by which it is learned are no part of what they are compared with."""
+    learned = times(rows_64=1.0)
+    for _ in range(200):
+        learned.observe(66, 1.3, drafting=True)
+    without, with_drafts = learned.predict(np.array([64, 65]))
+    assert with_drafts / without > 1.2
+    assert without == pytest.approx(1.0)
+
+
+def test_sizes_that_only_drafts_reach_are_learned_without_what_drafts_cost_besides() -> None:
+    learned = times(rows_64=1.0)
+    for _ in range(100):
+        learned.observe(66, 1.3, drafting=True)
+        learned.observe(300, 2.6, drafting=True)
+    assert learned.predict(np.array([64, 300]))[1] == pytest.approx(2.6, rel=0.05)
+    learned.observe(300, 2.0, drafting=False)
+    assert learned.predict(np.array([300]))[0] == 2.0

@@ -58,6 +58,33 @@ def test_among_many_those_that_drafts_never_fit_are_asked_about_seldom_and_toget
     assert all(len([place for place in each if place > NUM_WRONG]) >= 18 for each in places)
 
 
+def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
+    """Or steps would wait for tokens that it is not to follow."""
+    llm = LLM(
+        build_supported("llama"), num_blocks=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=64,
+        speculative_config={"method": "tree", "num_speculative_tokens": 4},
+    )  # fmt: skip
+    use_ticks(llm)
+    speculator, engine = llm.engine._speculator, llm.engine
+    assert speculator is not None
+    late = Late([[5 + number, *[0] * NUM_WRONG] for number in range(6)])  # hardly ever right
+    speculator._drafters = [late]
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG, ignore_eos=True)
+    for number in range(6):
+        engine.add(engine.make_request(str(number), [5 + number], params))
+    skipped = 0
+    while engine.scheduler.waiting or engine.scheduler.running:
+        late.asked.clear()
+        engine.step()
+        asked_about = {prompt for prompt, _ in late.asked}
+        for group in engine.scheduler.running:
+            (sequence,) = group.sequences
+            if sequence.drafting is not None and sequence.token_ids[0] not in asked_about:
+                skipped += 1
+                assert not sequence.drafting.proposed
+    assert skipped > 100
+
+
 def test_few_are_always_asked_about() -> None:
     """A step of few rows takes as long as the weights take to be read, and asking is nothing beside it."""
     (places,) = asked(1)

@@ -28,9 +28,11 @@ from radixkv.model.runner import ModelRunner
 VOCABULARY = 50
 
 
-def make_backend(max_num_seqs: int, max_model_len: int = 64, max_drafts: int = 0) -> TritonBackend:
+def make_backend(max_num_seqs: int, max_model_len: int = 64, max_draft_rows: int = 0) -> TritonBackend:
     pool = KVPool([LayerShape(1, 4, 4)], 1, 16, torch.float32)
-    return TritonBackend(pool, torch.float32, 1, max_num_seqs, max_model_len, multiprocessors=1, max_drafts=max_drafts)
+    return TritonBackend(
+        pool, torch.float32, 1, max_num_seqs, max_model_len, multiprocessors=1, max_draft_rows=max_draft_rows
+    )
 
 
 class Model:
@@ -122,10 +124,11 @@ def test_sizes_of_most_use_come_first() -> None:
 
 def test_with_drafts_there_are_a_few_larger_sizes() -> None:
     """The largest is the first."""
-    kinds = kinds_in_order(64, 4, (64,), 1000)
+    kinds = kinds_in_order(64, 256, (64,), 1000)
     assert kinds[0] == GraphKind(320, (64,))
     assert kinds[1:3] == [GraphKind(64, (64,)), GraphKind(64)]
     assert [kind.size for kind in kinds if kind.size > 64] == [320, 304, 240, 192, 144, 112, 80]
+    assert max(kinds_in_order(64, 36, (64,), 1000)).size == 112
 
 
 def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
@@ -182,8 +185,8 @@ def test_tile_classes_that_a_batch_does_not_have_are_not_launched(
 
 
 def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -> None:
-    backend, capture = make_backend(4, max_drafts=4), Capture()
-    graphs = DecodeGraphs(backend, Model(), 4, 4, capture=capture)
+    backend, capture = make_backend(4, max_draft_rows=16), Capture()
+    graphs = DecodeGraphs(backend, Model(), 4, 16, capture=capture)
     graphs.capture()
     assert max(kind.size for kind in graphs.kinds) == 20
     for counts in ([3, 1, 5, 2], [5, 5, 5, 5], [1, 1, 1], [2]):
@@ -199,17 +202,43 @@ def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -
     assert graphs.run(torch.zeros(21, dtype=torch.int64), many) is None
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 16), (9, 3)])
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(
+    heads: int, kv_heads: int, side_by_side: bool
+) -> None:
+    """What a graph takes is measured on a few: one that took new memory for them would count as often as there are graphs."""
+    pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, torch.bfloat16)
+    backend = TritonBackend(
+        pool, torch.bfloat16, heads, 256, 64, multiprocessors=132, side_by_side=side_by_side, max_draft_rows=1024
+    )
+    addresses = []
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        items = padded.items(HeadShape(kv_heads, heads // kv_heads))
+        partials = graphs._partials.of(items.num_partials, torch.empty(padded.num_rows, heads, 4))
+        assert [len(part) for part in partials] == [items.num_partials] * 2
+        if items.num_partials:
+            addresses.append(tuple(part.data_ptr() for part in partials))
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 256, 1024, capture=Capture())
+    graphs.capture()
+    assert len(addresses) > 20
+    assert len(set(addresses)) == 1
+
+
 def test_drafts_below_a_shared_prefix_run_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their tiles are those of decoding batches, not those of prompts."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
-    backend = TritonBackend(pool, torch.bfloat16, 32, 16, 8000, multiprocessors=132, max_drafts=4)
+    backend = TritonBackend(pool, torch.bfloat16, 32, 16, 8000, multiprocessors=132, max_draft_rows=64)
 
     def forward(padded: PaddedDecode) -> torch.Tensor:
         padded.items(HeadShape(8, 4))
         return torch.zeros(padded.num_rows, VOCABULARY)
 
-    graphs = DecodeGraphs(backend, forward, 16, 4, capture=Capture())
+    graphs = DecodeGraphs(backend, forward, 16, 64, capture=Capture())
     graphs.capture()
     batch = backend.prepare(query_batch([replace(chunk, num_new=5) for chunk in shared_chunks(16, [(1, 400)])]))
     assert batch.plan.ranges.num_shared == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,41 @@ def test_what_was_written_stays(mapped: nn.Module) -> None:
 
 def test_weights_in_memory_are_left_alone() -> None:
     assert MappedWeights(nn.Linear(8, 8)).spans == []
+
+
+def test_what_was_written_and_swapped_out_stays(mapped: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of the process's own that lie in the swap are not counted as anonymous memory."""
+    smaps = Path("/proc/self/smaps").read_text()
+    ((start, _),) = MappedWeights(mapped).spans
+    before, own = smaps[: smaps.index(f"\n{start:x}-")], smaps[smaps.index(f"\n{start:x}-") :]
+    assert "\nSwap:                  0 kB" in own
+    swapped = before + own.replace("\nSwap:                  0 kB", "\nSwap:                  8 kB", 1)
+    monkeypatch.setattr(Path, "read_text", lambda path: swapped)
+    assert MappedWeights(mapped).spans == []
+
+
+def test_a_mapping_that_is_locked_stays_and_is_spoken_of_once(
+    mapped: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = MappedWeights(mapped)
+    ((start, _),) = weights.spans
+    total, libc = mapped.weight.sum(), ctypes.CDLL(None)
+    page = ctypes.c_void_p(start), ctypes.c_size_t(4096)
+    if libc.mlock(*page):
+        pytest.skip("the system lets this process lock no memory")
+    with caplog.at_level(logging.WARNING):
+        weights.release()
+        weights.release()
+    libc.munlock(*page)
+    assert [record.getMessage().endswith("madvise: Invalid argument") for record in caplog.records] == [True]
+    assert weights.spans == []
+    assert mapped.weight.sum() == total
+
+
+def test_what_was_mapped_stays_mapped_when_the_weights_are_gone(mapped: nn.Module) -> None:
+    """Or something else could lie at its address, and would be lost."""
+    weights = MappedWeights(mapped)
+    ((start, size),) = weights.spans
+    mapped.weight = nn.Parameter(torch.zeros(1), requires_grad=False)
+    assert ctypes.string_at(start + size - 4, 4)
+    assert resident_bytes(start) > 0

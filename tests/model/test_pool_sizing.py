@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from support.model_zoo import build_supported
 
 from radixkv.attention.triton.cost_model import MAX_LEVELS
+from radixkv.config import ResolvedEngineConfig
+from radixkv.engine.speculation import max_draft_rows
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
@@ -56,6 +59,22 @@ def test_a_gpu_pool_takes_the_memory_that_weights_others_graphs_and_the_largest_
         num_blocks(CUDA, utilization=0.5, activations=10_000)
     with pytest.raises(ValueError, match=r"gpu_memory_utilization: expected above 0 and up to 1, got 1.5"):
         num_blocks(CUDA, utilization=1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0),
+        ({"speculative_config": {"num_speculative_tokens": 16}}, 4 * 64),
+        ({"speculative_config": {"num_speculative_tokens": 1}}, 64),
+        ({"speculative_config": {"num_speculative_tokens": 16}, "max_num_batched_tokens": 100}, 36),
+        ({"speculative_config": {"num_speculative_tokens": 16}, "max_num_batched_tokens": 32}, 0),
+    ],
+)
+def test_there_is_room_for_as_many_drafts_as_a_step_may_have(options: dict[str, Any], expected: int) -> None:
+    given = {"max_num_batched_tokens": 8192, "enable_torch_compile": False, "async_scheduling": False, **options}
+    config = ResolvedEngineConfig(max_num_seqs=64, **given)
+    assert max_draft_rows(config) == expected
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class TritonBackend:
         sharing: when sharing pays; None: what the cost model says.
         multiprocessors: among which work is divided; None: those of the pool's device.
         side_by_side: whether tile classes of a decoding batch run at the same time; None: what the cost model says.
-        max_drafts: rows of drafts that each sequence of a decoding batch may have beside its own.
+        max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
         pool: as given.
@@ -77,7 +77,7 @@ class TritonBackend:
         sharing: SharingRule | None = None,
         multiprocessors: int | None = None,
         side_by_side: bool | None = None,
-        max_drafts: int = 0,
+        max_draft_rows: int = 0,
     ) -> None:
         if pool.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
@@ -99,7 +99,7 @@ class TritonBackend:
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
         self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
-        self.buffers = BatchBuffers(max_sequences, max_blocks, device, max_drafts)
+        self.buffers = BatchBuffers(max_sequences, max_blocks, device, max_draft_rows)
         self.pool_layers = PoolLayers(pool)
         self._attention: TritonAttention | None = None
         self._steps_left = 0
@@ -139,8 +139,9 @@ class TritonAttention:
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        placement: how tile classes share the GPU. Those of a batch with prompts, whose wide tiles fill it, never run side by
-            side; those of one with drafts do.
+        placement: how tile classes share the GPU. Those of a batch in which a sequence has more than 32 new tokens, as with
+            prompts, whose wide tiles fill it, run one after the other; those of other batches, with drafts too, as the
+            backend was told.
     """
 
     def __init__(

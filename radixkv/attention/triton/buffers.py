@@ -58,14 +58,14 @@ def padded_sizes(max_rows: int) -> list[int]:
     return sorted({padded_size(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
-def drafting_sizes(max_sequences: int, max_drafts: int) -> list[int]:
+def drafting_sizes(max_sequences: int, max_draft_rows: int) -> list[int]:
     """Further sizes for batches of which sequences have drafts: a few, each about a quarter larger than the one before.
 
     Args:
         max_sequences: in a batch.
-        max_drafts: rows of drafts for each of them.
+        max_draft_rows: beside the sequences' own.
     """
-    most = padded_size(max_sequences * (1 + max_drafts))
+    most = padded_size(max_sequences + max_draft_rows)
     sizes = [padded_size(max_sequences)]
     while sizes[-1] < most:
         sizes.append(min(most, -(-5 * sizes[-1] // 64) * 16))
@@ -81,15 +81,15 @@ class BatchBuffers:
         max_sequences: in a batch.
         max_blocks: of a sequence.
         device: where attention runs.
-        max_drafts: rows of drafts for each sequence of a decoding batch.
+        max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
         tables: int32 ``[max_sequences, max_blocks]``: `AttentionPlan.block_ids` on the device.
         rows: of the last batch that fits, and padding behind them: as many as any decoding batch is padded to.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_drafts: int = 0) -> None:
-        capacity = max(8, padded_size(max_sequences * (1 + max_drafts)))
+    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int = 0) -> None:
+        capacity = max(8, padded_size(max_sequences + max_draft_rows))
         start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
         self.tables = self._buffer[: max_sequences * max_blocks].view(max_sequences, max_blocks)

@@ -68,22 +68,29 @@ class LayerTensors(NamedTuple):
 
 
 class PartialResults:
-    """Memory for partial results, shared by all layers: each is done with it before the next begins."""
+    """Memory for partial results, shared by all layers: each is done with it before the next begins.
+
+    Fewer lie in the first rows of the most that were asked for, and are best asked for after them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # By heads and value dim. The last is the largest; graphs go on to use those before it.
+        self._buffers: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def of(self, num_partials: int, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[partials, query heads, value dim]`` and ``[partials, query heads]`` for an output's heads."""
-        key = (num_partials, output.shape[1], output.shape[2])
-        buffers = self._buffers.get(key)
-        if buffers is None:
-            buffers = self._buffers[key] = (
-                torch.empty(key, dtype=torch.float32, device=self._device),
-                torch.empty(key[:2], dtype=torch.float32, device=self._device),
+        heads, dim = output.shape[1:]
+        buffers = self._buffers.setdefault((heads, dim), [])
+        if not buffers or len(buffers[-1][0]) < num_partials:
+            buffers.append(
+                (
+                    torch.empty(num_partials, heads, dim, dtype=torch.float32, device=self._device),
+                    torch.empty(num_partials, heads, dtype=torch.float32, device=self._device),
+                )
             )
-        return buffers
+        partials, sums = buffers[-1]
+        return partials[:num_partials], sums[:num_partials]
 
 
 def shared_stages(

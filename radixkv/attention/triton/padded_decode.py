@@ -176,8 +176,6 @@ class PaddedDecode:
         if first is not None:
             num_partials = max(num_partials, first.num_partials)
             max_items = {rows: max(count, len(first.by_tile.get(rows, ()))) for rows, count in max_items.items()}
-        # A power of two, so that different sizes of batches share partial results.
-        num_partials = 1 << (num_partials - 1).bit_length()
         if self.whole:
             assert first is None or not first.num_partials, "rows of the batch are split"
             max_items, num_partials = dict.fromkeys(tiles, num_rows), 0

@@ -111,7 +111,10 @@ def _run(name: str, work: Work, bound: float) -> None:
     try:
         # What a kernel does wrong is often met by a later call only; here that is the comparison, which waits for it.
         for result, truth in work():
+            is_exact = not result.is_floating_point()
             result, truth = result.double().cpu(), truth.double().cpu()
+            if is_exact and not torch.equal(result, truth):
+                raise ArithmeticError(f"its result is {result.tolist()}, by the reference {truth.tolist()}")
             error = float((result - truth).norm() / truth.norm().clamp_min(1e-30))
             if not error <= bound:
                 raise ArithmeticError(f"its result differs from the reference by {error:.2g} of its norm")

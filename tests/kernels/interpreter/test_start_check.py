@@ -55,3 +55,19 @@ def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.Monkey
         match=f"^attend_items with tiles of 64 rows, 8 query and 2 key-value heads of 16 and 8.*{reason}",
     ):
         check_kernels([PLAIN], 16, torch.float16, torch.float16, "cpu")
+
+
+@pytest.mark.parametrize("name", ["draw_tokens", "advance_rows"])
+def test_whole_numbers_are_compared_exactly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ids up to 4999, one that is too large by 1 hardly changes the norm."""
+    launch = getattr(start_check, name)
+
+    def off_by_one(*args: torch.Tensor, **options: int) -> torch.Tensor | None:
+        result = launch(*args, **options)
+        (args[1] if result is None else result)[0] += 1
+        return result
+
+    monkeypatch.setattr(start_check, name, off_by_one)
+    problem = start_check._Problem(PLAIN, 16, torch.float32, torch.float8_e4m3fn, "cpu")
+    with pytest.raises(RuntimeError, match=f"^{name}: .* its result is .* by the reference "):
+        start_check._run(name, dict(problem.launches())[name], problem.bound)

@@ -306,7 +306,7 @@ def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: 
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     torch.manual_seed(6)
     batch = make_batch(random.Random(6), LayerShape(1, 8, 8), 16, 3, 30)
-    backend = TritonBackend(batch.pool, torch.float32, 8, 3, 2000, max_drafts=4)
+    backend = TritonBackend(batch.pool, torch.float32, 8, 3, 2000, max_draft_rows=12)
     check(batch, backend, 8)  # which stores the new tokens
     padded = PaddedDecode(11, backend, TILE_ROWS, PartialResults(torch.device("cpu")))
     batch = grow(batch, (3, 1, 5))
