@@ -80,7 +80,7 @@ class Target:
 async def soak(
     target: Target, seconds: float, seed: int, max_wait: float, max_stall: float, patience: float = 30.0
 ) -> ServerSoak:
-    """Attack a server that does nothing else.
+    """Attack a server that does nothing else; every client acts at least once.
 
     Args:
         patience: see `HostileClient`.
@@ -143,7 +143,8 @@ def run_soak_server(
 async def _ask_again(
     client: HttpClient, question: str, expected: str, end: float, max_wait: float, result: ServerSoak
 ) -> None:
-    while time.perf_counter() < end:
+    over = False
+    while not over:
         answer = await _ask(client, question)
         wait = (answer.arrivals[0] if answer.arrivals else answer.finished) - answer.due
         result.answered += 1
@@ -152,6 +153,7 @@ async def _ask_again(
             result.failures.append(f"{question} {answer.error or answer.text!r}")
         elif wait > max_wait:
             result.failures.append(f"{question} The first token took {wait:.1f} s")
+        over = time.perf_counter() >= end
 
 
 async def _ask(client: HttpClient, question: str) -> Answer:

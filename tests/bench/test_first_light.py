@@ -98,16 +98,10 @@ def test_whoever_ends_it_ends_what_it_started(tmp_path: Path) -> None:
     assert read(path)["hangs"]["status"] == "cut short"
 
 
-def simulate_clock(monkeypatch: pytest.MonkeyPatch, step: float) -> Callable[[], float]:
-    """Each look at the clock is so many seconds after the one before; polling does not wait."""
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += step
-        return now[0]
-
+def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> Callable[[], float]:
+    """So many seconds pass at the moment when there is a file, and no others; polling does not wait."""
     monkeypatch.setattr(first_light, "_POLL_SECONDS", 0.1)
-    return clock
+    return lambda: seconds if begun.exists() else 0.0
 
 
 def test_a_part_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +109,7 @@ def test_a_part_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, mo
     hangs = part(
         "hangs", f"{WRITE}; mkfifo {alive}; (cat {alive}; touch {tmp_path}/survived) & cat {alive}", seconds=40
     )
-    light = FirstLight(Console(), path, simulate_clock(monkeypatch, 10.0))
+    light = FirstLight(Console(), path, simulate_clock(monkeypatch, alive, 40.0))
     assert light.run([hangs, part("next", "true")], 100)
     assert {name: result["status"] for name, result in read(path).items()} == {"hangs": "timed out", "next": "done"}
     assert read(path)["hangs"]["report"] == REPORT
@@ -129,7 +123,7 @@ def test_what_the_time_did_not_suffice_for_goes_on(tmp_path: Path, monkeypatch: 
     path, count = tmp_path / "light.json", tmp_path / "count"
     endless = part("long", f"{WRITE}; mkfifo {tmp_path}/f; cat {tmp_path}/f", seconds=10_000)
     parts = [part("first", f"echo . >> {count}"), endless, part("last", "true")]
-    light = FirstLight(Console(), path, simulate_clock(monkeypatch, 15.0))
+    light = FirstLight(Console(), path, simulate_clock(monkeypatch, tmp_path / "f", 300.0))
     assert not light.run(parts, 5)
     assert {name: result["status"] for name, result in read(path).items()} == {"first": "done", "long": "cut short"}
     assert light.report(parts)[-1] == "not finished: long, last: run again with --resume"

@@ -18,7 +18,7 @@ PROMPT = list(range(100, 200))
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while not condition():
             await asyncio.sleep(0.001)
 

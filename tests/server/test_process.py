@@ -21,17 +21,34 @@ from radixkv.server.keys import hash_of
 from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-SHORT = {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "stream": True, "temperature": 0}
+SHORT = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "stream": True, "temperature": 0}
+# After its first step, an engine takes another only when there is a file.
+HELD = """
+import time
+from pathlib import Path
+from radixkv.scheduling.scheduler import Scheduler
+schedule, first = Scheduler.schedule, iter([True])
+def held(self):
+    while not next(first, False) and not Path({path!r}).exists():
+        time.sleep(0.01)
+    return schedule(self)
+Scheduler.schedule = held
+"""
 
 
 @pytest.fixture
-def small_server() -> Iterator[ServerProcess]:
+def may_go_on(tmp_path: Path) -> Path:
+    return tmp_path / "may-go-on"
+
+
+@pytest.fixture
+def small_server(may_go_on: Path) -> Iterator[ServerProcess]:
     options = ("--max-num-seqs", "1", "--max-queue", "1", "--served-model-name", "mine/own", "--grace-seconds", "1000")
-    with ServerProcess(*options) as server:
+    with ServerProcess(*options, prelude=HELD.format(path=str(may_go_on))) as server:
         yield server
 
 
-def test_full_queue_and_drain(small_server: ServerProcess) -> None:
+def test_full_queue_and_drain(small_server: ServerProcess, may_go_on: Path) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(base_url=small_server.url, timeout=600) as client:
             assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
@@ -56,6 +73,7 @@ def test_full_queue_and_drain(small_server: ServerProcess) -> None:
                 assert draining.status_code == 503
                 assert draining.json()["error"]["type"] == "server_error"
                 assert "radixkv:draining 1.0" in (await client.get("/metrics")).text
+                may_go_on.touch()
                 # Both, the one that waits too, come to their own end.
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
                 others = [line async for line in waiting.aiter_lines() if line]
@@ -94,7 +112,8 @@ def test_a_stuck_engine_ends_the_process_with_status_1(tmp_path: Path) -> None:
     imports = "import time\nfrom radixkv.scheduling.scheduler import Scheduler"
     stuck = f"{imports}\nScheduler.schedule = lambda self: time.sleep(1e6)"
     path, log = str(tmp_path / "socket"), tmp_path / "access.log"
-    options = ("--uds", path, "--step-timeout", "1", "--receive-timeout", "0.5", "--access-log", str(log))
+    # Long enough for the whole request to arrive in time, however busy the machine.
+    options = ("--uds", path, "--step-timeout", "1", "--receive-timeout", "3", "--access-log", str(log))
     with ServerProcess(*options, prelude=stuck) as server:
         assert server.url == f"unix:{path}"
         with socket.socket(socket.AF_UNIX) as half:

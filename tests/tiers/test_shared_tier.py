@@ -202,7 +202,7 @@ def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore)
 
 
 def test_a_server_that_hangs_is_not_waited_for(server: KeyValueServer) -> None:
-    tier = SharedTier(RedisBlobs(server.url, timeout=0.05), FORMAT)
+    tier = SharedTier(RedisBlobs(server.url, timeout=0.05), FORMAT, clock=FakeClock())
     server.pause()
     try:
         assert tier.contains_prefix(KEYS) == 0

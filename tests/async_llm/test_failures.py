@@ -1,0 +1,96 @@
+"""Steps that crash, engines that die, and what a shutdown leaves time for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+
+from radixkv import AsyncLLM
+from radixkv.engine import executor
+from radixkv.errors import DrainingError, EngineDeadError, StepFailedError
+
+
+@pytest.mark.parametrize("where", ["model", "sampling"])
+def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
+    ]
+    offline = tiny(max_num_seqs=4)
+    owner, name = (offline.engine._runner, "run") if where == "model" else (executor, "InFlightTokens")
+    original = getattr(owner, name)
+    calls = 0
+
+    def crash_once(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise ZeroDivisionError("planted")
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, crash_once)
+
+    async def test(llm: AsyncLLM) -> None:
+        results = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10)), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        assert len(failures) == 4
+        assert all(isinstance(failure, StepFailedError) for failure in failures)
+        assert isinstance(failures[0].__cause__, ZeroDivisionError)
+        # What the crashed step left in the cache is right: all get the tokens of an engine that never crashed.
+        assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
+
+    run(test, offline)
+
+
+def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+
+    def broken() -> Any:
+        raise ZeroDivisionError("planted")
+
+    async def main() -> None:
+        llm = AsyncLLM(offline)
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        await llm.call(lambda engine: monkeypatch.setattr(engine.scheduler, "schedule", broken))
+        with pytest.raises(EngineDeadError, match="planted"):
+            async for _ in stream:
+                pass
+        assert await llm.wait_for_death() is llm.death
+        with pytest.raises(EngineDeadError, match="planted"):
+            await tokens_of(llm, prompts(1)[0])
+        with pytest.raises(EngineDeadError):
+            await llm.call(lambda engine: None)
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="planted"):
+            await tokens_of(llm, prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(tiny())
+        short = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        shutdown = asyncio.create_task(llm.shutdown(grace_seconds=60))
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            await tokens_of(llm, prompts(1)[0])
+        assert await shutdown
+        assert len((await short)[0]) == 12
+
+        llm = AsyncLLM(tiny())
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        assert not await llm.shutdown()
+        reasons = [output.outputs[0].finish_reason async for output in stream]
+        assert reasons[-1] == "abort"
+        assert not await llm.shutdown()
+        with pytest.raises(DrainingError):
+            await tokens_of(llm, prompts(1)[0])
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))

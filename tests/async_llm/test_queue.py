@@ -1,0 +1,238 @@
+"""Who may wait in an engine's queue, and who comes first: full queues, tenants and priorities."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+from support.model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
+from radixkv.engine.request_stream import RequestStream
+from radixkv.errors import QueueFullError, RequestTooLargeError
+from radixkv.prompts import Prompt
+from radixkv.scheduling.queue_places import QueuePlaces
+from radixkv.scheduling.request import Request
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        release = threading.Event()
+        blocked = asyncio.create_task(
+            llm.call(lambda engine: release.wait(HANGING))
+        )  # so that no request ends meanwhile
+        tasks = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(5)]
+        while llm.num_unfinished < 5:  # two that may run and three that may wait
+            await asyncio.sleep(0)
+        for _ in range(2):
+            with pytest.raises(QueueFullError, match="5 requests are unfinished, and at most 5 may be") as refusal:
+                await tokens_of(llm, prompts(1)[0])
+            assert 1 <= refusal.value.retry_after <= 60
+        tasks.pop().cancel()
+        while llm.num_unfinished == 5:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(tokens_of(llm, prompts(1)[0])))
+        release.set()
+        assert await blocked
+        assert all(len(samples[0]) == 12 for samples in await asyncio.gather(*tasks))
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+
+    run(test, tiny(max_num_seqs=2), max_queue=3)
+
+
+@pytest.mark.parametrize("max_queue", [-1, 1.5, True, "3"])
+def test_an_impossible_limit_is_refused(max_queue: Any) -> None:
+    with pytest.raises(
+        ValueError, match=rf"max_queue: expected a whole number of at least 0 or None, got {max_queue!r}"
+    ):
+        AsyncLLM(build_supported("llama"), max_queue=max_queue)
+
+
+def test_unknown_options_are_refused_with_the_nearest_known_one() -> None:
+    for wrong, right in (("max_queu", "max_queue"), ("block_sise", "block_size")):
+        message = rf"AsyncLLM\.__init__\(\) got an unexpected keyword argument '{wrong}'\. Did you mean '{right}'\?"
+        with pytest.raises(TypeError, match=message):
+            AsyncLLM("/no/such/model", **{wrong: 3})
+
+
+def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny(max_num_seqs=2)
+    add = offline.engine.add
+    added = []
+
+    def add_two(request: Any) -> None:
+        if len(added) == 2:
+            raise MemoryError("planted")
+        added.append(request)
+        add(request)
+
+    async def test(llm: AsyncLLM) -> None:
+        several = [Prompt([5, 6, 7]), Prompt([5, 6, VOCAB_SIZE])]
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            await llm.submit(several, GREEDY)
+        with pytest.raises(ValueError, match="prompts: expected at most 3 in one request, got 4"):
+            await llm.submit([Prompt([5, 6, 7])] * 4, GREEDY)
+        streams = await llm.submit([Prompt([5, 6, 7])] * 2, GREEDY)
+        with pytest.raises(QueueFullError, match="2 requests are unfinished, and at most 3 may be"):
+            await llm.submit([Prompt([5, 6, 7])] * 2, GREEDY)
+        for stream in streams:
+            assert [piece async for piece in stream][-1].finished
+        monkeypatch.setattr(offline.engine, "add", add_two)
+        with pytest.raises(MemoryError, match="planted"):
+            await llm.submit([Prompt([5, 6, 7])] * 3, GREEDY)
+        assert len(added) == 2
+
+    run(test, offline, max_queue=1)
+
+
+def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of requests could wait for the one thread that tokenizes, and for the one that compiles."""
+    offline = tiny(max_num_seqs=2)
+    go = threading.Event()
+    monkeypatch.setattr(offline.engine.grammars, "compile", lambda spec: go.wait() and None)
+    grammar = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
+
+    async def test(llm: AsyncLLM) -> None:
+        tokenizing = [asyncio.create_task(llm.run_tokenizer(lambda _: go.wait())) for _ in range(2)]
+        compiling = [asyncio.create_task(llm.submit([Prompt([5])], grammar)) for _ in range(2)]
+        await asyncio.sleep(0)
+        for refused in (llm.run_tokenizer(lambda _: True), llm.submit([Prompt([5])], GREEDY)):
+            with pytest.raises(QueueFullError, match="4 requests are unfinished"):
+                await refused
+        with pytest.raises(ValueError, match="at most 4 in one request, got 5"):
+            await llm.run_tokenizer(lambda _: True, num_prompts=5)
+        assert not llm.num_unfinished
+        unbounded = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant=None))
+        go.set()
+        assert await asyncio.gather(*tokenizing, unbounded) == [True] * 3
+        for (stream,) in await asyncio.gather(*compiling):
+            async for _ in stream:
+                pass
+        assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
+
+    run(test, offline, max_queue=2)
+
+
+def test_one_tenant_s_burst_leaves_places_for_others() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        async def submit(tenant: str) -> RequestStream:
+            (stream,) = await llm.submit([Prompt([5, 6, 7])], ENDLESS, tenant=tenant)
+            return stream
+
+        streams = []
+        with pytest.raises(QueueFullError, match="the remaining 4 places are kept for others"):
+            while True:
+                streams.append(await submit("greedy"))
+        assert len(streams) == 12
+        streams += [await submit("modest") for _ in range(3)]
+        with pytest.raises(QueueFullError):
+            await submit("greedy")
+        for stream in streams:
+            stream.close()
+        # All is free again, and who has a greater weight may have more.
+        await llm.set_tenants({"greedy": TenantShare(3), "modest": TenantShare(1)})
+        streams = [await submit("modest")]
+        with pytest.raises(QueueFullError):
+            while True:
+                streams.append(await submit("greedy"))
+        assert len(streams) == 14
+        for stream in streams:
+            stream.close()
+
+    run(test, tiny(max_num_seqs=4), max_queue=12)
+
+
+def test_the_only_tenant_may_have_all_places() -> None:
+    places = QueuePlaces(4, {})
+    places.take("", 3)
+    assert places.refusal("", 1) is None
+    assert "at most 4" in (places.refusal("", 2) or "")
+    alone = QueuePlaces(4, {"ann": TenantShare()})
+    alone.take("ann", 3)
+    assert alone.refusal("ann", 1) is None
+    several = QueuePlaces(4, {"ann": TenantShare(), "bob": TenantShare()})
+    several.take("ann", 3)
+    assert "kept for others" in (several.refusal("ann", 1) or "")
+    assert several.refusal("bob", 1) is None
+
+
+@pytest.mark.parametrize("tenant", ["", "modest"])
+def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> None:
+    """With eight slots, both of one tenant: seven slots were idle for as long as the stream went on. In steps."""
+    engine = tiny(max_num_seqs=8).engine
+    tokens = [7, 8, 9, 10, 11]
+
+    def add(name: str, params: SamplingParams, tenant: str) -> Request:
+        request = engine.make_request(name, tokens, params, tenant=tenant)
+        engine.add(request)
+        return request
+
+    stream = add("stream", ENDLESS, "")
+    engine.step()
+    many = add("many", SamplingParams(n=8, max_tokens=4, ignore_eos=True), "")
+    for number in range(5):
+        short = add(f"short-{number}", SamplingParams(max_tokens=1), tenant)
+        steps = engine.num_steps
+        while not short.finished:
+            engine.step()
+        assert engine.num_steps - steps == 1
+    assert many.num_cached_tokens is None
+    assert not stream.finished
+    engine.abort("stream")
+    while not many.finished:
+        engine.step()
+    engine.cache.check()
+
+
+def test_more_samples_or_beams_than_a_request_may_have_are_refused() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        for params, name in ((SamplingParams(n=5), "n"), (BeamSearchParams(5, 3), "beam_width")):
+            with pytest.raises(RequestTooLargeError, match=f"^{name}: expected at most 4 .*, got 5"):
+                await llm.submit([Prompt([5, 6])], params)
+        with pytest.raises(RequestTooLargeError, match="n: expected at most 2, the tenant's limit, got 3"):
+            await llm.submit([Prompt([5, 6])], SamplingParams(n=3), tenant="small")
+
+    run(test, tiny(max_num_seqs=8), max_seqs_per_request=4, tenants={"small": TenantShare(max_num_seqs=2)})
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_scheduling: bool) -> None:
+    expected = [o.outputs[0].token_ids for o in tiny().generate(prompts(12), GREEDY, use_tqdm=False)]
+    engine = tiny(max_num_seqs=4, async_scheduling=async_scheduling).engine
+    requests = []
+    for number, prompt in enumerate(prompts(12)):
+        if number == 8:
+            for _ in range(7):
+                engine.step()
+        tenant = "greedy" if number < 8 else "modest"
+        requests.append(engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY, tenant=tenant))
+        engine.add(requests[-1])
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert engine.scheduler.num_preemptions >= 2
+    assert [request.sequences[0].output_token_ids for request in requests] == expected
+    engine.cache.check()
+
+
+def test_a_lower_priority_is_admitted_earlier() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        ended = []
+
+        async def ask(name: str, priority: int) -> None:
+            async for _ in llm.generate(prompts(1)[0], GREEDY, name, priority=priority):
+                pass
+            ended.append(name)
+
+        first = asyncio.create_task(ask("running", 0))
+        while not llm.stats.num_running:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(ask("late", 5))
+        while llm.num_unfinished < 2:
+            await asyncio.sleep(0)
+        await asyncio.gather(first, late, ask("early", -5))
+        assert ended == ["running", "early", "late"]
+
+    run(test, tiny(max_num_seqs=1))

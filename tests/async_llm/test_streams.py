@@ -1,0 +1,224 @@
+"""Many streams over one engine thread: the same tokens as offline, nothing left behind however a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
+from support.model_zoo import VOCAB_SIZE
+
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+
+
+def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
+    expected = [
+        [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(64), GREEDY, use_tqdm=False)
+    ]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(64))) == expected
+
+    run(test)
+
+
+def test_samples_and_beams() -> None:
+    sampled = SamplingParams(n=3, seed=5, max_tokens=9, ignore_eos=True)
+    beams = BeamSearchParams(3, 6, ignore_eos=True)
+    (prompt,) = prompts(1)
+    offline = tiny()
+    expected = [sample.token_ids for sample in offline.generate(prompt, sampled, use_tqdm=False)[0].outputs]
+    found = offline.beam_search(prompt, beams)[0]
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await tokens_of(llm, prompt, sampled) == expected
+        assert (await llm.beam_search(prompt, beams)).sequences == found.sequences
+
+    run(test)
+
+
+def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
+    step, touched, is_first_read = offline.engine.step, [], threading.Event()
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+
+    def step_once_the_first_piece_is_read() -> Any:
+        if touched:
+            assert is_first_read.wait(HANGING)
+        requests = step()
+        touched.extend(requests)
+        return requests
+
+    async def test(llm: AsyncLLM) -> None:
+        (prompt,) = prompts(1)
+        expected = await tokens_of(llm, prompt, params)
+        monkeypatch.setattr(offline.engine, "step", step_once_the_first_piece_is_read)
+        pieces = []
+        async for output in llm.generate(prompt, params):
+            if not pieces:
+                is_first_read.set()
+                while await llm.call(lambda engine: engine.has_unfinished_requests):
+                    pass
+            pieces.append(output)
+        assert len(pieces) == 2
+        assert [t for piece in pieces for t in piece.outputs[0].token_ids] == expected[0]
+        assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
+
+    run(test, offline)
+
+
+def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
+    async def left_early(llm: AsyncLLM) -> None:
+        async for _ in llm.generate(prompts(1)[0], ENDLESS):
+            break
+
+    async def closed(llm: AsyncLLM) -> None:
+        stream = llm.generate(prompts(1)[0], ENDLESS)
+        await anext(stream)
+        await stream.aclose()
+
+    async def cancelled(llm: AsyncLLM) -> None:
+        started = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in llm.generate(prompts(1)[0], ENDLESS):
+                started.set()
+
+        task = asyncio.create_task(read())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def cancelled_before_it_was_added(llm: AsyncLLM) -> None:
+        task = asyncio.create_task(tokens_of(llm, prompts(1)[0], ENDLESS))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def test(llm: AsyncLLM) -> None:
+        for abandon in (left_early, closed, cancelled, cancelled_before_it_was_added):
+            await abandon(llm)
+            while llm.num_unfinished:  # a generator that is merely dropped is closed by the event loop, a little later
+                await asyncio.sleep(0)
+            steps = await llm.call(lambda engine: engine.num_steps)
+            await assert_empty(llm)
+            assert await llm.call(lambda engine: engine.num_steps) - steps <= 1
+
+    run(test)
+
+
+def test_abort_ends_the_iteration() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        reasons = []
+        async for output in llm.generate(prompts(1)[0], ENDLESS, "mine"):
+            llm.abort("mine")
+            reasons.append(output.outputs[0].finish_reason)
+        assert reasons[-1] == "abort"
+        assert set(reasons[:-1]) == {None}
+        search = asyncio.create_task(llm.beam_search(prompts(1)[0], BeamSearchParams(2, 300, ignore_eos=True), "beams"))
+        while not llm.stats.num_running:
+            await asyncio.sleep(0)
+        llm.abort("beams")
+        assert (await search).sequences == []
+        llm.abort("no such request")
+
+    run(test)
+
+
+def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny()
+    release = threading.Event()
+    step = llm.engine.step
+
+    def slow_step() -> Any:
+        assert release.wait(HANGING)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+
+    async def test(llm: AsyncLLM) -> None:
+        first = asyncio.create_task(tokens_of(llm, prompts(2)[0]))
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(tokens_of(llm, prompts(2)[1]))
+        for _ in range(100):  # with the engine in the middle of its step
+            await asyncio.sleep(0)
+        release.set()
+        assert len((await first)[0]) == len((await second)[0]) == 12
+
+    run(test, llm)
+
+
+def test_bad_requests_are_refused_and_disturb_no_other() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        neighbour = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
+        for prompt, params, error in [
+            ({"prompt_token_ids": []}, GREEDY, ValueError),
+            ({"prompt_token_ids": [VOCAB_SIZE]}, GREEDY, ValueError),
+            ({"prompt_token_ids": [5]}, SamplingParams(n=1000), ValueError),
+            ([{"prompt_token_ids": [5]}, {"prompt_token_ids": [6]}], GREEDY, ValueError),
+            ({"prompt_token_ids": [5]}, BeamSearchParams(2, 2), TypeError),
+            (7, GREEDY, TypeError),
+        ]:
+            with pytest.raises(error):
+                await anext(llm.generate(prompt, params))  # type: ignore[arg-type]
+        async for _ in llm.generate({"prompt_token_ids": [5]}, GREEDY, "twice"):
+            with pytest.raises(ValueError, match="'twice' belongs to an unfinished request"):
+                await anext(llm.generate({"prompt_token_ids": [6]}, GREEDY, "twice"))
+            break
+        with pytest.raises(TypeError, match="request_id: expected a string, got 7"):
+            await anext(llm.generate({"prompt_token_ids": [5]}, GREEDY, 7))  # type: ignore[arg-type]
+        assert len((await neighbour)[0]) == 12
+
+    run(test)
+
+
+def test_streams_that_come_and_go_at_random() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        rng = random.Random(11)
+
+        async def visitor(number: int) -> None:
+            params = rng.choice(
+                [GREEDY, ENDLESS, SamplingParams(n=3, max_tokens=20, ignore_eos=True), SamplingParams(max_tokens=1)]
+            )
+            patience = rng.choice([0, 1, 3, 10, 10**9 if params is not ENDLESS else 5])
+            async for _ in llm.generate(rng.choice(prompts(20)), params, f"{number}"):
+                patience -= 1
+                if patience < 0:
+                    return
+
+        tasks = [asyncio.create_task(visitor(number)) for number in range(150)]
+        for task in rng.sample(tasks, 40):
+            for _ in range(rng.randint(0, 30)):
+                await asyncio.sleep(0)
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+        while llm.num_unfinished:
+            await asyncio.sleep(0)
+
+    run(test, tiny(num_blocks=120, max_num_seqs=8))
+
+
+@pytest.mark.slow
+def test_chat_and_text_on_the_default_model(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Name a colour."}]
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    expected = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+
+    async def test(llm: AsyncLLM) -> None:
+        pieces = [output.outputs[0].text async for output in llm.chat(messages, params)]
+        assert "".join(pieces) == expected
+        begun = [*messages, {"role": "assistant", "content": expected[:4]}]
+        options = {"add_generation_prompt": False, "continue_final_message": True}
+        prompts = [output.prompt async for output in llm.chat(begun, params, **options)]
+        assert prompts[-1] is not None
+        assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
+
+    run(test, llm)

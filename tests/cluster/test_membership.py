@@ -1,0 +1,157 @@
+"""Replicas that come, go, hang or cannot be understood: small cases, over replicas that are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.pretended_replicas import (
+    HANGING,
+    LOAD,
+    Cluster,
+    tokens,
+    until,
+)
+
+from radixkv.cluster.announcement import Announcements
+from radixkv.cluster.connection import connect
+from radixkv.cluster.feed import Kind, encode_load, encode_record
+from radixkv.cluster.run import _Membership
+
+
+def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        membership = _Membership(replicas, {"a": "http://a", "b": "http://b"})
+        await membership.wait_for_first()
+        await until(lambda: replicas.available == ["a", "b"])
+        membership._update({"a": "http://new", "b": "http://b"})
+        membership._update({"a": "http://newer", "b": "http://b"})  # while the first change is under way
+        await until(lambda: not membership._changing and not membership._leaving)
+        assert sorted(replicas.available) == ["a", "b"]
+        assert replicas._members["a"].url == "http://newer"
+        membership._update({"b": "http://b"})
+        await until(lambda: replicas.names == ["b"] and not membership._changing)
+        await membership.close()
+        await replicas.close()
+        assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_a_removed_replica_s_streams_are_not_those_of_its_successor() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        first = asyncio.ensure_future(tokens(replicas.streams))
+        await until(lambda: replicas.streams.num_streams("a"))
+        removal = asyncio.ensure_future(replicas.remove("a"))  # it waits: there is nowhere else
+        await until(lambda: not replicas.names)
+        assert replicas.streams.num_streams("a") == 0
+        await replicas.add("a", "http://other")
+        await asyncio.wait_for(removal, HANGING)
+        assert replicas.streams.num_streams("a") == 1
+        (ticket,) = replicas.streams._tickets[replicas._clients["a"]]
+        ticket.check()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_hangs_is_put_down_at_the_first_silence() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        client = replicas._clients["a"]
+        cluster.hung.add("http://a")
+        await until(lambda: not replicas.available)
+        await until(lambda: client.is_closed)
+        assert len(cluster.timeouts) == 1  # it was put down without another question
+        cluster.hung.clear()
+        await until(lambda: replicas.available == ["a"])
+        member = replicas._members["a"]
+        await replicas._describe(member, replicas._clients["a"])
+        assert cluster.timeouts[-1] < cluster.timeouts[0]
+        await replicas.close()
+        assert all(each.is_closed for each in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_removing_a_replica_ends_the_wait_for_it() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        replicas = cluster.replicas()
+        cluster.hung.add("http://a")
+        adding = asyncio.ensure_future(replicas.add("a", "http://a"))
+        await until(lambda: cluster.timeouts)
+        await replicas.remove("a")
+        with pytest.raises(ConnectionError, match="replica 'a' was removed before it was up"):
+            await asyncio.wait_for(adding, HANGING)
+        assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_events_that_nobody_understands_put_a_replica_down(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), encode_load({"draining": False})]
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        await until(lambda: not replicas.available)
+        await replicas.close()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(main())
+    assert "replica 'a' cannot be followed" in caplog.text
+
+
+def test_without_tls_no_certificates_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("certificates were read")
+
+    monkeypatch.setattr("ssl.SSLContext.load_verify_locations", refuse)
+    monkeypatch.setattr("ssl.create_default_context", refuse)
+    for url in ("unix:///tmp/a.sock", "http://127.0.0.1:9"):
+        assert connect(url).timeout.connect is not None
+
+
+def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:
+    async def main() -> None:
+        observers: list[object] = []
+        cache = SimpleNamespace(
+            block_size=16, block_hashes=list, add_observer=observers.append, remove_observer=observers.remove
+        )
+        begun = asyncio.Event()
+
+        class Llm:
+            death = None
+
+            async def call(self, function: Callable[[Any], Any]) -> Any:
+                result = function(SimpleNamespace(cache=cache))
+                if not begun.is_set():
+                    begun.set()
+                    await asyncio.Event().wait()
+                return result
+
+        llm: Any = Llm()
+        announcements = Announcements(llm)
+        reading = asyncio.ensure_future(anext(announcements.subscribe()))
+        await begun.wait()
+        assert observers
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: not observers)
+        assert not announcements._wakers
+
+    asyncio.run(main())

@@ -1,0 +1,55 @@
+"""Blocks that running groups will still need, which admission leaves them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.scheduler_driver import SchedulerDriver
+
+from radixkv.cache import PrefixCache
+from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.admission import Admission
+from radixkv.scheduling.admission_control import DecodeGrowth
+from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+
+
+def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept up while a step admits, it is what counting all running groups anew says."""
+    checks = 0
+    check = Admission._check_decode_growth
+
+    def check_anew(admission: Admission, group: SequenceGroup) -> None:
+        nonlocal checks
+        checks += 1
+        running = DecodeGrowth(admission._running, 4, 32)
+        assert admission._num_admissible_seqs == admission._max_num_seqs - running.num_seqs
+        try:
+            check(admission, group)
+        finally:
+            assert admission._growth is not None
+            anew = DecodeGrowth([*admission._running, group], 4, 32)
+            assert (admission._growth.num_blocks, admission._growth.num_seqs) == (anew.num_blocks, anew.num_seqs)
+
+    monkeypatch.setattr(Admission, "_check_decode_growth", check_anew)
+    driver = SchedulerDriver(num_blocks=24, block_size=4, budget=32, max_num_seqs=8)
+    for number in range(40):
+        driver.add([number, *range(number % 9)], max_new=3 + number % 11, n=1 + number % 3)
+    driver.run()
+    assert checks > 40
+    assert driver.scheduler.num_free_seqs == 8
+
+
+def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:
+    cache = PrefixCache(100, 4)
+    request = Request("a", None, np.arange(6, dtype=np.int32), SamplingParams(), 0, 50, frozenset())
+    sequence = TokenSequence(request, 0, list(range(6)), cache.open(range(6)))
+    cache.reserve(sequence.table, 6)
+    request.sequences = [sequence]
+    group = SequenceGroup(request, [sequence], request.prompt_token_ids)
+    # Six pending tokens take one step of up to 31; twice that and a block more: 6 tokens, the last of them in no slot.
+    assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 6 - 1) // 4) - 2
+    sequence.num_computed = 5
+    assert DecodeGrowth([group], 4, 32).num_blocks == -(-(6 + 4 - 1) // 4) - 2
+    request.max_new_tokens = 2
+    assert DecodeGrowth([group], 4, 32).num_blocks == 0
+    assert DecodeGrowth([group, group], 4, 32).num_seqs == 2

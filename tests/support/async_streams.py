@@ -1,0 +1,57 @@
+"""An `AsyncLLM` of a tiny model for one test: in an event loop of its own, and nothing may be left in it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from support.model_zoo import VOCAB_SIZE, build_supported
+
+from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv.engine.engine import Engine
+
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+# Seconds after which something hangs, on however busy a machine.
+HANGING = 600
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def prompts(count: int, length: int = 30) -> list[dict[str, Any]]:
+    rng = random.Random(length)
+    stem = [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
+    return [{"prompt_token_ids": [*stem[: rng.randint(1, length)], 3 + number % 100]} for number in range(count)]
+
+
+def tiny(**options: Any) -> LLM:
+    return LLM(build_supported("llama"), **{"block_size": 4, "num_blocks": 600, **options})
+
+
+def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None, **options: Any) -> None:
+    """Run a test on an AsyncLLM in an event loop of its own; afterwards nothing may be left in the engine."""
+
+    async def main() -> None:
+        async with AsyncLLM(offline or tiny(), **options) as llm:
+            await test(llm)
+            await assert_empty(llm)
+
+    asyncio.run(asyncio.wait_for(main(), HANGING))
+
+
+async def assert_empty(llm: AsyncLLM) -> None:
+    def look(engine: Engine) -> tuple[bool, int]:
+        engine.cache.check()
+        in_use = engine.cache.num_blocks - engine.cache.num_available_blocks
+        return engine.has_unfinished_requests or bool(engine.scheduler.running or engine.scheduler.waiting), in_use
+
+    assert await llm.call(look) == (False, 0)
+    assert llm.num_unfinished == 0
+
+
+async def tokens_of(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
+    samples: dict[int, list[int]] = {}
+    async for output in llm.generate(prompt, params):
+        for sample in output.outputs:
+            samples.setdefault(sample.index, []).extend(sample.token_ids)
+    return [samples[index] for index in sorted(samples)]

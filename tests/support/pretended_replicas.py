@@ -1,0 +1,126 @@
+"""Replicas that are functions: each answers what a test says, hangs, or cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from radixkv import SamplingParams
+from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
+from radixkv.cluster.feed import Kind, encode_load, encode_record
+from radixkv.prompts import Prompt
+
+SECRET = "a secret of the replicas"
+# Seconds after which something hangs, on however busy a machine.
+HANGING = 600
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+LOAD = {"draining": False, "num_queued_tokens": 0, "num_queued": 0, "num_decoding": 0}
+Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
+
+
+def line(token_id: int, finish_reason: str | None = None) -> bytes:
+    output = [0, "x", [token_id], None, None, finish_reason, None]
+    piece = {
+        "outputs": [output],
+        "finished": finish_reason is not None,
+        "num_cached_tokens": 0,
+        "prompt_logprobs": None,
+    }
+    return json.dumps(piece).encode() + b"\n"
+
+
+class Body(httpx.AsyncByteStream):
+    def __init__(self, parts: Callable[[], AsyncIterator[bytes]]) -> None:
+        self._parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._parts():
+            yield part
+
+
+def client_of(handler: Handler) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://replica")
+
+
+def refusal(kind: str, status: int = 503) -> httpx.Response:
+    return httpx.Response(status, json={"error": "no room", "kind": kind, "retry_after": 1})
+
+
+def answering(*parts: bytes) -> Handler:
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Body(body))
+
+    return handler
+
+
+async def tokens(streams: ReplicaStreams, request_id: str = "one") -> list[int]:
+    return [
+        token_id
+        async for delta in streams.generate(Prompt([1, 2, 3]), GREEDY, request_id)
+        for token_id in delta.outputs[0].token_ids
+    ]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(HANGING):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Cluster:
+    """Replicas by their urls: each is up until it is told to hang, and then lets hear nothing more."""
+
+    def __init__(self) -> None:
+        self.made: list[httpx.AsyncClient] = []
+        self.hung: set[str] = set()
+        self.timeouts: list[float] = []
+        self.answers: dict[str, Handler] = {}
+        self.events: dict[str, list[bytes]] = {}
+
+    def connect(self, url: str) -> httpx.AsyncClient:
+        async def events() -> AsyncIterator[bytes]:
+            for record in self.events.get(url, [encode_record(Kind.HELD), encode_load(LOAD)]):
+                yield record
+            await until(lambda: url in self.hung)
+            raise httpx.ReadTimeout("planted")
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            if request.url.path in self.answers:
+                return await self.answers[request.url.path](request)
+            if request.url.path == "/description":
+                self.timeouts.append(request.extensions["timeout"]["read"])
+                if url in self.hung:
+                    await asyncio.Event().wait()
+                identity = {"block_size": 16, "model": "tiny"}
+                capacity = {"num_blocks": 10, "max_num_seqs": 4}
+                return httpx.Response(200, json={"instance": url, "identity": identity, "capacity": capacity})
+            if request.url.path == "/events":
+                return httpx.Response(200, stream=Body(events))
+            if request.url.path == "/clear" and url == "http://broken":
+                return httpx.Response(500)
+            if request.url.path == "/clear":
+                return httpx.Response(200, json={"namespaces": 1, "prefixes": 0, "blocks": 0})
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        self.made.append(client_of(handler))
+        return self.made[-1]
+
+    def replicas(self) -> ReplicaSet:
+        return ReplicaSet(SECRET, connect=self.connect)
+
+
+def llm_of(replicas: ReplicaSet, max_queue: int | None = None) -> ClusterLLM:
+    loaded: Any = SimpleNamespace(
+        name="tiny", max_model_len=100, vocab_size=50, eos_token_ids=frozenset(), tokenizer=None
+    )
+    return ClusterLLM(loaded, replicas, max_queue=max_queue)
