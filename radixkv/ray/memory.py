@@ -22,6 +22,10 @@ from radixkv.model.default_model import converted_folder, find_default_model
 
 # Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20
+# What tiers take besides: blocks of a CPU's pool on their way down and memory kept for more of them, and what a disk or a
+# shared store has still to write.
+_DOWNWARD_BYTES = (256 + 128) << 20
+_QUEUE_BYTES = 256 << 20
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 
@@ -33,7 +37,7 @@ class ReplicaMemory:
         process: of the interpreter, its libraries and what a step needs.
         weights: of the model; None: it is not on this machine yet.
         pool: of keys and values.
-        tiers: of blocks in host memory.
+        tiers: of blocks in host memory, and on their way into tiers.
     """
 
     process: int
@@ -48,7 +52,7 @@ class ReplicaMemory:
 
     def __str__(self) -> str:
         weights = "weights that are not here yet" if self.weights is None else f"{_gib(self.weights)} for weights"
-        tiers = f", {_gib(self.tiers)} for host_cache_size" if self.tiers else ""
+        tiers = f", {_gib(self.tiers)} for tiers" if self.tiers else ""
         return f"{_gib(self.pool)} for keys and values, {weights}, {_gib(self.process)} for its process{tiers}"
 
 
@@ -60,8 +64,7 @@ def replica_memory(model: str | None, options: LLMOptions, *, on_gpu: bool) -> R
         options: as `LLM` takes them.
         on_gpu: whether weights and pool are in a GPU's memory, where Ray places by ``num_gpus``.
     """
-    tiers = options.get("host_cache_size")
-    tier_bytes = 0 if tiers is None else parse_size("host_cache_size", tiers)
+    tier_bytes = _tier_bytes(options, on_gpu=on_gpu)
     if on_gpu:
         return ReplicaMemory(_PROCESS_BYTES, 0, 0, tier_bytes)
     folder = _folder_of(model)
@@ -117,6 +120,15 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
         return min(of_machine, int(limit) - int(used) + int(statistics.get("inactive_file", 0)))
     except OSError:  # not in a container of its own
         return of_machine
+
+
+def _tier_bytes(options: LLMOptions, *, on_gpu: bool) -> int:
+    host, media = options.get("host_cache_size"), (options.get("disk_cache"), options.get("shared_cache"))
+    num_media = sum(each is not None for each in media)
+    if host is None and not num_media and not options.get("tiers"):
+        return 0
+    host_bytes = 0 if host is None else parse_size("host_cache_size", host)
+    return host_bytes + num_media * _QUEUE_BYTES + (0 if on_gpu else _DOWNWARD_BYTES)
 
 
 def _folder_of(model: str | None) -> Path | None:

@@ -146,6 +146,8 @@ class TierStack:
         with self._put_lock:
             if self.generation(keys[0].namespace) != generation:
                 return
+            blocks = blocks.view()
+            blocks.flags.writeable = False
             for index in indices:
                 with self._guarded(index):
                     self._tiers[index].put_many(keys, blocks)

@@ -52,7 +52,8 @@ class Tier(Protocol):
 
         Args:
             keys: one per row.
-            blocks: ``[len(keys), bytes of a block]``; not kept by reference.
+            blocks: ``[len(keys), bytes of a block]``, read-only. Whoever keeps them copies them before this returns: their
+                memory is used for other blocks afterwards.
         """
 
     def clear(self, namespace: bytes | None = None) -> None:

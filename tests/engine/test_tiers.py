@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from support.dict_tier import FAULTS, DictTier, Fault
 from support.model_zoo import build_shallow
@@ -15,6 +17,10 @@ from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_b
 
 from radixkv import LLM
 from radixkv.errors import StoreInUseError
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import BlockBytes
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,16 @@ def test_write_policies(policy: str, num_blocks: int) -> None:
     assert len(tier.blocks) == num_blocks  # of 43 tokens and the first 5 generated ones
     evict_all(llm)
     assert len(tier.blocks) == 12
+
+
+def test_a_tier_cannot_change_what_the_tiers_after_it_are_given() -> None:
+    class Careless(DictTier):
+        def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+            blocks[:] = 0
+
+    after, keys = DictTier(), PrefixKeys(b"model", b"", 16).of("", bytes(16))
+    TierStack([Careless(), after]).write(keys, np.ones((1, 8), np.uint8), 0)
+    assert [data for _, data in after.blocks.values()] == [bytes([1] * 8)]
 
 
 def test_a_tier_below_another_fills_it_again() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 from support.model_zoo import build_supported
 
 from radixkv import LLM
+from radixkv.config import LLMOptions
+from radixkv.engine import kv_tiers
+from radixkv.memory import spare_rows
 from radixkv.ray.memory import ReplicaMemory, available_memory, check_memory, replica_memory
+from radixkv.tiers.disk_tier import DiskTier
 
 
 def test_weights_and_pool_are_those_that_the_engine_has(tmp_path: Path) -> None:
@@ -28,6 +33,15 @@ def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:
     build_supported("llama").save_pretrained(tmp_path)
     memory = replica_memory(str(tmp_path), {"host_cache_size": "1GiB"}, on_gpu=True)
     assert (memory.weights, memory.pool, memory.tiers) == (0, 0, 1 << 30)
+
+
+def test_tiers_take_memory_besides_what_they_keep() -> None:
+    options: LLMOptions = {"kv_cache_memory_bytes": 1 << 20, "disk_cache": "folder", "host_cache_size": "1GiB"}
+    of_disk = inspect.signature(DiskTier).parameters["queue_bytes"].default
+    of_all = kv_tiers._MAX_QUEUED_BYTES + spare_rows._MAX_SPARE_BYTES
+    memory = replica_memory("nobody/has-this-model", options, on_gpu=False)
+    assert memory.tiers == (1 << 30) + of_disk + of_all
+    assert "1.62 GiB for tiers" in str(memory)
 
 
 def test_a_model_that_is_not_here_yet_counts_without_its_weights() -> None:
