@@ -48,7 +48,7 @@ class ReplicaProcess:
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(600)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

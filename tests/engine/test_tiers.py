@@ -122,7 +122,7 @@ def test_nothing_waits_for_a_slow_tier_and_abort_clear_and_shutdown_leak_nothing
 
     def wait() -> None:
         reads.set()
-        assert may_read.wait(60)
+        assert may_read.wait(600)
 
     tier = DictTier(wait)
     llm = make(tiers=[tier])
@@ -172,7 +172,7 @@ def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
 
     def wait() -> None:
         reads.set()
-        assert may_read.wait(60)
+        assert may_read.wait(600)
 
     llm = make(tiers=[DictTier(wait)])
     expected = answers(llm)

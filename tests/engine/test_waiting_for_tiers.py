@@ -49,7 +49,7 @@ class SlowlyWritten(DictTier):
 
     def put_many(self, keys: Any, blocks: BlockBytes) -> None:
         self.puts.set()
-        assert self.may_put.wait(60)
+        assert self.may_put.wait(600)
         super().put_many(keys, blocks)
 
 
@@ -62,15 +62,15 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     tokens = bytes(range(64))
     assert writer.reserve(3)
     writer.put([PrefixBlocks("", tokens[:48], 0, 3)], lambda: np.ones((3, 8), np.uint8))
-    assert tier.puts.wait(60)
+    assert tier.puts.wait(600)
     wanted, other = LookUp("", tokens, 0), LookUp("tenant", tokens, 0)
     loader.look_up(wanted)
     loader.look_up(other)
-    assert other.done.wait(60)
+    assert other.done.wait(600)
     assert other.spans == []
     assert wanted.spans is None
     tier.may_put.set()
-    assert wanted.done.wait(60)
+    assert wanted.done.wait(600)
     assert wanted.spans == [Span(0, 0, 3)]
     assert writer.stop(60)
     assert loader.stop(60)
@@ -89,22 +89,22 @@ def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -
 
     def fetch() -> BlockBytes:
         fetches.set()
-        assert may_fetch.wait(60)
+        assert may_fetch.wait(600)
         return np.ones((2, 8), np.uint8)
 
     writer.put([PrefixBlocks("", tokens, 2, 4)], fetch)
-    assert tier.puts.wait(60)
+    assert tier.puts.wait(600)
     wanted, others = LookUp("", tokens, 0), [LookUp("tenant", tokens, 0) for _ in range(2)]
     loader.look_up(wanted)
     loader.look_up(others[0])
-    assert others[0].done.wait(60)
+    assert others[0].done.wait(600)
     tier.may_put.set()
-    assert fetches.wait(60)  # the first two blocks are written, and what waited for them is looked for
+    assert fetches.wait(600)  # the first two blocks are written, and what waited for them is looked for
     loader.look_up(others[1])
-    assert others[1].done.wait(60)
+    assert others[1].done.wait(600)
     assert wanted.spans is None
     may_fetch.set()
-    assert wanted.done.wait(60)
+    assert wanted.done.wait(600)
     assert wanted.spans == [Span(0, 0, 4)]
     assert writer.stop(60)
     assert loader.stop(60)
@@ -119,7 +119,7 @@ class Hanging(SlowlyWritten):
     """A medium that answers nothing, not even when it is closed."""
 
     def close(self) -> None:
-        assert self.may_put.wait(60)
+        assert self.may_put.wait(600)
         super().close()
 
 
@@ -130,7 +130,7 @@ def test_a_medium_that_hangs_does_not_keep_an_engine_from_its_end(
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
-    assert tier.puts.wait(60)
+    assert tier.puts.wait(600)
     with caplog.at_level(logging.WARNING):
         llm.shutdown(0.0)
     assert not tier.closed
@@ -144,7 +144,7 @@ def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytes
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
-    assert tier.puts.wait(60)
+    assert tier.puts.wait(600)
     # What would free a close that waits for ever: too late for this test.
     rescue = threading.Timer(20.0, tier.may_put.set)
     rescue.start()
@@ -161,7 +161,7 @@ def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: py
     tier = Hanging()
     llm = make(tiers=[tier], cache_write_policy="write-through")
     answers(llm, UNLIKE[:1])
-    assert tier.puts.wait(60)
+    assert tier.puts.wait(600)
     timeouts = []
 
     def close(stack: TierStack, timeout: float) -> bool:

@@ -134,7 +134,7 @@ def test_the_first_gib_of_a_pool_is_made_ready_before_anything_is_loaded() -> No
     rows, stack, keys = _Prepared(), TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
     writer = BlockWriter(stack, keys, 8, 1 << 10)
     loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, 8), np.uint8))  # type: ignore[arg-type]
-    assert rows.done.wait(60)
+    assert rows.done.wait(600)
     assert loader.stop(None)
     assert writer.stop(None)
     assert rows.ids == list(range(1024))

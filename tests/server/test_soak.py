@@ -9,14 +9,14 @@ from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 from radixkv.bench.soak_server import ServerSoak, Target, soak
 
 
-def run(server: ServerProcess, bound: float) -> ServerSoak:
+def run(server: ServerProcess, seconds: float, bound: float) -> ServerSoak:
     target = Target(server.url, server.process.pid, TENANT_A, TENANT_B, ADMIN_KEY)
-    return asyncio.run(soak(target, 1.0, seed=1, max_wait=bound, max_stall=bound, patience=1.0))
+    return asyncio.run(soak(target, seconds, seed=1, max_wait=bound, max_stall=bound, patience=1.0))
 
 
 def test_normal_clients_get_their_answers(server: ServerProcess) -> None:
     # Bounds of time are for machines that do nothing else.
-    result = run(server, 600.0)
+    result = run(server, 1.0, 600.0)
     assert not [failure for failure in result.failures if not failure.startswith("memory")]
     # Of every client at least one, however busy the machine.
     assert result.answered >= 3
@@ -25,6 +25,6 @@ def test_normal_clients_get_their_answers(server: ServerProcess) -> None:
 
 
 def test_what_takes_too_long_is_a_failure(server: ServerProcess) -> None:
-    failures = run(server, 0.0).failures
+    failures = run(server, 0.0, 0.0).failures
     assert any(failure.startswith("/health: 200 after") for failure in failures)
     assert any("The first token took" in failure for failure in failures)

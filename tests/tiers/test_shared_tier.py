@@ -296,12 +296,12 @@ def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
 
     def wait(blobs: Any) -> int:
         writes.set()
-        assert may_write.wait(60)
+        assert may_write.wait(600)
         return write(blobs)
 
     monkeypatch.setattr(tier._store, "write", wait)
     tier.put_many(KEYS[:1], BLOCKS[:1])
-    assert writes.wait(60)
+    assert writes.wait(600)
     tier.put_many(KEYS, BLOCKS)  # behind the batch that is being written
     tier.clear(KEYS[0].namespace)
     may_write.set()
