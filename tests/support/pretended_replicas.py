@@ -19,6 +19,21 @@ SECRET = "a secret of the replicas"
 # Seconds after which something hangs, on however busy a machine.
 HANGING = 600
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
+IDENTITY = {
+    "version": "0",
+    "model": "tiny",
+    "weights": "none",
+    "dtype": "float32",
+    "max_model_len": 100,
+    "vocab_size": 50,
+    "eos_token_ids": [],
+    "chat_template": "none",
+    "block_size": 16,
+    "block_bytes": 1024,
+    "enable_prefix_caching": True,
+    "quantised_bytes": 0,
+}
+CAPACITY = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 100}
 LOAD = {"draining": False, "num_queued_tokens": 0, "num_queued": 0, "num_decoding": 0}
 Handler = Callable[[httpx.Request], Coroutine[None, None, httpx.Response]]
 
@@ -100,9 +115,7 @@ class Cluster:
                 self.timeouts.append(request.extensions["timeout"]["read"])
                 if url in self.hung:
                     await asyncio.Event().wait()
-                identity = {"block_size": 16, "model": "tiny"}
-                capacity = {"num_blocks": 10, "max_num_seqs": 4}
-                return httpx.Response(200, json={"instance": url, "identity": identity, "capacity": capacity})
+                return httpx.Response(200, json={"instance": url, "identity": IDENTITY, "capacity": CAPACITY})
             if request.url.path == "/events":
                 return httpx.Response(200, stream=Body(events))
             if request.url.path == "/clear" and url == "http://broken":
