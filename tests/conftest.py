@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # They need packages of their own: `make clients`.
 collect_ignore = ["clients"]
 
+# No test depends on how fast the machine is.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
 # For mutation testing and coverage, where an example is run thousands of times or slowly: few, always the same, never shrunk.
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
 

@@ -110,7 +110,7 @@ def test_a_panic_between_steps_is_the_engine_s_death(llm: LLM, monkeypatch: pyte
 
 
 def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def panic(*arguments: Any) -> Any:
+    def panic(*arguments: Any, **options: Any) -> Any:
         raise Panic("planted")
 
     async def main() -> None:
