@@ -10,6 +10,8 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(str(path) for path in Path("kernels/radixkv_cpu/src").glob("*.cpp"))
 COMMON = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
+# Python's own flags let signed integers wrap around, for which attention in float32 takes 1.2 to 1.3 times as long.
+COMMON += ["-fno-wrapv"]
 # Of GCC's own: that vectors cross functions by an ABI of no consequence, and that its intrinsics' "undefined" is undefined.
 COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized"]
 # `radixkv_cpu.library` chooses among these when it is imported.
