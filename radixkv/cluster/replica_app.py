@@ -124,7 +124,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     @private
     async def pin(request: Request) -> Response:
         tenant, namespace, token_ids, ttl = decode_pin(await request.body())
-        kept = await llm.call(lambda engine: engine.tenant_pins.keep(engine.cache, tenant, namespace, token_ids, ttl))
+        kept = await llm.keep(tenant, namespace, token_ids, ttl)
         return JSONResponse({"num_tokens": kept})
 
     @private

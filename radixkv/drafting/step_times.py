@@ -20,8 +20,6 @@ _MEMORY = 16
 _MAX_SURPRISE = 3.0
 # Each row more than were ever run is thought to take half of what a row took on average, of so many at least.
 _FREE_ROWS = 64
-
-
 # With drafts, sampling waits for the host, and rows of a sequence are more than one: what that takes is learned as a factor,
 # of so many such steps of sizes that were run without, too. It is forgotten in so many steps without drafts, lest one bad
 # measurement end drafts for ever.

@@ -146,6 +146,10 @@ class AsyncEngine:
         )
         return result
 
+    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+        """Keep the cached part of a prefix from eviction, within what a tenant may have; see `TenantPins.keep`."""
+        return await self.call(lambda engine: engine.tenant_pins.keep(tenant, namespace, token_ids, ttl))
+
     async def run_tokenizer(
         self, function: Callable[[LoadedModel], _T], *, tenant: str | None = "", num_prompts: int = 1
     ) -> _T:

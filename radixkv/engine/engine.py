@@ -111,7 +111,6 @@ class Engine:
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
         if index is not None:
             observers.append(index)
-        self.tenant_pins = TenantPins()
         self.cache = PrefixCache(
             num_blocks,
             block_size,
@@ -120,6 +119,7 @@ class Engine:
             events=events,
             observers=observers,
         )
+        self.tenant_pins = TenantPins(self.cache)
         self.scheduler = Scheduler(
             self.cache,
             config.max_num_batched_tokens,

@@ -41,19 +41,30 @@ class TenantPins:
     its oldest pin to one with less.
 
     A pin that continues an earlier one, as the turns of a chat do, takes its place. Blocks that two pins share count twice.
+
+    Args:
+        cache: in which they are pinned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache
         # By tenant, the oldest first.
         self._kept: dict[str, list[_Kept]] = {}
 
-    def keep(self, cache: PrefixCache, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
-        """Keep the cached part of a prefix from eviction, for ``ttl`` seconds.
+    def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+        """Keep the cached part of a prefix from eviction.
+
+        Args:
+            tenant: on whose behalf.
+            namespace: of the prefix.
+            token_ids: of the prefix.
+            ttl: seconds for which it is kept.
 
         Returns:
             How many of its tokens are kept: whole blocks, and no more than the tenant may have; 0 where there is no room.
         """
-        self._forget_released(cache)
+        cache = self._cache
+        self._forget_released()
         max_blocks = int(cache.max_pinned_blocks * _TENANT_SHARE)
         num_blocks = min(len(token_ids) // cache.block_size, max_blocks)
         if num_blocks == 0:
@@ -64,38 +75,36 @@ class TenantPins:
         if any(kept.covers(namespace, tokens, expires_at) for kept in own):
             return len(tokens)
         for kept in [kept for kept in own if kept.is_covered_by(namespace, tokens, expires_at)]:
-            self._release(cache, tenant, kept)
+            self._release(tenant, kept)
         while own and (len(own) >= MAX_PINS or self._num_blocks(tenant) + num_blocks > max_blocks):
-            self._release(cache, tenant, own[0])
-        pin = self._pin(cache, tenant, namespace, tokens, ttl)
+            self._release(tenant, own[0])
+        pin = self._pin(tenant, namespace, tokens, ttl)
         if pin is None or pin.released:
             return 0
         num_pinned = pin.num_tokens // cache.block_size
         own.append(_Kept(pin, tokens[: pin.num_tokens], expires_at, num_pinned))
         return pin.num_tokens
 
-    def _pin(
-        self, cache: PrefixCache, tenant: str, namespace: str, tokens: NDArray[np.int32], ttl: float
-    ) -> Pin | None:
+    def _pin(self, tenant: str, namespace: str, tokens: NDArray[np.int32], ttl: float) -> Pin | None:
         """The pin, for which tenants with more may lose some of theirs; None: nobody has more."""
-        num_blocks = self._num_blocks(tenant) + len(tokens) // cache.block_size
+        num_blocks = self._num_blocks(tenant) + len(tokens) // self._cache.block_size
         while True:
             try:
-                return cache.pin(tokens, namespace, ttl)
+                return self._cache.pin(tokens, namespace, ttl)
             except PinQuotaExceeded:
                 greediest = max(self._kept, key=self._num_blocks)
                 if self._num_blocks(greediest) <= num_blocks:
                     return None
-                self._release(cache, greediest, self._kept[greediest][0])
+                self._release(greediest, self._kept[greediest][0])
 
-    def _forget_released(self, cache: PrefixCache) -> None:
+    def _forget_released(self) -> None:
         """Drop what has expired, or was cleared with the cache."""
-        active = set(cache.pins())
+        active = set(self._cache.pins())
         kept = {tenant: [kept for kept in own if kept.pin in active] for tenant, own in self._kept.items()}
         self._kept = {tenant: own for tenant, own in kept.items() if own}
 
-    def _release(self, cache: PrefixCache, tenant: str, kept: _Kept) -> None:
-        cache.release(kept.pin)
+    def _release(self, tenant: str, kept: _Kept) -> None:
+        self._cache.release(kept.pin)
         self._kept[tenant].remove(kept)
 
     def _num_blocks(self, tenant: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats
@@ -51,6 +51,8 @@ class ServedModel(Protocol):
 
     def fail(self, request_id: str, error: Exception) -> None: ...
 
+    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...
+
     async def run_tokenizer(
         self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
     ) -> _T: ...
@@ -62,10 +64,3 @@ class ServedModel(Protocol):
     def start_draining(self) -> None: ...
 
     async def shutdown(self, grace_seconds: float = 0.0) -> bool: ...
-
-
-@runtime_checkable
-class RemotePins(Protocol):
-    """A `ServedModel` whose caches are elsewhere, and have their pins there."""
-
-    async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...

@@ -6,7 +6,9 @@ import gc
 import logging
 import re
 import threading
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp
+from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
@@ -53,12 +56,22 @@ class SlowlyWritten(DictTier):
         super().put_many(keys, blocks)
 
 
+class _Rows:
+    nbytes = 8
+    num_blocks = 0
+
+
+def around(tier: DictTier, clock: Callable[[], float] = time.monotonic) -> tuple[BlockWriter, BlockLoader]:
+    """What writes into a tier and reads from it, without a pool."""
+    stack, keys, rows = TierStack([tier]), PrefixKeys(b"model", b"", 16), cast(PoolRows, _Rows())
+    writer = BlockWriter(stack, keys, 8, 1 << 10)
+    return writer, BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), clock)
+
+
 def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     """Evicted and looked for a moment later, it was neither in the pool nor in the tier yet, and was computed again."""
     tier = SlowlyWritten()
-    stack, keys = TierStack([tier]), PrefixKeys(b"model", b"", 16)
-    writer = BlockWriter(stack, keys, 8, 1 << 10)
-    loader = BlockLoader(stack, writer, keys, _Rows(), lambda n, size: np.empty((n, size), np.uint8))
+    writer, loader = around(tier)
     tokens = bytes(range(64))
     assert writer.reserve(3)
     writer.put([PrefixBlocks("", tokens[:48], 0, 3)], lambda: np.ones((3, 8), np.uint8))
@@ -79,9 +92,7 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
 def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -> None:
     """After what was evicted first had been written it was looked for once more, and the rest was computed again."""
     tier = SlowlyWritten()
-    stack, keys = TierStack([tier]), PrefixKeys(b"model", b"", 16)
-    writer = BlockWriter(stack, keys, 8, 1 << 10)
-    loader = BlockLoader(stack, writer, keys, _Rows(), lambda n, size: np.empty((n, size), np.uint8))
+    writer, loader = around(tier)
     tokens = bytes(range(64))
     assert writer.reserve(4)
     writer.put([PrefixBlocks("", tokens[:32], 0, 2)], lambda: np.ones((2, 8), np.uint8))
@@ -108,11 +119,6 @@ def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -
     assert wanted.spans == [Span(0, 0, 4)]
     assert writer.stop(60)
     assert loader.stop(60)
-
-
-class _Rows:
-    nbytes = 8
-    num_blocks = 0
 
 
 class Hanging(SlowlyWritten):
@@ -178,10 +184,7 @@ def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: py
 def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of three had all of the time."""
     now, timeouts = [0.0], []
-    stack, keys = TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
-    writer = BlockWriter(stack, keys, 8, 1 << 10)
-    rows: Any = _Rows()
-    loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: now[0])
+    writer, loader = around(DictTier(), lambda: now[0])
 
     def hangs(worker: Worker, timeout: float) -> bool:
         timeouts.append(timeout)

@@ -39,7 +39,7 @@ def prompt(number: int, num_blocks: int) -> list[int]:
 def keep(pins: TenantPins, cache: PrefixCache, tenant: str, tokens: list[int], ttl: float = 300.0) -> int:
     if cache.match(tokens, tenant) < len(tokens):
         leave(cache, tokens, namespace=tenant)
-    return pins.keep(cache, tenant, tenant, tokens, ttl)
+    return pins.keep(tenant, tenant, tokens, ttl)
 
 
 def num_pinned(cache: PrefixCache, tenant: str) -> int:
@@ -47,7 +47,8 @@ def num_pinned(cache: PrefixCache, tenant: str) -> int:
 
 
 def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> None:
-    cache, pins = make_cache(160), TenantPins()
+    cache = make_cache(160)
+    pins = TenantPins(cache)
     for number in range(5):
         assert keep(pins, cache, "a", prompt(number, 8)) == 8 * BLOCK
         assert num_pinned(cache, "a") <= 20
@@ -59,7 +60,8 @@ def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> No
 
 
 def test_a_tenant_has_a_bounded_number_of_pins() -> None:
-    cache, pins = make_cache(4000), TenantPins()
+    cache = make_cache(4000)
+    pins = TenantPins(cache)
     for number in range(MAX_PINS + 10):
         assert keep(pins, cache, "a", prompt(number, 1)) == BLOCK
     assert len(cache.pins()) == MAX_PINS
@@ -67,7 +69,7 @@ def test_a_tenant_has_a_bounded_number_of_pins() -> None:
 
 def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> None:
     cache = PrefixCache(100, BLOCK, max_pinned_blocks=20)
-    pins = TenantPins()
+    pins = TenantPins(cache)
     # Each may have 5; an administrator has 14 of the 20.
     leave(cache, prompt(0, 14), namespace="admin")
     cache.pin(prompt(0, 14), "admin")
@@ -83,7 +85,8 @@ def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> 
 
 def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> None:
     clock = Clock()
-    cache, pins = make_cache(160, clock), TenantPins()
+    cache = make_cache(160, clock)
+    pins = TenantPins(cache)
     keep(pins, cache, "a", prompt(1, 2))
     clock.now = 200.0
     keep(pins, cache, "a", prompt(1, 4))
@@ -104,10 +107,11 @@ def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> Non
 
 
 def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
-    cache, pins = make_cache(160), TenantPins()
+    cache = make_cache(160)
+    pins = TenantPins(cache)
     for namespace in ("a", "a/salt"):
         leave(cache, prompt(1, 2), namespace=namespace)
-        assert pins.keep(cache, "a", namespace, prompt(1, 2), 300.0) == 2 * BLOCK
+        assert pins.keep("a", namespace, prompt(1, 2), 300.0) == 2 * BLOCK
     assert len(cache.pins()) == 2
     cache.clear("a/salt")
     assert [pin.namespace for pin in cache.pins()] == ["a"]

@@ -10,6 +10,7 @@ from support.tier_model import prefix_keys, random_blocks
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_index import SlotIndex
 
 KEYS = prefix_keys("ann", *range(6))
 BLOCKS = random_blocks(0, 6)
@@ -22,6 +23,12 @@ def put(tier: DiskTier, keys: list[BlockKey] = KEYS, blocks: Any = BLOCKS) -> No
     """Put blocks and wait until they are written or dropped."""
     tier.put_many(keys, blocks)
     assert tier.flush(600)
+
+
+def index_of(tmp_path: Path) -> SlotIndex:
+    """The index of the one folder, which no tier has open."""
+    (folder,) = tmp_path.glob("store/*")
+    return SlotIndex(folder, writable=True)
 
 
 def slot_file(tmp_path: Path) -> Path:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, index_of, put, slot_file
 from support.tier_model import BLOCK_SIZE, FORMAT, get, prefix_keys
 
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.slot_index import SlotIndex
 
 
 @pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["plain", "sealed"])
@@ -54,8 +53,7 @@ def test_a_slot_that_an_old_index_gives_to_another_block_is_a_miss(open_tier: Op
     tier = open_tier()
     put(tier)
     tier.close()
-    (folder,) = tmp_path.glob("store/*")
-    index = SlotIndex(folder, writable=True)
+    index = index_of(tmp_path)
     rows = index.all()
     index.commit([], [], [row.slot for row in rows])
     index.commit([row._replace(slot=(row.slot + 1) % 6) for row in rows], [], [])

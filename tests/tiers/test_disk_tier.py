@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, put, slot_file
+from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, index_of, put, slot_file
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys, random_blocks
 
 from radixkv.errors import StoreInUseError
@@ -158,8 +158,7 @@ def test_an_index_of_many_blocks_is_opened_whole(open_tier: OpenTier, tmp_path: 
     small = open_tier()
     put(small)
     small.close()
-    (folder,) = tmp_path.glob("store/*")
-    index = SlotIndex(folder, writable=True)
+    index = index_of(tmp_path)
     name = bytes(20)
     index.commit((IndexedBlock(s, s.to_bytes(20, "big"), name, s) for s in range(20_000)), [], [])
     index.close()

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from radixkv.async_llm import AsyncLLM
-from radixkv.engine.engine import Engine
 from radixkv.prompts import Prompt
 from radixkv.server.messages.prefixes import marked_prefixes
 from radixkv.server.messages.translation import SECONDS, Breakpoint
-from radixkv.server.served import RemotePins, ServedModel
+from radixkv.server.served import ServedModel
 
 
 class PrefixKeeper:
@@ -56,18 +54,7 @@ class PrefixKeeper:
         """
         if not self._prefixes:
             return 0, 0
-        namespace, kept = self._prompt.namespace, dict[float, int]()
-        if isinstance(self._llm, RemotePins):
-            keep = partial(self._llm.keep, self._tenant, namespace)
-            counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in self._prefixes.items()))
-            kept = dict(zip(self._prefixes, counts, strict=True))
-        elif isinstance(self._llm, AsyncLLM):
-
-            def pin(engine: Engine) -> dict[float, int]:
-                return {
-                    ttl: engine.tenant_pins.keep(engine.cache, self._tenant, namespace, prefix, ttl)
-                    for ttl, prefix in self._prefixes.items()
-                }
-
-            kept = await self._llm.call(pin)
+        keep = partial(self._llm.keep, self._tenant, self._prompt.namespace)
+        counts = await asyncio.gather(*(keep(prefix, ttl) for ttl, prefix in self._prefixes.items()))
+        kept = dict(zip(self._prefixes, counts, strict=True))
         return kept.get(SECONDS["5m"], 0), kept.get(SECONDS["1h"], 0)
