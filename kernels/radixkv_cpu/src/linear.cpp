@@ -21,34 +21,52 @@ namespace {
 // Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache. Whole blocks of rows.
 constexpr int64_t kRowChunk = 288;
 
-F32 activate(Activation kind, F32 x) {
-    switch (kind) {
-        case Activation::kSilu:
-            return x * sigmoid(x);
-        case Activation::kGeluTanh:
-            return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
-        case Activation::kGelu:
-            for (int i = 0; i < kLanes; i++) x[i] *= 0.5f * (1.0f + std::erf(x[i] * 0.70710678118654752f));
-            return x;
-        case Activation::kRelu:
-            return max(F32{}, x);  // in this order a NaN stays one
-        default:
-            return x;
-    }
+template <Activation KIND>
+F32 activate(F32 x) {
+    if constexpr (KIND == Activation::kSilu) return x * sigmoid(x);
+    if constexpr (KIND == Activation::kGeluTanh) return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    if constexpr (KIND == Activation::kGelu)
+        for (int i = 0; i < kLanes; i++) x[i] *= 0.5f * (1.0f + std::erf(x[i] * 0.70710678118654752f));
+    if constexpr (KIND == Activation::kRelu) return max(F32{}, x);  // in this order a NaN stays one
+    return x;
+}
+
+// A panel's features of some rows; `gates` are what the activation is of.
+template <typename T, Activation KIND>
+void write(const Linear& linear, int64_t first, int64_t rows, int64_t column, const float* gates, const float* sums) {
+    const int64_t outputs = linear.outputs, count = outputs - column;
+    const auto* bias = linear.bias ? static_cast<const T*>(linear.bias) + column : nullptr;
+    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + first * outputs + column : nullptr;
+    auto* out = static_cast<T*>(linear.out) + first * outputs + column;
+    const auto each = [&](auto&& load_some, auto&& store_some) {
+        for (int64_t row = 0; row < rows; row++)
+            for (int at = 0; at < kPanel; at += kLanes) {
+                F32 value = load(sums + row * kPanel + at);
+                if constexpr (KIND != Activation::kNone) value *= activate<KIND>(load(gates + row * kPanel + at));
+                if (bias) value += load_some(bias + at, count - at);
+                if (residual) value += load_some(residual + row * outputs + at, count - at);
+                store_some(out + row * outputs + at, value, count - at);
+            }
+    };
+    if (count >= kPanel)
+        each([](const T* from, int64_t) { return load(from); }, [](T* to, F32 value, int64_t) { store(to, value); });
+    else
+        each(load_part<T>, store_part<T>);
 }
 
 template <typename T>
-void write_row(const Linear& linear, int64_t row, int64_t column, const float* sums, const float* gate) {
-    auto* out = static_cast<T*>(linear.out) + row * linear.outputs + column;
-    const int64_t count = linear.outputs - column;
-    const auto* bias = linear.bias ? static_cast<const T*>(linear.bias) + column : nullptr;
-    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + row * linear.outputs + column : nullptr;
-    for (int at = 0; at < kPanel; at += kLanes) {
-        F32 value = load(sums + at);
-        if (gate) value *= activate(linear.activation, load(gate + at));
-        if (bias) value += load_part(bias + at, count - at);
-        if (residual) value += load_part(residual + at, count - at);
-        store_part(out + at, value, count - at);
+void write(const Linear& linear, int64_t first, int64_t rows, int64_t column, const float* gates, const float* sums) {
+    switch (linear.activation) {
+        case Activation::kSilu:
+            return write<T, Activation::kSilu>(linear, first, rows, column, gates, sums);
+        case Activation::kGeluTanh:
+            return write<T, Activation::kGeluTanh>(linear, first, rows, column, gates, sums);
+        case Activation::kGelu:
+            return write<T, Activation::kGelu>(linear, first, rows, column, gates, sums);
+        case Activation::kRelu:
+            return write<T, Activation::kRelu>(linear, first, rows, column, gates, sums);
+        default:
+            return write<T, Activation::kNone>(linear, first, rows, column, gates, sums);
     }
 }
 
@@ -110,11 +128,7 @@ void run(const Linear& linear) {
                 else
                     product.multiply(rows, x, linear.inputs, weights, linear.inputs, to);
             }
-            const float* last = sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel;
-            for (int64_t row = 0; row < rows; row++) {
-                const float* gate = gated ? sums.get() + row * kPanel : nullptr;
-                write_row<T>(linear, first + row, unit * kPanel, last + row * kPanel, gate);
-            }
+            write<T>(linear, first, rows, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel);
         }
     }
 }
