@@ -40,14 +40,14 @@ demo: $(MODEL)
 # All that is downloaded or made once.
 prepare: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 
-# Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and kernels that are compiled need
-# a process without it. One thread each: small models gain nothing from a second. A worker more than two cores need: some wait
-# for a browser or a server.
+# Three runs side by side: Triton's interpreter must be chosen before Triton is imported, and coverage measures the cache alone.
+# One thread each: small models gain nothing from a second. Two workers: each more spends 30 seconds on importing everything.
 test: $(MODEL) $(BROWSER) $(KEY_VALUE_SERVER)
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-others test-interpreted test-covered
 
 test-others:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+		--ignore=tests/kernels/interpreter
 
 # Coverage takes three times what it measures, and what random runs reach, few of them reach: without the machines of
 # policies and the longest simulation, and with the fewest examples elsewhere.
@@ -55,7 +55,6 @@ test-covered:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cache --ignore=tests/cache/test_eviction.py \
 		--hypothesis-profile=mutation -m "not slow" -k "not at_any_pace" --cov=radixkv/cache --cov-branch --cov-fail-under=98 \
 		--cov-report=term:skip-covered
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/interpreter
 
 test-interpreted:
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreter

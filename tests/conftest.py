@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,9 @@ from hypothesis import Phase, settings
 
 if TYPE_CHECKING:
     from radixkv.llm import LLM
+
+# Read once, when torch is loaded. On a small machine, spinning threads of several processes would only block each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # They need packages of their own: `make clients`.
 collect_ignore = ["clients"]
@@ -81,10 +86,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFilesAndServer(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """Garbage collection leaves out what stays anyway: the modules, which hold two million objects."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules hold two million objects: garbage collection waits until all are imported, and leaves them out from then on.
+
+    Processes that tests start are forked from here.
+    """
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.enable()
     gc.collect()
     gc.freeze()
+    if "support.preloaded_process" in sys.modules:
+        from support.preloaded_process import fork_preloaded
+
+        fork_preloaded()
+    return result
 
 
 def pytest_sessionfinish() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 import yaml
@@ -86,6 +85,8 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture
 def readers_machine(llm: radixkv.LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """``LLM()`` is the default model, which tests load once, and the server listens where the page says."""
+    import anthropic  # here, since it takes seven seconds: collecting these tests needs it not
+
     load, open_ai, claude = radixkv.LLM, openai.OpenAI, anthropic.Anthropic
 
     def load_once(model: Any = None, **options: Any) -> radixkv.LLM:

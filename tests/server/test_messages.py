@@ -1,16 +1,18 @@
-"""`/v1/messages`: Anthropic's form of requests, answers, streams and errors."""
+"""`/v1/messages`: Anthropic's form of requests, answers, streams and errors.
+
+Anthropic's package takes seven seconds to import, so only the process that runs these tests does so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from functools import cache
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter, ValidationError
 from support.in_process_server import make_service, serve
 
@@ -22,15 +24,23 @@ from radixkv.server.messages.translation import as_chat_request
 from radixkv.server.tenants import Tenants
 from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 QUESTION = {"role": "user", "content": "Name three colours."}
 BODY: dict[str, Any] = {"model": "model", "max_tokens": 12, "temperature": 0, "messages": [QUESTION]}
+
+
+@cache
+def stream_event() -> TypeAdapter[Any]:
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
 
 
 async def create(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     response = await client.post("/v1/messages", json={**BODY, **fields})
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
+    from anthropic.types import Message
+
     Message.model_validate(body)  # Anthropic's own model
     return body
 
@@ -43,7 +53,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         if event["type"] != "ping":
-            EVENT.validate_python(event)
+            stream_event().validate_python(event)
             events.append(event)
     return events
 
@@ -201,6 +211,8 @@ def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pyt
 
 
 def test_anthropic_s_own_client(llm: LLM) -> None:
+    import anthropic
+
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             app = create_app(make_service(engine, tenants=Tenants(["ann"])), max_body_bytes=1 << 20)
@@ -361,7 +373,7 @@ def test_pieces_become_blocks_and_their_events() -> None:
     events = [event.model_dump() for piece in pieces for event in content.add(piece)]
     events += [event.model_dump() for event in content.end()]
     for event in events:
-        EVENT.validate_python(event)
+        stream_event().validate_python(event)
     assert [(event["type"].removeprefix("content_block_"), event["index"]) for event in events] == [
         *[("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)],
         *[("start", 1), ("delta", 1), ("stop", 1)],

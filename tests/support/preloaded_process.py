@@ -2,15 +2,20 @@
 
 They are forked from one process that has imported it, has no threads, and runs nothing else: signals, exit statuses and
 standard streams are those of any process. Where starting is the subject, tests start Python itself.
+
+That one is itself a fork of the tests' process, made before the first test: importing everything again takes ten seconds.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import os
 import subprocess
 import sys
-from functools import cache
-from multiprocessing import forkserver
+import warnings
+from collections.abc import Sequence
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from tempfile import TemporaryFile
@@ -33,12 +38,31 @@ _PRELOADED = [
 COMMAND_LINE = "from radixkv.cli.main import main; main()"
 
 
-@cache
-def _preload() -> None:
+def fork_preloaded() -> None:
+    """Fork the process from which the others are forked; to be called while this one has neither threads nor open work."""
     forkserver.set_forkserver_preload(_PRELOADED)
-    # Read once, when torch is loaded. On a small machine, spinning threads of several processes would only block each other.
-    with patch.dict(os.environ, OMP_WAIT_POLICY="passive"):
+    with patch.object(util, "spawnv_passfds", _fork):
         forkserver.ensure_running()
+
+
+def _fork(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """Stands in for a new Python that would run ``arguments[-1]`` and keep these file descriptors."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        # As in a new process, and not as pytest wants them. Its files are closed, so that none stays open after it.
+        faulthandler.disable()
+        logging.getLogger().handlers.clear()
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        kept = sorted({0, 1, 2, *descriptors})
+        for previous, following in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(previous + 1, following)
+        exec(arguments[-1], {"__name__": "__main__"})
+    finally:  # nothing may reach the tests' own stack, whose process this is not
+        os._exit(0)
 
 
 class PreloadedProcess:
@@ -51,7 +75,6 @@ class PreloadedProcess:
     def __init__(
         self, program: str, *arguments: str, stdin: int = 0, stdout: int | None = None, stderr: int = 2
     ) -> None:
-        _preload()
         reader, writer = os.pipe() if stdout is None else (None, stdout)
         streams = (stdin, writer, stderr)
         self._process = _StartedProcess(streams, program, arguments)
