@@ -31,6 +31,7 @@ from radixkv.engine.first_groups import first_groups
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
+from radixkv.engine.pins import Pins
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
@@ -119,7 +120,8 @@ class Engine:
             events=events,
             observers=observers,
         )
-        self.tenant_pins = TenantPins(self.cache)
+        self.pins = Pins(self.cache, self.tiers)
+        self.tenant_pins = TenantPins(self.pins)
         self.scheduler = Scheduler(
             self.cache,
             config.max_num_batched_tokens,
@@ -336,6 +338,7 @@ class Engine:
                 self._requests.discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._requests.finish(request)
+                self.pins.restore(request, self.tenant_pins.keep)
         return touched
 
     @contextmanager

@@ -17,6 +17,7 @@ from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.namespace_secret import find_secret, is_server
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
+from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
 
 # Of tiers whose size is not known here.
@@ -34,6 +35,7 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
     """
     fingerprint = block_fingerprint(loaded, pool)
     capacities = [_MANY_BLOCKS]
+    pins: StoredPins | None = None
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
     key = None
@@ -59,12 +61,13 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
             opened.callback(disk.close)
             tiers.append(disk)
             capacities.append(size // pool.block_nbytes)
+            pins = None if config.disk_cache_read_only else disk.pins
         if config.shared_cache is not None:
             shared = SharedTier(_shared_store(config), block_format, key=key)
             opened.callback(shared.close)
             tiers.append(shared)
         tiers += config.tiers
-        made = KVTiers(pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy)
+        made = KVTiers(pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy, pins)
         opened.pop_all()
         return made
 

@@ -20,6 +20,7 @@ from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.slot_reader import SlotReader, runs_of
 from radixkv.tiers.stats import StoreCounters, StoreStats
+from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import BlockBytes
 
 # What a disk does when it fails.
@@ -43,6 +44,7 @@ class DiskTier:
 
     Attributes:
         medium: "disk".
+        pins: that this store remembers.
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
@@ -89,6 +91,7 @@ class DiskTier:
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
         self._opened: OpenStore | None = None
+        self.pins = StoredPins(self._codec, self._write_pins_soon)
         try:
             self._opened = self._open()
         except MediumErrors as error:
@@ -153,12 +156,14 @@ class DiskTier:
             with self._lock:
                 gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
                 slots = [self._entries.pop(digest).slot for digest in gone]
+                self.pins.clear(namespace)
                 self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
             if self._opened is None:
                 self._uncleared.add(namespace)
             else:
                 try:
                     self._opened.index.clear(namespace)
+                    self.pins.commit(self._opened.index)
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
@@ -178,6 +183,7 @@ class DiskTier:
                 try:
                     with self._index_lock:
                         self._commit(self._opened, [])
+                        self.pins.commit(self._opened.index)
                 except MediumErrors as error:
                     self._failed(self._writes, error)
             self._opened.close()
@@ -189,7 +195,7 @@ class DiskTier:
         if self._read_only:
             return open_to_read(self._root, self._codec, self._slot_bytes)
         opened, entries, self._free = open_to_write(
-            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared
+            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared, self.pins
         )
         self._uncleared.clear()
         with self._lock:
@@ -277,6 +283,7 @@ class DiskTier:
             if self._writes.ready:
                 written = self._write_slots(batch)
                 self._writes.worked()
+            self._write_pins()  # those that could not be written before
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
         self._counters.add(
@@ -326,6 +333,19 @@ class DiskTier:
         self._stale.update(gone)
         opened.index.commit(blocks, used, self._stale)
         self._stale.clear()
+
+    def _write_pins_soon(self) -> None:
+        if self._writer is not None:
+            self._writer.call(self._write_pins)
+
+    def _write_pins(self) -> None:
+        if self._opened is None or not self._writes.ready:
+            return
+        try:
+            with self._index_lock:
+                self.pins.commit(self._opened.index)
+        except MediumErrors as error:
+            self._failed(self._writes, error)
 
     def _allocate(self, opened: OpenStore, count: int) -> list[int]:
         """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""

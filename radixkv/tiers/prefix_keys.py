@@ -41,6 +41,10 @@ class PrefixKeys:
         """What `BlockKey.namespace` is for prefixes of a namespace."""
         return self._digest(namespace_group(namespace))
 
+    def namespace(self, namespace: str) -> bytes:
+        """Names one namespace, apart from all others of its group."""
+        return self._digest(namespace)
+
     def of(self, namespace: str, tokens: bytes) -> list[BlockKey]:
         """The keys of the whole blocks of a prefix.
 
