@@ -99,7 +99,8 @@ class Engine:
 
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
-        self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
+        publish = None if self._publisher is None else self._publisher.publish
+        self.tiers = open_tiers(config, loaded, self.pool, publish) if config.has_tiers else None
         if self.tiers is not None:
             # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
             # does not keep the process.

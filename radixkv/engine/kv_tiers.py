@@ -39,6 +39,7 @@ from radixkv.tiers.stack import TierStack
 from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier_events import TierEvents
 from radixkv.tiers.writer import BlockWriter
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class KVTiers:
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
         pins: that a disk remembers, where there is one that is written.
+        events: of what tiers hold; None: nobody wants them.
         clock: seconds.
     """
 
@@ -109,13 +111,14 @@ class KVTiers:
         secret: bytes,
         policy: CacheWritePolicy,
         pins: StoredPins | None = None,
+        events: TierEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         block_bytes = pool.block_size * TOKEN_BYTES
         self._clock = clock
         self._pins = pins
         self._rows = BlockRows(pool)
-        self._keys = PrefixKeys(fingerprint, secret, block_bytes)
+        self._keys = PrefixKeys(fingerprint, secret, block_bytes, events)
         self._stack = TierStack(tiers)
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
