@@ -223,6 +223,8 @@ class LLM:
     ) -> Pin:
         """Keep a prompt from eviction, for ``ttl`` seconds or until `unpin`. Its uncached part is computed now.
 
+        With ``disk_cache``, it is pinned after a restart too, from when it is used again; to pin it again replaces that.
+
         Raises:
             PinQuotaExceeded: half of all blocks would be pinned.
         """
@@ -232,7 +234,7 @@ class LLM:
         with self._engine_lock:
             if cache.match(single.token_ids, single.namespace) < whole:
                 self._run([self._make_request(single, SamplingParams(max_tokens=1, temperature=0.0))], use_tqdm=False)
-            return cache.pin(single.token_ids, single.namespace, ttl)
+            return self.engine.pins.pin(single.token_ids, single.namespace, ttl)
 
     def pins(self) -> list[Pin]:
         """The pins that are in force."""
@@ -242,7 +244,7 @@ class LLM:
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prompt be evicted again."""
         with self._engine_lock:
-            self.engine.cache.release(pin)
+            self.engine.pins.release(pin)
 
     def inspect(self) -> CacheSnapshot:
         """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""

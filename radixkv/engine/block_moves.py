@@ -130,6 +130,16 @@ class BlockMoves(TreeObserver):
         if self._policy != "write-back" and table.node is not None:
             self._want(table.node)
 
+    def want_prefix(self, tokens: bytes, namespace: str) -> None:
+        """Whatever the policy, what is cached of a prefix goes down.
+
+        Args:
+            tokens: of whole blocks, encoded.
+            namespace: of the prefix.
+        """
+        hashes = next_hashes(namespace_hash(namespace), tokens, self._block_bytes)
+        self._wanted.append(_Wanted(namespace, tokens, hashes, 0))
+
     def loaded(self, table: BlockTable) -> None:
         """What the table holds beyond what it had from the tree was loaded: it is below."""
         if table.node is not None:

@@ -31,6 +31,7 @@ from radixkv.engine.first_groups import first_groups
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
+from radixkv.engine.pins import Pins
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
@@ -98,7 +99,8 @@ class Engine:
 
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
-        self.tiers = open_tiers(config, loaded, self.pool) if config.has_tiers else None
+        publish = None if self._publisher is None else self._publisher.publish
+        self.tiers = open_tiers(config, loaded, self.pool, publish) if config.has_tiers else None
         if self.tiers is not None:
             # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
             # does not keep the process.
@@ -119,7 +121,8 @@ class Engine:
             events=events,
             observers=observers,
         )
-        self.tenant_pins = TenantPins(self.cache)
+        self.pins = Pins(self.cache, self.tiers)
+        self.tenant_pins = TenantPins(self.pins)
         self.scheduler = Scheduler(
             self.cache,
             config.max_num_batched_tokens,
@@ -336,6 +339,7 @@ class Engine:
                 self._requests.discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._requests.finish(request)
+                self.pins.restore(request, self.tenant_pins.keep)
         return touched
 
     @contextmanager

@@ -37,7 +37,9 @@ from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.stats import StoreStats
+from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier_events import TierEvents
 from radixkv.tiers.writer import BlockWriter
 
 _log = logging.getLogger(__name__)
@@ -95,6 +97,8 @@ class KVTiers:
         fingerprint: see `block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
+        pins: that a disk remembers, where there is one that is written.
+        events: of what tiers hold; None: nobody wants them.
         clock: seconds.
     """
 
@@ -106,12 +110,15 @@ class KVTiers:
         fingerprint: bytes,
         secret: bytes,
         policy: CacheWritePolicy,
+        pins: StoredPins | None = None,
+        events: TierEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         block_bytes = pool.block_size * TOKEN_BYTES
         self._clock = clock
+        self._pins = pins
         self._rows = BlockRows(pool)
-        self._keys = PrefixKeys(fingerprint, secret, block_bytes)
+        self._keys = PrefixKeys(fingerprint, secret, block_bytes, events)
         self._stack = TierStack(tiers)
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
@@ -136,6 +143,25 @@ class KVTiers:
         """Of the cache in use."""
         assert self._loads is not None, "use_cache comes first"
         return self._loads
+
+    @property
+    def pins(self) -> StoredPins | None:
+        """Those that outlive the process; None: nothing remembers any."""
+        return None if self._closed else self._pins
+
+    def names_of(self, namespace: str) -> tuple[bytes, bytes]:
+        """What a namespace is called below the pool: its group, and the namespace itself."""
+        return self._keys.group(namespace), self._keys.namespace(namespace)
+
+    def send_prefix(self, tokens: bytes, namespace: str) -> None:
+        """Have a cached prefix written, whatever the policy.
+
+        Args:
+            tokens: of whole blocks, encoded.
+            namespace: of the prefix.
+        """
+        if not self._closed:
+            self.moves.want_prefix(tokens, namespace)
 
     @property
     def totals(self) -> TierTotals:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from radixkv.cache import CacheEvent
 from radixkv.config import EngineConfig, parse_size
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
@@ -17,14 +19,31 @@ from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.namespace_secret import find_secret, is_server
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
+from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
+from radixkv.tiers.tier_events import TierEvents
 
+# What events call tiers, in the terms of vLLM and of Dynamo: a CPU's pool is "CPU" itself.
+_HOST_MEDIUM = "CPU"
+_HOST_MEDIUM_BELOW_CPU = "CPU_PINNED"
+_DISK_MEDIUM = "DISK"
 # Of tiers whose size is not known here.
 _MANY_BLOCKS = 1 << 20
 
 
-def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTiers:
+def open_tiers(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    pool: KVPool,
+    publish: Callable[[Sequence[CacheEvent]], None] | None = None,
+) -> KVTiers:
     """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
+
+    Args:
+        config: asks for them.
+        loaded: the model.
+        pool: below which they are.
+        publish: takes events of what host memory and the disk hold; any thread calls it. None: nobody wants them.
 
     Raises:
         ImportError: a key needs cryptography, or a server redis, and that is not installed.
@@ -34,6 +53,8 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
     """
     fingerprint = block_fingerprint(loaded, pool)
     capacities = [_MANY_BLOCKS]
+    pins: StoredPins | None = None
+    events = None if publish is None else TierEvents(pool.block_size, publish)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
     key = None
@@ -48,8 +69,10 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
     with ExitStack() as opened:  # of several, the first are closed if a later one cannot be opened
         tiers: list[Tier] = []
         if config.host_cache_size is not None:
-            allocate = pinned_memory if loaded.device.type == "cuda" else None
+            on_gpu = loaded.device.type == "cuda"
+            allocate = pinned_memory if on_gpu else None
             host = HostTier(parse_size("host_cache_size", config.host_cache_size), pool.block_nbytes, allocate)
+            host.observer = None if events is None else events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
             tiers.append(host)
             capacities.append(host.capacity)
         if config.disk_cache is not None:
@@ -57,14 +80,18 @@ def open_tiers(config: EngineConfig, loaded: LoadedModel, pool: KVPool) -> KVTie
             size = parse_size("disk_cache_size", config.disk_cache_size)
             disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
             opened.callback(disk.close)
+            disk.table.observer = None if events is None else events.of(_DISK_MEDIUM)
             tiers.append(disk)
             capacities.append(size // pool.block_nbytes)
+            pins = None if config.disk_cache_read_only else disk.pins
         if config.shared_cache is not None:
             shared = SharedTier(_shared_store(config), block_format, key=key)
             opened.callback(shared.close)
             tiers.append(shared)
         tiers += config.tiers
-        made = KVTiers(pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy)
+        made = KVTiers(
+            pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy, pins, events
+        )
         opened.pop_all()
         return made
 

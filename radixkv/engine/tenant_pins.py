@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.cache import Pin, PinQuotaExceeded, PrefixCache
+from radixkv.cache import Pin, PinQuotaExceeded
+from radixkv.engine.pins import Pins
 
 MAX_PINS = 64
 # Of the blocks that may be pinned at all, by default half of the cache's.
@@ -43,15 +44,16 @@ class TenantPins:
     A pin that continues an earlier one, as the turns of a chat do, takes its place. Blocks that two pins share count twice.
 
     Args:
-        cache: in which they are pinned.
+        pins: all pins of the cache in which they are.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
+    def __init__(self, pins: Pins) -> None:
+        self._pins = pins
+        self._cache = pins.cache
         # By tenant, the oldest first.
         self._kept: dict[str, list[_Kept]] = {}
 
-    def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
+    def keep(self, tenant: str, namespace: str, token_ids: Sequence[int] | NDArray[np.int32], ttl: float) -> int:
         """Keep the cached part of a prefix from eviction.
 
         Args:
@@ -90,7 +92,7 @@ class TenantPins:
         num_blocks = self._num_blocks(tenant) + len(tokens) // self._cache.block_size
         while True:
             try:
-                return self._cache.pin(tokens, namespace, ttl)
+                return self._pins.pin(tokens, namespace, ttl, by_tenant=True)
             except PinQuotaExceeded:
                 greediest = max(self._kept, key=self._num_blocks)
                 if self._num_blocks(greediest) <= num_blocks:
@@ -104,7 +106,7 @@ class TenantPins:
         self._kept = {tenant: own for tenant, own in kept.items() if own}
 
     def _release(self, tenant: str, kept: _Kept) -> None:
-        self._cache.release(kept.pin)
+        self._pins.release(kept.pin)
         self._kept[tenant].remove(kept)
 
     def _num_blocks(self, tenant: str) -> int:

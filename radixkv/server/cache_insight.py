@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cache import Pin, PinQuotaExceeded
+from radixkv.cache import PinQuotaExceeded
 from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
@@ -49,15 +48,16 @@ class PinRequest(StrictModel):
 
 
 class PinState(BaseModel):
-    """An active pin."""
+    """A pin; not active is one from before a restart whose prompt was not used since, or of less than a block of tokens."""
 
     id: str
     tokens: int
     expires_in: float | None
+    active: bool
 
 
 class PinList(BaseModel):
-    """The active pins."""
+    """The pins."""
 
     pins: list[PinState]
 
@@ -65,20 +65,11 @@ class PinList(BaseModel):
 def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     """The endpoints for one engine; all need the admin key."""
     router = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
-    pin_numbers = itertools.count()
-    # By pin id; accessed on the engine's thread only.
-    pins: dict[str, Pin] = {}
 
-    def active_pins(engine: Engine) -> list[PinState]:
-        active = set(engine.cache.pins())
-        for pin_id in [pin_id for pin_id, pin in pins.items() if pin not in active]:
-            del pins[pin_id]
-        now = engine.cache.now()
+    def listed(engine: Engine) -> list[PinState]:
         return [
-            PinState(
-                id=pin_id, tokens=pin.num_tokens, expires_in=None if pin.expires_at is None else pin.expires_at - now
-            )
-            for pin_id, pin in pins.items()
+            PinState(id=pin.name, tokens=pin.num_tokens, expires_in=pin.expires_in, active=pin.active)
+            for pin in engine.pins.listed()
         ]
 
     @router.get("/snapshot")
@@ -90,8 +81,8 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
 
     @router.get("/pins")
     async def list_pins() -> PinList:
-        """The active pins."""
-        return PinList(pins=await llm.call(active_pins))
+        """The pins, with those from before a restart that are not in force yet."""
+        return PinList(pins=await llm.call(listed))
 
     @router.post("/pins")
     async def pin(body: PinRequest) -> PinState:
@@ -109,12 +100,9 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
             stream.close()
 
         def create_pin(engine: Engine) -> PinState:
-            pin_id = f"pin-{next(pin_numbers)}"
-            pins[pin_id] = engine.cache.pin(prompt.token_ids, prompt.namespace, body.ttl)
-            return next(
-                (state for state in active_pins(engine) if state.id == pin_id),
-                PinState(id=pin_id, tokens=0, expires_in=body.ttl),
-            )
+            pin = engine.pins.pin(prompt.token_ids, prompt.namespace, body.ttl)
+            name = engine.pins.name_of(pin) or ""
+            return PinState(id=name, tokens=pin.num_tokens, expires_in=body.ttl, active=not pin.released)
 
         try:
             return await llm.call(create_pin)
@@ -126,12 +114,7 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
         """Make a pinned prompt evictable again; returns the pins that are left."""
 
         def release_pin(engine: Engine) -> list[PinState] | None:
-            active_pins(engine)
-            pin = pins.pop(name, None)
-            if pin is None:
-                return None
-            engine.cache.release(pin)
-            return active_pins(engine)
+            return listed(engine) if engine.pins.release_named(name) else None
 
         left = await llm.call(release_pin)
         if left is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,9 @@ from radixkv.tiers.open_store import OpenStore, open_to_read, open_to_write
 from radixkv.tiers.record import RecordCodec, Verdict
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.slot_reader import SlotReader, runs_of
+from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters, StoreStats
+from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import BlockBytes
 
 # What a disk does when it fails.
@@ -43,6 +44,8 @@ class DiskTier:
 
     Attributes:
         medium: "disk".
+        pins: that this store remembers.
+        table: of its blocks; of a store that is only read, it is empty.
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
@@ -76,11 +79,8 @@ class DiskTier:
         self._reads = Backoff(f"reading {root}", clock)
         self._writes = Backoff(f"writing {root}", clock)
         self._growth = Backoff(f"taking more space for {root}", clock)
-        # Held where the entries and what belongs to them change, which takes microseconds.
-        self._lock = threading.Condition()
-        self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()
-        self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
-        self._gone: list[int] = []  # slots of entries that proved wrong
+        self.table = SlotTable()
+        self._lock = threading.Condition()  # of what follows
         self._num_reading = 0
         self._closed = False
         # Held around transactions of the index, so that a cleared block is not committed afterwards.
@@ -89,6 +89,7 @@ class DiskTier:
         self._stale: set[int] = set()  # slots of which the index may say what is no longer so
         self._free: list[int] = []  # the writer's own
         self._opened: OpenStore | None = None
+        self.pins = StoredPins(self._codec, self._write_pins_soon)
         try:
             self._opened = self._open()
         except MediumErrors as error:
@@ -105,7 +106,7 @@ class DiskTier:
         """How many blocks there are; of a store that is only read, at some time."""
         opened = self._opened
         if not self._read_only:
-            return len(self._entries)
+            return len(self.table)
         with self._index_lock:
             return len(opened.index) if opened else 0
 
@@ -137,10 +138,8 @@ class DiskTier:
         if self._writer is None:
             return
         # What is there must not make room for the rest of its prefix.
-        self._touch(keys)
-        with self._lock:
-            rows = [row for row, key in enumerate(keys) if key.digest not in self._entries]
-        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, rows))
+        self.table.touch(keys)
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys)))
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
@@ -150,15 +149,15 @@ class DiskTier:
         if self._writer is None:
             return
         with self._index_lock:
-            with self._lock:
-                gone = [digest for digest, e in self._entries.items() if namespace in (None, e.namespace)]
-                slots = [self._entries.pop(digest).slot for digest in gone]
-                self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
+            slots = self.table.clear(namespace)
+            self.pins.clear(namespace)
+            self._writer.cancel(namespace, self._release_all if namespace is None else partial(self._erase, slots))
             if self._opened is None:
                 self._uncleared.add(namespace)
             else:
                 try:
                     self._opened.index.clear(namespace)
+                    self.pins.commit(self._opened.index)
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
@@ -178,6 +177,7 @@ class DiskTier:
                 try:
                     with self._index_lock:
                         self._commit(self._opened, [])
+                        self.pins.commit(self._opened.index)
                 except MediumErrors as error:
                     self._failed(self._writes, error)
             self._opened.close()
@@ -189,11 +189,10 @@ class DiskTier:
         if self._read_only:
             return open_to_read(self._root, self._codec, self._slot_bytes)
         opened, entries, self._free = open_to_write(
-            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared
+            self._root, self._codec, self._slot_bytes, self._capacity, self._uncleared, self.pins
         )
         self._uncleared.clear()
-        with self._lock:
-            self._entries = entries
+        self.table.fill(entries)
         return opened
 
     # Reading
@@ -219,14 +218,7 @@ class DiskTier:
                 self._failed(self._reads, error)
                 return []
             return list(zip(keys, rows, strict=False))
-        found = []
-        with self._lock:
-            for key in keys:
-                entry = self._entries.get(key.digest)
-                if entry is None:
-                    break
-                found.append((key, entry))
-        return found
+        return self.table.find(keys)
 
     def _get(self, opened: OpenStore, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         found = self._find(opened, keys)
@@ -237,36 +229,8 @@ class DiskTier:
         if count:
             self._reads.worked()
         if not self._read_only:
-            self._settle(found, verdicts, count)
+            self._counters.add(corrupt_blocks=self.table.settle(found, verdicts, count))
         return count
-
-    def _settle(
-        self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
-    ) -> None:
-        """What was right was used now; what was wrong is forgotten, unless another block took its slot meanwhile.
-
-        Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
-        """
-        self._touch([key for key, _ in found[:count]])
-        corrupt = 0
-        with self._lock:
-            for row, ((key, entry), verdict) in enumerate(zip(found, verdicts, strict=True)):
-                wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
-                if wrong and self._entries.get(key.digest) is entry:
-                    del self._entries[key.digest]
-                    self._gone.append(entry.slot)
-                    corrupt += verdict is Verdict.CORRUPT
-        self._counters.add(corrupt_blocks=corrupt)
-
-    def _touch(self, prefix: Sequence[BlockKey]) -> None:
-        """They were used now: the first last, for without the first blocks of a prefix the others are of no use."""
-        now = time.time()
-        with self._lock:
-            for key in reversed(prefix):
-                entry = self._entries.get(key.digest)
-                if entry is not None:
-                    self._entries.move_to_end(key.digest)
-                    self._used[entry.slot] = now
 
     # Writing: in the writer's thread
 
@@ -277,6 +241,7 @@ class DiskTier:
             if self._writes.ready:
                 written = self._write_slots(batch)
                 self._writes.worked()
+            self._write_pins()  # those that could not be written before
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
         self._counters.add(
@@ -306,10 +271,9 @@ class DiskTier:
                 kept = [(pending, slot) for pending, slot in placed if not pending.cancelled]
                 blocks = [IndexedBlock(slot, p.key.digest, p.key.namespace, now) for p, slot in kept]
                 self._commit(opened, blocks)
-                with self._lock:
-                    self._entries.update((block.digest, block) for block in blocks)
+                self.table.add([pending.key for pending, _ in kept], blocks)
             for pending, _ in kept:
-                self._touch(pending.prefix)
+                self.table.touch(pending.prefix)
         except BaseException:
             self._free += slots
             raise
@@ -318,14 +282,24 @@ class DiskTier:
         return kept
 
     def _commit(self, opened: OpenStore, blocks: Sequence[IndexedBlock]) -> None:
-        with self._lock:
-            used = [(when, slot) for slot, when in self._used.items()]
-            gone, self._gone = self._gone, []
-            self._used.clear()
+        used, gone = self.table.take_changes()
         self._free += gone
         self._stale.update(gone)
         opened.index.commit(blocks, used, self._stale)
         self._stale.clear()
+
+    def _write_pins_soon(self) -> None:
+        if self._writer is not None:
+            self._writer.call(self._write_pins)
+
+    def _write_pins(self) -> None:
+        if self._opened is None or not self._writes.ready:
+            return
+        try:
+            with self._index_lock:
+                self.pins.commit(self._opened.index)
+        except MediumErrors as error:
+            self._failed(self._writes, error)
 
     def _allocate(self, opened: OpenStore, count: int) -> list[int]:
         """So many slots in ascending order, or as many as there are in all: free ones, new ones, those used longest ago."""
@@ -340,13 +314,9 @@ class DiskTier:
             self._free += range(first, opened.files.num_slots)
         self._free.sort(reverse=True)
         slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        with self._lock:
-            while len(slots) < count and self._entries:
-                _, entry = self._entries.popitem(last=False)
-                self._used.pop(entry.slot, None)
-                slots.append(entry.slot)
-                self._counters.add(evicted_blocks=1)
-        return sorted(slots)
+        evicted = self.table.evict(count - len(slots))
+        self._counters.add(evicted_blocks=len(evicted))
+        return sorted(slots + evicted)
 
     def _erase(self, slots: list[int]) -> None:
         opened = self._opened
@@ -363,9 +333,7 @@ class DiskTier:
         opened = self._opened
         if opened is None:
             return
-        with self._lock:
-            self._gone.clear()
-            self._used.clear()
+        self.table.take_changes()
         self._free.clear()
         try:
             opened.files.shrink(0)

@@ -12,6 +12,7 @@ import numpy as np
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes
+from radixkv.tiers.tier_events import TierObserver
 
 Allocate = Callable[[int, int], BlockBytes]
 
@@ -25,6 +26,9 @@ class HostTier:
         allocate: makes the array of ``(blocks, bytes of a block)``, for a GPU in pinned memory. By default ordinary memory,
             which the operating system hands out as it is written.
         clock: seconds, for statistics.
+
+    Attributes:
+        observer: is told what is there; None: nobody is.
 
     Raises:
         ValueError: not one block fits.
@@ -44,6 +48,7 @@ class HostTier:
             raise ValueError(
                 f"host_cache_size: expected at least {block_nbytes} bytes, the size of a block, got {capacity_bytes}"
             )
+        self.observer: TierObserver | None = None
         self._rows = (allocate or _ordinary_memory)(capacity, block_nbytes)
         self._free = list(range(capacity - 1, -1, -1))
         # By digest, least recently used first: the row, and what it was put under.
@@ -84,7 +89,8 @@ class HostTier:
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `Tier.put_many`."""
-        began, written, evicted = self._clock(), 0, 0
+        began, evicted = self._clock(), list[bytes]()
+        written: list[BlockKey] = []
         with self._lock:
             # Of more than fit, the first: without them the others could not be found.
             fitting = list(zip(keys, blocks, strict=True))[: self.capacity]
@@ -95,26 +101,33 @@ class HostTier:
                 if self._free:
                     row = self._free.pop()
                 else:
-                    row = self._entries.popitem(last=False)[1][0]
-                    evicted += 1
+                    digest, (row, _) = self._entries.popitem(last=False)
+                    evicted.append(digest)
                 self._rows[row] = block
-                written += 1
+                written.append(key)
                 self._entries[key.digest] = (row, key)
         self._counters.add(
-            written_blocks=written,
-            written_bytes=written * self._rows.shape[1],
+            written_blocks=len(written),
+            written_bytes=len(written) * self._rows.shape[1],
             write_seconds=self._clock() - began,
             dropped_blocks=len(keys) - len(fitting),
-            evicted_blocks=evicted,
+            evicted_blocks=len(evicted),
         )
+        if self.observer is not None:
+            self.observer.on_removed(evicted)
+            self.observer.on_stored(written[::-1])
 
     def clear(self, namespace: bytes | None = None) -> None:
         """See `Tier.clear`."""
+        cleared = []
         with self._lock:
             for digest, (row, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
                     del self._entries[digest]
                     self._free.append(row)
+                    cleared.append(digest)
+        if self.observer is not None:
+            self.observer.on_removed(cleared)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Nothing waits here."""

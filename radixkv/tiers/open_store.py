@@ -14,6 +14,7 @@ from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.store_folder import FolderLock, make_store_folder
+from radixkv.tiers.stored_pins import StoredPins
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,12 @@ def open_to_read(root: Path, codec: RecordCodec, slot_bytes: int) -> OpenStore:
 
 
 def open_to_write(
-    root: Path, codec: RecordCodec, slot_bytes: int, capacity: int, cleared: Iterable[bytes | None]
+    root: Path,
+    codec: RecordCodec,
+    slot_bytes: int,
+    capacity: int,
+    cleared: Iterable[bytes | None],
+    pins: StoredPins,
 ) -> tuple[OpenStore, OrderedDict[bytes, IndexedBlock], list[int]]:
     """Open a store, made if it is not there, as the one process that writes it.
 
@@ -71,6 +77,7 @@ def open_to_write(
         slot_bytes: of a slot.
         capacity: slots; the space of those beyond is given back.
         cleared: namespaces that are to be forgotten, None: all.
+        pins: are given those of the store.
 
     Returns:
         The store, its blocks by digest from the least to the most recently used, and its free slots.
@@ -95,6 +102,7 @@ def open_to_write(
         entries = OrderedDict((row.digest, row) for row in rows if row.slot < files.num_slots)
         taken = {entry.slot for entry in entries.values()}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
+        pins.load(index)
         opened.pop_all()
         return OpenStore(lock, index, files), entries, free
 

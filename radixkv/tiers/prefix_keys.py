@@ -6,6 +6,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from radixkv.tiers.block_key import BlockKey, block_keys, namespace_digest
+from radixkv.tiers.tier_events import TierEvents
 
 # Of which the keys are kept: a long prefix is looked up, loaded, and evicted in parts, each time from the same start.
 _KEPT_PREFIXES = 32
@@ -27,10 +28,12 @@ class PrefixKeys:
         fingerprint: of everything that the bytes of blocks depend on besides tokens.
         secret: of the hash of namespaces, at most 64 bytes.
         block_bytes: of one block's encoded tokens.
+        events: note what blocks are called; None: there are none.
     """
 
-    def __init__(self, fingerprint: bytes, secret: bytes, block_bytes: int) -> None:
+    def __init__(self, fingerprint: bytes, secret: bytes, block_bytes: int, events: TierEvents | None = None) -> None:
         self.block_bytes = block_bytes
+        self._events = events
         self._fingerprint = fingerprint
         self._secret = secret
         # By namespace and first block, most recently used last: the longest prefix of late, and its keys.
@@ -40,6 +43,10 @@ class PrefixKeys:
     def group(self, namespace: str) -> bytes:
         """What `BlockKey.namespace` is for prefixes of a namespace."""
         return self._digest(namespace_group(namespace))
+
+    def namespace(self, namespace: str) -> bytes:
+        """Names one namespace, apart from all others of its group."""
+        return self._digest(namespace)
 
     def of(self, namespace: str, tokens: bytes) -> list[BlockKey]:
         """The keys of the whole blocks of a prefix.
@@ -59,6 +66,8 @@ class PrefixKeys:
             group = self.group(namespace)
             more = block_keys(start, tokens[num_common * size :], size)
             keys = keys[:num_common] + [BlockKey(group, key.digest, key.tokens) for key in more]
+            if self._events is not None:
+                self._events.note(namespace, tokens, keys)
             with self._lock:
                 self._kept[name] = (tokens, keys)
                 self._kept.move_to_end(name)

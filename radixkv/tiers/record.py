@@ -141,6 +141,26 @@ class RecordCodec(RecordLayout):
         opened = self._cipher.decrypt(nonce, body, key.digest + key.tokens, block)
         return Verdict.RIGHT if opened else Verdict.CORRUPT
 
+    def seal(self, data: bytes, bound: bytes) -> bytes:
+        """Something short that is stored beside blocks, encrypted if they are.
+
+        Args:
+            data: what is stored.
+            bound: what `unseal` is to be given, too.
+        """
+        if self._cipher is None:
+            return data
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, memoryview(data), bound)
+
+    def unseal(self, sealed: bytes, bound: bytes) -> bytes | None:
+        """What `seal` was given; None: it is not as it was made."""
+        if self._cipher is None:
+            return sealed
+        nonce, body = sealed[:NONCE_BYTES], memoryview(sealed)[NONCE_BYTES:]
+        data = memoryview(bytearray(max(0, len(body) - TAG_BYTES)))
+        return bytes(data) if len(body) >= TAG_BYTES and self._cipher.decrypt(nonce, body, bound, data) else None
+
 
 def _checksum(fields: bytes, body: memoryview) -> bytes:
     checksum = xxhash.xxh3_128(fields)

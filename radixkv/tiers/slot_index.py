@@ -8,19 +8,31 @@ looked up in the dictionary either way. Both open fast enough, and SQLite comes 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from radixkv.tiers.store_folder import open_private
 
-_SCHEMA = """
+_BLOCKS = """
 CREATE TABLE IF NOT EXISTS blocks(
     slot INTEGER PRIMARY KEY,
     digest BLOB NOT NULL UNIQUE,
     namespace BLOB NOT NULL,
     used REAL NOT NULL
+)
+"""
+_PINS = """
+CREATE TABLE IF NOT EXISTS pins(
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    family BLOB NOT NULL,
+    namespace BLOB NOT NULL,
+    by_tenant INTEGER NOT NULL,
+    expires_at REAL,
+    tokens BLOB NOT NULL
 )
 """
 
@@ -39,6 +51,17 @@ class IndexedBlock(NamedTuple):
     digest: bytes
     namespace: bytes
     used: float
+
+
+class IndexedPin(NamedTuple):
+    """A row of the pins; see `radixkv.tiers.stored_pins.StoredPin`. Its tokens may be encrypted."""
+
+    name: str
+    group: bytes
+    namespace: bytes
+    by_tenant: bool
+    expires_at: float | None
+    tokens: bytes
 
 
 class SlotIndex:
@@ -73,7 +96,9 @@ class SlotIndex:
             if writable:
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.execute(_SCHEMA)
+                self._database.execute("PRAGMA secure_delete=ON")  # what tenants had pinned is overwritten
+                self._database.execute(_BLOCKS)
+                self._database.execute(_PINS)
             self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
         except sqlite3.Error:
             self._database.close()
@@ -112,27 +137,47 @@ class SlotIndex:
         Raises:
             sqlite3.Error: nothing was changed.
         """
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             self._database.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in gone))
             self._database.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
             self._database.executemany("REPLACE INTO blocks VALUES (?, ?, ?, ?)", written)
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
 
-    def clear(self, namespace: bytes | None) -> None:
-        """Forget one namespace, or everything.
+    def pins(self) -> list[IndexedPin]:
+        """All pins, in the order in which they were written."""
+        rows = self._database.execute(
+            "SELECT name, family, namespace, by_tenant, expires_at, tokens FROM pins ORDER BY number"
+        )
+        return [*map(IndexedPin._make, rows.fetchall())]
+
+    def change_pins(self, cleared: Iterable[bytes | None], gone: Iterable[str], written: Iterable[IndexedPin]) -> None:
+        """One transaction.
+
+        Args:
+            cleared: groups of namespaces all of whose pins are to be forgotten; None: all pins are.
+            gone: names of pins to be forgotten besides.
+            written: pins to be added after that.
 
         Raises:
             sqlite3.Error: nothing was changed.
         """
-        if namespace is None:
-            self._database.execute("DELETE FROM blocks")
-        else:
-            self._database.execute("DELETE FROM blocks WHERE namespace = ?", (namespace,))
+        with self._transaction():
+            for group in cleared:
+                self._clear("pins", "family", group)
+            self._database.executemany("DELETE FROM pins WHERE name = ?", ((name,) for name in gone))
+            self._database.executemany(
+                "REPLACE INTO pins(name, family, namespace, by_tenant, expires_at, tokens) VALUES (?, ?, ?, ?, ?, ?)",
+                written,
+            )
+
+    def clear(self, namespace: bytes | None) -> None:
+        """Forget the blocks and pins of one namespace, or everything.
+
+        Raises:
+            sqlite3.Error: nothing was changed.
+        """
+        with self._transaction():
+            self._clear("blocks", "namespace", namespace)
+            self._clear("pins", "family", namespace)
 
     def close(self) -> None:
         """Close the file."""
@@ -143,3 +188,20 @@ class SlotIndex:
         """Remove an index that is damaged; the blocks in the slots are lost."""
         for ending in ("", "-wal", "-shm"):
             (folder / f"index.sqlite{ending}").unlink(missing_ok=True)
+
+    def _clear(self, table: str, column: str, value: bytes | None) -> None:
+        if value is None:
+            self._database.execute(f"DELETE FROM {table}")
+        else:
+            self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (value,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise

@@ -6,7 +6,7 @@
       <format>[-<key>]/         one store, 0700; another model, dtype, block size, quantisation or key has another
         format.json             what its name stands for
         lock                    held by the process that writes; its text says which
-        index.sqlite            which slot holds which block
+        index.sqlite            which slot holds which block, and what is pinned
         blocks-00000 ...        slots
 """
 

@@ -50,6 +50,7 @@ def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> 
     with server.client(ADMIN_KEY) as admin, server.client(TENANT_A) as a:
         pin = admin.post("/admin/pins", json={"prompt": PROMPT, "api_key": TENANT_A, "ttl": 3600}).json()
         assert pin["tokens"] % 16 == 0
+        assert pin["active"]
         assert 0 < pin["expires_in"] <= 3600
         assert [listed["id"] for listed in admin.get("/admin/pins").json()["pins"]] == [pin["id"]]
         assert complete(a, PROMPT)["usage"]["prompt_tokens_details"]["cached_tokens"] >= pin["tokens"]  # type: ignore[index]

@@ -20,6 +20,7 @@ from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
 
 PROMPT = "The patient's name is John Smith, and the diagnosis, which is strictly confidential, reads as follows: "
+ADMIN = {"Authorization": "Bearer admin"}
 Ask = Callable[..., Awaitable[tuple[int, dict[str, int] | None]]]
 
 
@@ -56,21 +57,24 @@ def test_tenants_find_their_own_after_a_restart_until_they_are_cleared(tmp_path:
         assert await ask("a") == (0, None)
         assert await ask("a", cache_salt="x") == (0, None)
         assert await ask("b") == (0, None)
+        pinned = await client.post("/admin/pins", json={"api_key": "b", "prompt": PROMPT}, headers=ADMIN)
+        assert pinned.json()["active"]
 
     async def second(client: httpx.AsyncClient, ask: Ask) -> None:
+        (pin,) = (await client.get("/admin/pins", headers=ADMIN)).json()["pins"]
+        assert not pin["active"]
         cached, loaded = await ask("a")
         assert loaded == {"disk": cached}
         assert cached > 16
         text = (await client.get("/metrics", headers={"Authorization": "Bearer m"})).text
         assert f'radixkv:tier_hit_blocks_total{{medium="disk"}} {cached / 4}' in text
         assert "radixkv:tier_loads_total 1.0" in text
-        cleared = await client.post(
-            "/admin/clear_cache", json={"api_key": "a"}, headers={"Authorization": "Bearer admin"}
-        )
+        cleared = await client.post("/admin/clear_cache", json={"api_key": "a"}, headers=ADMIN)
         assert cleared.status_code == 200
         assert await ask("a") == (0, None)
         assert await ask("a", cache_salt="x") == (0, None)  # it was below, and nowhere else
         assert await ask("b") == (cached, {"disk": cached})
+        assert (await client.get("/admin/pins", headers=ADMIN)).json() == {"pins": [{**pin, "active": True}]}
 
     serve(tmp_path, first)
     serve(tmp_path, second)

@@ -25,10 +25,10 @@ def answers(llm: LLM, prompts: Any = PROMPTS) -> list[list[int]]:
 
 
 def evict_all(llm: LLM) -> None:
-    """Let the cache give up every block, and the tiers have what they get."""
+    """Let the cache give up every block that is not pinned, and the tiers have what they get."""
     cache = llm.engine.cache
     table = cache.open([1], "evicts")
-    cache.reserve(table, cache.num_blocks * cache.block_size)
+    cache.reserve(table, cache.num_available_blocks * cache.block_size)
     cache.abort(table)
     assert llm.engine.tiers is not None
     assert llm.engine.tiers.flush(60.0)

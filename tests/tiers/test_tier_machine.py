@@ -178,7 +178,7 @@ class DiskMachine(TierMachine):
             assert self.tier.flush(600)
             opened = self.tier._opened
             if opened is not None and opened.files.num_slots:
-                slots = [*self.tier._free, *self.tier._gone, *(e.slot for e in self.tier._entries.values())]
+                slots = [*self.tier._free, *self.tier.table.slots]
                 assert sorted(slots) == list(range(opened.files.num_slots))
                 assert opened.files.num_slots <= self.capacity
 

@@ -1,0 +1,196 @@
+"""The pins of an engine's cache: where there is a disk below the pool, they outlive the process.
+
+::
+
+    pin ──> PrefixCache.pin, now
+        └─> StoredPins, and its blocks go down             restart: StoredPins ── the prefix is used ──> in force again
+
+After a restart a pin waits until a request has brought its prefix up, from below or by computing it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache import Pin, PinQuotaExceeded, PrefixCache
+from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.scheduling.request import Request
+from radixkv.tiers.prefix_keys import namespace_group
+from radixkv.tiers.stored_pins import StoredPin, StoredPins
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPin:
+    """A pin that is no tenant's.
+
+    Attributes:
+        name: differs from all others', after a restart too.
+        num_tokens: whole blocks.
+        expires_in: seconds; None: it is kept until it is released.
+        active: whether it is in force. False: a process before this one made it, and its prefix was not used since.
+    """
+
+    name: str
+    num_tokens: int
+    expires_in: float | None
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What is known of a pin besides itself.
+
+    Attributes:
+        tokens: of one that was restored; else none.
+    """
+
+    name: str
+    by_tenant: bool
+    tokens: bytes = b""
+
+
+class Pins:
+    """All pins of one cache; to be used on the engine's thread.
+
+    Args:
+        cache: in which they are.
+        tiers: below its pool, if there are any.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, tiers: KVTiers | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.cache = cache
+        self._tiers = tiers
+        self._clock = clock
+        self._named: dict[Pin, _Named] = {}
+
+    def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None, *, by_tenant: bool = False) -> Pin:
+        """`PrefixCache.pin`, remembered. One of the same prefix from before a restart is replaced.
+
+        Args:
+            tokens: of the prefix.
+            namespace: of the prefix.
+            ttl: seconds; None: until it is released.
+            by_tenant: a tenant asked for it, and not the administrator.
+
+        Raises:
+            PinQuotaExceeded, InvalidArgumentError: as `PrefixCache.pin`.
+        """
+        pin = self.cache.pin(tokens, namespace, ttl)
+        if pin.released:
+            return pin
+        self._forget_released()
+        name = secrets.token_hex(8)
+        self._named[pin] = _Named(name, by_tenant)
+        stored = self._stored
+        if stored is not None and self._tiers is not None:
+            kept = encode(tokens)[: pin.num_tokens * TOKEN_BYTES]
+            group, digest = self._tiers.names_of(namespace)
+            self._replace(stored, digest, namespace, kept, by_tenant)
+            stored.add(StoredPin(name, group, digest, kept, None if ttl is None else self._clock() + ttl, by_tenant))
+            self._tiers.send_prefix(kept, namespace)
+        return pin
+
+    def release(self, pin: Pin) -> None:
+        """`PrefixCache.release`, for good."""
+        self.cache.release(pin)
+        self._forget_released()
+
+    def listed(self) -> list[ListedPin]:
+        """Those that are no tenant's, with those from before a restart that are not in force yet."""
+        self._forget_released()
+        now, clock = self.cache.now(), self._clock()
+        listed = [
+            ListedPin(named.name, pin.num_tokens, None if pin.expires_at is None else pin.expires_at - now, True)
+            for pin, named in self._named.items()
+            if not named.by_tenant
+        ]
+        for pin in [] if self._stored is None else self._stored.waiting():
+            if not pin.by_tenant:
+                left = None if pin.expires_at is None else pin.expires_at - clock
+                listed.append(ListedPin(pin.name, len(pin.tokens) // TOKEN_BYTES, left, False))
+        return listed
+
+    def name_of(self, pin: Pin) -> str | None:
+        """As in `ListedPin`; None: it is released, or of another cache."""
+        named = self._named.get(pin)
+        return None if named is None or pin.released else named.name
+
+    def release_named(self, name: str) -> bool:
+        """Release one of those that `listed` names; False: there is none of that name."""
+        for pin, named in list(self._named.items()):
+            if named.name == name and not named.by_tenant and not pin.released:
+                self.release(pin)
+                return True
+        stored = self._stored
+        return stored is not None and any(
+            stored.remove(pin.name) for pin in stored.waiting() if pin.name == name and not pin.by_tenant
+        )
+
+    def restore(self, request: Request, keep: Callable[[str, str, NDArray[np.int32], float], object]) -> None:
+        """A request has used its prompt: pins from before a restart that are a part of it come into force.
+
+        Args:
+            request: that has been answered.
+            keep: `TenantPins.keep`, by which a tenant's pins come within its bounds.
+        """
+        stored = self._stored
+        if stored is None or self._tiers is None or not stored.waiting():
+            return
+        prompt = encode(request.prompt_token_ids)
+        for waiting in stored.waiting(self._tiers.names_of(request.namespace)[1]):
+            if not prompt.startswith(waiting.tokens):
+                continue
+            tokens = decode(waiting.tokens)
+            if self.cache.match(tokens, request.namespace) == len(tokens):
+                ttl = None if waiting.expires_at is None else waiting.expires_at - self._clock()
+                if ttl is not None and ttl <= 0:
+                    continue
+                if waiting.by_tenant:
+                    stored.remove(waiting.name)
+                    if ttl is not None:
+                        keep(namespace_group(request.namespace), request.namespace, tokens, ttl)
+                else:
+                    self._restore(stored, waiting, tokens, request.namespace, ttl)
+
+    # -- internals -----------------------------------------------------------------------------------------------
+
+    @property
+    def _stored(self) -> StoredPins | None:
+        return None if self._tiers is None else self._tiers.pins
+
+    def _restore(
+        self, stored: StoredPins, waiting: StoredPin, tokens: NDArray[np.int32], namespace: str, ttl: float | None
+    ) -> None:
+        try:
+            pin = self.cache.pin(tokens, namespace, ttl)
+        except PinQuotaExceeded:
+            return  # others have taken its place; it waits
+        stored.comes_into_force(waiting.name)
+        self._named[pin] = _Named(waiting.name, by_tenant=False, tokens=waiting.tokens)
+
+    def _replace(self, stored: StoredPins, digest: bytes, namespace: str, tokens: bytes, by_tenant: bool) -> None:
+        """What pins the same at each start of its process should not have one more pin after each."""
+        for pin, named in list(self._named.items()):
+            if named.tokens == tokens and named.by_tenant == by_tenant and pin.namespace == namespace:
+                self.release(pin)
+        for waiting in stored.waiting(digest):
+            if waiting.tokens == tokens and waiting.by_tenant == by_tenant:
+                stored.remove(waiting.name)
+
+    def _forget_released(self) -> None:
+        """Drop what was released, has expired, or was cleared with the cache."""
+        active = set(self.cache.pins())
+        for pin in [pin for pin in self._named if pin not in active]:
+            name = self._named.pop(pin).name
+            if self._stored is not None:
+                self._stored.remove(name)

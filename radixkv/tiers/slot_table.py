@@ -1,0 +1,135 @@
+"""Which slot holds which block of a store that this process writes, in memory, by last use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.record import Verdict
+from radixkv.tiers.slot_index import IndexedBlock
+from radixkv.tiers.tier_events import TierObserver
+
+
+class SlotTable:
+    """Any thread may call; calls take microseconds.
+
+    Attributes:
+        observer: is told what is there, in the order in which it changes; None: nobody is.
+    """
+
+    def __init__(self) -> None:
+        self.observer: TierObserver | None = None
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()  # by digest, least recently used first
+        self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
+        self._gone: list[int] = []  # slots of entries that proved wrong
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def slots(self) -> list[int]:
+        """Those of blocks, and those that proved wrong since `take_changes`."""
+        with self._lock:
+            return [*self._gone, *(entry.slot for entry in self._entries.values())]
+
+    def fill(self, entries: OrderedDict[bytes, IndexedBlock]) -> None:
+        """Begin with what an index says."""
+        with self._lock:
+            self._entries = entries
+
+    def missing(self, keys: Sequence[BlockKey]) -> list[int]:
+        """The indices of those that are not there."""
+        with self._lock:
+            return [row for row, key in enumerate(keys) if key.digest not in self._entries]
+
+    def find(self, keys: Sequence[BlockKey]) -> list[tuple[BlockKey, IndexedBlock]]:
+        """The leading ones that are there."""
+        found = []
+        with self._lock:
+            for key in keys:
+                entry = self._entries.get(key.digest)
+                if entry is None:
+                    break
+                found.append((key, entry))
+        return found
+
+    def touch(self, prefix: Sequence[BlockKey]) -> None:
+        """They were used now: the first last, for without the first blocks of a prefix the others are of no use."""
+        now = time.time()
+        with self._lock:
+            for key in reversed(prefix):
+                entry = self._entries.get(key.digest)
+                if entry is not None:
+                    self._entries.move_to_end(key.digest)
+                    self._used[entry.slot] = now
+
+    def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
+        """They are in their slots now."""
+        with self._lock:
+            self._entries.update((block.digest, block) for block in blocks)
+            if self.observer is not None:
+                self.observer.on_stored(keys)
+
+    def settle(
+        self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
+    ) -> int:
+        """What was right was used now; what was wrong is forgotten, unless another block took its slot meanwhile.
+
+        Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
+
+        Args:
+            found: by `find`.
+            verdicts: of their records; None: it could not be read.
+            count: how many leading ones are right.
+
+        Returns:
+            How many were corrupt.
+        """
+        self.touch([key for key, _ in found[:count]])
+        forgotten: list[bytes] = []
+        corrupt = 0
+        with self._lock:
+            for row, ((key, entry), verdict) in enumerate(zip(found, verdicts, strict=True)):
+                wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
+                if wrong and self._entries.get(key.digest) is entry:
+                    del self._entries[key.digest]
+                    self._gone.append(entry.slot)
+                    forgotten.append(key.digest)
+                    corrupt += verdict is Verdict.CORRUPT
+            if self.observer is not None:
+                # What an earlier process wrote it may not know yet; what was evicted meanwhile it should not hear of.
+                self.observer.on_stored([key for key, _ in found[:count] if key.digest in self._entries])
+                self.observer.on_removed(forgotten)
+        return corrupt
+
+    def evict(self, count: int) -> list[int]:
+        """Forget so many that were used longest ago, or all; returns their slots."""
+        with self._lock:
+            evicted = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self._entries)))]
+            for entry in evicted:
+                self._used.pop(entry.slot, None)
+            self._tell_removed(evicted)
+        return [entry.slot for entry in evicted]
+
+    def clear(self, namespace: bytes | None) -> list[int]:
+        """Forget one namespace, or everything; returns their slots."""
+        with self._lock:
+            gone = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
+            cleared = [self._entries.pop(digest) for digest in gone]
+            self._tell_removed(cleared)
+        return [entry.slot for entry in cleared]
+
+    def take_changes(self) -> tuple[list[tuple[float, int]], list[int]]:
+        """Times and slots that were read, and slots that proved wrong, since the last call."""
+        with self._lock:
+            used, gone = [(when, slot) for slot, when in self._used.items()], self._gone
+            self._used, self._gone = {}, []
+        return used, gone
+
+    def _tell_removed(self, entries: Sequence[IndexedBlock]) -> None:
+        if self.observer is not None:
+            self.observer.on_removed([entry.digest for entry in entries])

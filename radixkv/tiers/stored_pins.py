@@ -1,0 +1,179 @@
+"""The pins that a disk remembers: what is kept from eviction, so that it is again after a restart.
+
+A pin is found by the keyed hash of its namespace, whose name is not stored. Its tokens are; encrypted where blocks are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from radixkv.tiers.block_key import DIGEST_BYTES
+from radixkv.tiers.record import RecordCodec
+from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+
+# Of what one tenant had pinned, so many come back, those that were made last.
+_MAX_OF_TENANT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPin:
+    """A prefix that is to be kept from eviction.
+
+    Attributes:
+        name: differs from all others'.
+        group: what clears it; see `BlockKey.namespace`.
+        namespace: digest of the very namespace.
+        tokens: of whole blocks, encoded.
+        expires_at: in seconds since 1970; None: never.
+        by_tenant: a tenant asked for it, and it counts against what that one may have; else the administrator did.
+    """
+
+    name: str
+    group: bytes
+    namespace: bytes
+    tokens: bytes
+    expires_at: float | None
+    by_tenant: bool
+
+
+class StoredPins:
+    """The pins of one store of blocks. Any thread may call.
+
+    Nothing here raises for what happens to the disk: a change that cannot be written is written with a later one, or lost.
+
+    Args:
+        codec: of the blocks, which encrypts tokens where it encrypts blocks.
+        on_change: called when there is something to `commit`.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, codec: RecordCodec, on_change: Callable[[], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._codec = codec
+        self._on_change = on_change
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Of an earlier process, by name, and not in force yet.
+        self._waiting: dict[str, StoredPin] = {}
+        # What the index does not have yet: pins by name, None: it is to be forgotten; and groups that were cleared before.
+        self._changes: dict[str, StoredPin | None] = {}
+        self._cleared: set[bytes | None] = set()
+
+    def add(self, pin: StoredPin) -> None:
+        """Remember a pin that is in force."""
+        with self._lock:
+            self._changes[pin.name] = pin
+        self._on_change()
+
+    def remove(self, name: str) -> bool:
+        """Forget a pin; returns whether it was waiting."""
+        with self._lock:
+            self._changes[name] = None
+            was_waiting = self._waiting.pop(name, None) is not None
+        self._on_change()
+        return was_waiting
+
+    def waiting(self, namespace: bytes | None = None) -> list[StoredPin]:
+        """Pins of an earlier process that are neither in force yet nor over, of one namespace or of all."""
+        if not self._waiting:
+            return []
+        now = self._clock()
+        with self._lock:
+            pins = list(self._waiting.values())
+        for pin in pins:
+            if _is_over(pin, now):
+                self.remove(pin.name)
+        return [pin for pin in pins if namespace in (None, pin.namespace) and not _is_over(pin, now)]
+
+    def comes_into_force(self, name: str) -> None:
+        """It waits no longer, and stays remembered."""
+        with self._lock:
+            self._waiting.pop(name, None)
+
+    def clear(self, group: bytes | None) -> None:
+        """Forget the pins of one group of namespaces, or all, once this is committed."""
+        with self._lock:
+            self._cleared.add(group)
+            for pins in (self._waiting, self._changes):
+                for name, pin in list(pins.items()):
+                    if group is None or (pin is not None and pin.group == group):
+                        del pins[name]
+
+    def load(self, index: SlotIndex) -> None:
+        """Read what an earlier process had pinned.
+
+        Raises:
+            sqlite3.Error: the index cannot be read.
+        """
+        now = self._clock()
+        pins = {row.name: self._decoded(row) for row in index.pins()}
+        num_of_group: Counter[bytes] = Counter()
+        found: dict[str, StoredPin] = {}
+        with self._lock:
+            for name, pin in reversed(pins.items()):  # the last first
+                if name in self._changes:
+                    continue
+                if pin is not None and pin.by_tenant:
+                    num_of_group[pin.group] += 1
+                if pin is None or _is_over(pin, now) or num_of_group[pin.group] > _MAX_OF_TENANT:
+                    self._changes[name] = None
+                else:
+                    found[name] = pin
+            self._waiting.update(reversed(found.items()))
+
+    def commit(self, index: SlotIndex) -> None:
+        """Write what has changed; one thread at a time.
+
+        Raises:
+            sqlite3.Error: nothing was written; the next call tries again.
+        """
+        with self._lock:
+            changes, cleared = dict(self._changes), set(self._cleared)
+        if not changes and not cleared:
+            return
+        gone = [name for name, pin in changes.items() if pin is None]
+        index.change_pins(cleared, gone, [self._encoded(pin) for pin in changes.values() if pin is not None])
+        with self._lock:
+            # But not what has changed since.
+            self._cleared -= cleared
+            for name, pin in changes.items():
+                if name in self._changes and self._changes[name] is pin:
+                    del self._changes[name]
+
+    def _encoded(self, pin: StoredPin) -> IndexedPin:
+        tokens = self._codec.seal(pin.tokens, _bound(pin.name, pin.namespace))
+        return IndexedPin(pin.name, pin.group, pin.namespace, pin.by_tenant, pin.expires_at, tokens)
+
+    def _decoded(self, row: IndexedPin) -> StoredPin | None:
+        """None: it makes no sense, or was encrypted for something else."""
+        if not _is_sound(row):
+            return None
+        tokens = self._codec.unseal(row.tokens, _bound(row.name, row.namespace))
+        if tokens is None or not tokens or len(tokens) % (4 * self._codec.format.block_size):
+            return None
+        return StoredPin(row.name, row.group, row.namespace, tokens, row.expires_at, bool(row.by_tenant))
+
+
+def _is_over(pin: StoredPin, now: float) -> bool:
+    return pin.expires_at is not None and pin.expires_at <= now
+
+
+def _bound(name: str, namespace: bytes) -> bytes:
+    return name.encode() + namespace
+
+
+def _is_sound(row: IndexedPin) -> bool:
+    """Whether the values have their types, on which SQLite does not insist."""
+    digests: tuple[Any, ...] = (row.group, row.namespace)
+    return (
+        isinstance(row.name, str)
+        and all(isinstance(digest, bytes) and len(digest) == DIGEST_BYTES for digest in digests)
+        and isinstance(row.tokens, bytes)
+        and isinstance(row.expires_at, float | None)
+    )

@@ -1,0 +1,133 @@
+"""What tiers hold, as events beside those of the pool, for routers that count what can be loaded.
+
+A tier knows its blocks by their digests only. What the pool's events call them is noted when their keys are made; what an
+earlier process has left has no event until it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from radixkv.cache.block_hash import namespace_hash, next_hashes
+from radixkv.cache.events import BlocksRemoved, BlocksStored, CacheEvent
+from radixkv.cache.tokens import decode
+from radixkv.tiers.block_key import BlockKey
+
+# Blocks that may wait to be written; what they are called is remembered so long.
+_MAX_NOTED = 1 << 16
+
+
+class TierObserver(Protocol):
+    """Is told what one tier holds, by any thread. It must neither wait nor call the tier."""
+
+    def on_stored(self, keys: Sequence[BlockKey]) -> None:
+        """These blocks are there; it may have been told so before."""
+
+    def on_removed(self, digests: Sequence[bytes]) -> None:
+        """These are not there any more."""
+
+
+class _Name(NamedTuple):
+    """What the pool's events call a block."""
+
+    block_hash: int
+    parent_hash: int | None
+    namespace_hash: int
+
+
+class TierEvents:
+    """Makes events of what several tiers hold; any thread may call.
+
+    Args:
+        block_size: tokens per block.
+        publish: takes events; any thread may call it.
+    """
+
+    def __init__(self, block_size: int, publish: Callable[[Sequence[CacheEvent]], None]) -> None:
+        self.block_size = block_size
+        self._publish = publish
+        self._noted: OrderedDict[bytes, _Name] = OrderedDict()  # by digest, oldest first
+        self._lock = threading.Lock()
+
+    def note(self, namespace: str, tokens: bytes, keys: Sequence[BlockKey]) -> None:
+        """Take note of what the blocks of a prefix are called.
+
+        Args:
+            namespace: of the prefix.
+            tokens: of the blocks, encoded.
+            keys: of all of them.
+        """
+        seed = namespace_hash(namespace)
+        hashes = next_hashes(seed, tokens, 4 * self.block_size)
+        parents: list[int | None] = [None, *hashes]
+        with self._lock:
+            for key, block_hash, parent in zip(keys, hashes, parents, strict=False):
+                self._noted[key.digest] = _Name(block_hash, parent, seed)
+                self._noted.move_to_end(key.digest)
+            while len(self._noted) > _MAX_NOTED:
+                self._noted.popitem(last=False)
+
+    def of(self, medium: str) -> TierObserver:
+        """For one tier.
+
+        Args:
+            medium: what its events call it.
+        """
+        return _MediumEvents(self, medium)
+
+    def name_of(self, digest: bytes) -> _Name | None:
+        """What was noted of a block."""
+        with self._lock:
+            return self._noted.get(digest)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Publish what there is."""
+        if events:
+            self._publish(events)
+
+
+class _MediumEvents(TierObserver):
+    def __init__(self, events: TierEvents, medium: str) -> None:
+        self._events = events
+        self._medium = medium
+        self._announced: dict[bytes, _Name] = {}
+        # Held while events are published, so that they are in the order of what happened.
+        self._lock = threading.Lock()
+
+    def on_stored(self, keys: Sequence[BlockKey]) -> None:
+        with self._lock:
+            runs: list[list[tuple[BlockKey, _Name]]] = []
+            for key in keys:
+                name = self._events.name_of(key.digest)
+                if name is None or key.digest in self._announced:
+                    continue
+                self._announced[key.digest] = name
+                if runs and runs[-1][-1][1].block_hash == name.parent_hash:
+                    runs[-1].append((key, name))
+                else:
+                    runs.append([(key, name)])
+            self._events.publish([self._stored(run) for run in runs])
+
+    def on_removed(self, digests: Sequence[bytes]) -> None:
+        with self._lock:
+            names = [self._announced.pop(digest) for digest in digests if digest in self._announced]
+            by_namespace: dict[int, list[int]] = {}
+            for name in names:
+                by_namespace.setdefault(name.namespace_hash, []).append(name.block_hash)
+            self._events.publish(
+                [BlocksRemoved(tuple(hashes), seed, self._medium) for seed, hashes in by_namespace.items()]
+            )
+
+    def _stored(self, run: Sequence[tuple[BlockKey, _Name]]) -> BlocksStored:
+        first = run[0][1]
+        return BlocksStored(
+            tuple(name.block_hash for _, name in run),
+            first.parent_hash,
+            tuple(decode(b"".join(key.tokens for key, _ in run)).tolist()),
+            self._events.block_size,
+            first.namespace_hash,
+            self._medium,
+        )

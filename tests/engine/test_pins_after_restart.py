@@ -1,0 +1,123 @@
+"""Pins that a disk remembers: they are in force again when their prefix is used, for whom and as long as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cache_driver import leave
+from support.tiered_llm import PROMPTS, answers, evict_all, make
+
+from radixkv import LLM
+
+TOKENS: list[int] = PROMPTS[0]["prompt_token_ids"]
+# Whole blocks of it; of the block after them, less is cached than a block.
+NUM_WHOLE = 40
+
+
+@pytest.fixture
+def open_llm(tmp_path: Path) -> Any:
+    """An engine over the one folder, whose disk has room for all."""
+    return lambda **options: make(**{"disk_cache": tmp_path, "disk_cache_size": "4MiB", **options})
+
+
+def use(llm: LLM, salt: str = "ann") -> int:
+    """Ask with the prompt; how much of it was cached."""
+    (output,) = llm.generate({**PROMPTS[0], "cache_salt": salt}, use_tqdm=False)
+    llm.engine.cache.check()
+    return output.num_cached_tokens or 0
+
+
+def test_a_pin_is_in_force_after_a_restart_when_its_prompt_is_used(open_llm: Any) -> None:
+    with open_llm() as llm:
+        assert llm.pin(PROMPTS[0], ttl=3600, cache_salt="ann").num_tokens == NUM_WHOLE
+        (name,) = [pin.name for pin in llm.engine.pins.listed()]
+    with open_llm() as llm:
+        (waiting,) = llm.engine.pins.listed()
+        assert (waiting.name, waiting.num_tokens, waiting.active) == (name, NUM_WHOLE, False)
+        assert 0 < waiting.expires_in <= 3600
+        use(llm, "ben")
+        assert llm.pins() == []
+        assert use(llm) == NUM_WHOLE
+        (pin,) = llm.pins()
+        assert (pin.num_tokens, pin.namespace) == (NUM_WHOLE, "ann")
+        assert 0 < pin.expires_at - llm.engine.cache.now() <= 3600
+        # Who pins at each start has one pin, and not one more each time.
+        llm.pin(PROMPTS[0], ttl=3600, cache_salt="ann")
+        (again,) = llm.pins()
+        assert pin.released
+        llm.unpin(again)
+    with open_llm() as llm:
+        assert llm.engine.pins.listed() == []
+        use(llm)
+        assert llm.pins() == []
+
+
+def test_what_is_pinned_is_below_before_the_engine_ends(open_llm: Any) -> None:
+    killed = open_llm(cache_write_policy="write-back")
+    killed.pin(PROMPTS[0], cache_salt="ann")
+    assert killed.engine.tiers.flush(60.0)
+    killed.engine.tiers.close()  # without writing what is cached
+    with open_llm() as llm:
+        assert use(llm) == NUM_WHOLE
+        assert len(llm.pins()) == 1
+
+
+def test_a_pin_that_waits_can_be_released(open_llm: Any) -> None:
+    with open_llm() as llm:
+        llm.pin(PROMPTS[0])
+    with open_llm() as llm:
+        pins = llm.engine.pins
+        (waiting,) = pins.listed()
+        assert not pins.release_named("another")
+        assert pins.release_named(waiting.name)
+        assert pins.listed() == []
+    with open_llm() as llm:
+        assert llm.engine.pins.listed() == []
+
+
+def test_a_tenants_pins_come_back_within_its_bounds(open_llm: Any) -> None:
+    with open_llm() as llm:
+        use(llm)
+        assert llm.engine.tenant_pins.keep("ann", "ann", TOKENS, 3600.0) > 0
+        (kept,) = llm.pins()
+        assert llm.engine.pins.listed() == []  # it is no administrator's
+    with open_llm() as llm:
+        use(llm)
+        evict_all(llm)
+        (pin,) = llm.pins()
+        assert pin.num_tokens == kept.num_tokens
+        assert llm.engine.cache.match(TOKENS, "ann") == kept.num_tokens
+        # It is the tenant's again, and takes all that the tenant may have: another one takes its place.
+        leave(llm.engine.cache, [3, 3, 3, 3], namespace="ann")
+        assert llm.engine.tenant_pins.keep("ann", "ann", [3, 3, 3, 3], 3600.0) == 4
+        assert pin.released
+        llm.engine.cache.check()
+
+
+@pytest.mark.parametrize("other", [{"block_size": 8}, {"name": "qwen2"}, {"kv_cache_dtype": "fp8"}])
+def test_another_format_has_pins_of_its_own(open_llm: Any, other: dict[str, Any]) -> None:
+    with open_llm() as llm:
+        llm.pin(PROMPTS[0])
+    with open_llm(**other) as llm:
+        assert llm.engine.pins.listed() == []
+        answers(llm, PROMPTS[:1])
+        assert llm.pins() == []
+
+
+def test_what_is_cleared_is_not_pinned_after_a_restart(open_llm: Any) -> None:
+    with open_llm() as llm:
+        for salt in ("ann", "ann/x", "ben"):
+            llm.pin(PROMPTS[0], cache_salt=salt)
+    with open_llm() as llm:
+        assert len(llm.engine.pins.listed()) == 3
+        llm.engine.cache.clear("ann")
+        assert len(llm.engine.pins.listed()) == 1
+    with open_llm() as llm:
+        for salt in ("ann", "ann/x", "ben"):
+            use(llm, salt)
+        assert [pin.namespace for pin in llm.pins()] == ["ben"]
+        llm.reset_prefix_cache()
+    with open_llm() as llm:
+        assert llm.engine.pins.listed() == []

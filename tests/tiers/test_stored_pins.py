@@ -1,0 +1,90 @@
+"""What a disk tier remembers of pins, whatever happens to its disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.disk_tiers import OpenTier, index_of
+from support.tier_model import BLOCK_SIZE
+
+from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.stored_pins import StoredPin
+
+ANN, BEN = (namespace_digest(b"", name) for name in ("ann", "ben"))
+TOKENS = b"in words" * BLOCK_SIZE
+LATER = 4e12  # seconds since 1970
+
+
+def pin(name: str, group: bytes = ANN, expires_at: float | None = LATER, by_tenant: bool = False) -> StoredPin:
+    return StoredPin(name, group, group, TOKENS, expires_at, by_tenant)
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))])
+def test_pins_are_there_again_until_they_expire(open_tier: OpenTier, tmp_path: Path, key: bytes | None) -> None:
+    tier = open_tier(key=key)
+    kept = [pin("one"), pin("two", BEN, None), pin("three", by_tenant=True)]
+    for each in [*kept, pin("over", expires_at=1.0), pin("released")]:
+        tier.pins.add(each)
+    tier.pins.remove("released")
+    assert tier.pins.waiting() == []  # they are in force
+    tier.close()
+    files = b"".join(path.read_bytes() for path in tmp_path.glob("store/*/index.sqlite*"))
+    assert (TOKENS in files) == (key is None)
+    tier = open_tier(key=key)
+    assert tier.pins.waiting() == kept
+    assert tier.pins.waiting(BEN) == kept[1:2]
+    tier.pins.comes_into_force("one")
+    assert tier.pins.waiting(ANN) == kept[2:]
+    tier.close()
+    assert open_tier(key=key).pins.waiting() == kept
+
+
+def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier()
+    for name in ("old", "kept"):
+        tier.pins.add(pin(name, BEN if name == "old" else ANN))
+    assert tier.flush(600)
+    change = SlotIndex.change_pins
+    monkeypatch.setattr(SlotIndex, "change_pins", full)
+    monkeypatch.setattr(SlotIndex, "clear", full)
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    tier.clear(BEN)
+    assert tier.stats.errors >= 2
+    monkeypatch.setattr(SlotIndex, "change_pins", change)
+    tier.close()
+    assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
+
+
+def full(*args: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_of_what_one_tenant_had_pinned_the_latest_come_back(open_tier: OpenTier) -> None:
+    tier = open_tier()
+    for number in range(70):
+        tier.pins.add(pin(f"{number}", by_tenant=True))
+    tier.pins.add(pin("of another", BEN, by_tenant=True))
+    tier.close()
+    waiting = [each.name for each in open_tier().pins.waiting()]
+    assert sorted(waiting) == sorted([*(f"{number}" for number in range(6, 70)), "of another"])
+
+
+def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path) -> None:
+    tier = open_tier()
+    tier.pins.add(pin("sound"))
+    tier.close()
+    rows: Iterable[IndexedPin] = [
+        IndexedPin("tokens", ANN, ANN, False, None, TOKENS[:-1]),
+        IndexedPin("none", ANN, ANN, False, None, b""),
+        IndexedPin("digest", ANN[:-1], ANN, False, None, TOKENS),
+        IndexedPin("time", ANN, ANN, False, "soon", TOKENS),  # type: ignore[arg-type]
+    ]
+    index = index_of(tmp_path)
+    index.change_pins([], [], rows)
+    index.close()
+    assert [each.name for each in open_tier().pins.waiting()] == ["sound"]
