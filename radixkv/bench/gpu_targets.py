@@ -58,6 +58,7 @@ def next_steps(reports: Mapping[str, Report]) -> list[str]:
     lines += _sharing(rows)
     lines += _side_by_side(rows)
     lines += _splitting(rows)
+    lines += _dependent_merges(rows)
     return lines
 
 
@@ -157,6 +158,17 @@ def _splitting(rows: Rows) -> Iterator[str]:
     for batch, times in batches.items():
         best = min(times, key=lambda splits: times[splits])
         yield f"MIN_PIECE_KEYS in triton.cost_model: {batch} is fastest in {best} pieces, {times[best]:.1f} us"
+
+
+def _dependent_merges(rows: Rows) -> Iterator[str]:
+    for name, row in rows.items():
+        work = re.fullmatch(r"(merges: .+), dependent", name)
+        after = rows.get(f"{work[1]}, after") if work else None
+        if work and after:
+            yield (
+                f"DEPENDENT_MERGE in triton.cost_model: {work[1]}: {row['median_us']:.1f} us dependent, "
+                f"{after['median_us']:.1f} after"
+            )
 
 
 def _verdict(met: bool) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.triton.cost_model import SIDE_BY_SIDE, Placement, max_tiles, widest_tile
+from radixkv.attention.triton.cost_model import DEPENDENT_MERGE, SIDE_BY_SIDE, Placement, max_tiles, widest_tile
 from radixkv.memory import LayerShape
 from radixkv_kernels import (
     NO_PARTIAL,
@@ -194,6 +194,13 @@ class _Problem:
         if SIDE_BY_SIDE and len(tiles) > 1 and 64 in tiles:
             yield "attend_items with tiles of 64 rows beside narrow ones", partial(self._items, 64, beside_narrow=True)
         yield "attend_split", self._split
+        if DEPENDENT_MERGE:
+            narrowest = min(tiles)
+            yield (
+                f"attend_items with tiles of {narrowest} rows and a dependent merge",
+                partial(self._items, narrowest, dependent=True),
+            )
+            yield "attend_split and a dependent merge", partial(self._split, dependent=True)
         yield "draw_tokens", self._draw
 
     def _random(self, *size: int) -> torch.Tensor:
@@ -262,7 +269,7 @@ class _Problem:
             torch.full(size, float("nan")) for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
         ]
 
-    def _items(self, tile_rows: int, beside_narrow: bool = False) -> Pairs:
+    def _items(self, tile_rows: int, beside_narrow: bool = False, dependent: bool = False) -> Pairs:
         """A tile of neighbouring rows over all their keys at once, and one over two pieces that are merged."""
         group = self._layer.num_query_heads // self._layer.shape.num_kv_heads
         count = min(tile_rows // group, _TABLES.numel() * self._block_size - _PREFIX)
@@ -288,6 +295,8 @@ class _Problem:
         )
         (ours,), ours_partials = self._there(output), self._there(*self._partials(2 * count))
         options = self._on_device(self._options)
+        # Before: a dependent merge may begin while what was launched last still writes.
+        lists = self._there(starts, partials, positions)
         _call(
             attend_items,
             *self._there(*arguments),
@@ -295,12 +304,20 @@ class _Problem:
             *ours_partials,
             tile_rows=tile_rows,
             beside_narrow=beside_narrow,
+            launch_dependents=dependent,
             **options,
         )
-        _call(merge_partials, *ours_partials, *self._there(starts, partials, positions), ours, sinks=options["sinks"])
+        _call(
+            merge_partials,
+            *ours_partials,
+            *lists,
+            ours,
+            sinks=options["sinks"],
+            dependent=dependent,
+        )
         return [(ours, truth)]
 
-    def _split(self) -> Pairs:
+    def _split(self, dependent: bool = False) -> Pairs:
         query, output, positions = self._rows(2)
         row_tables = torch.zeros_like(positions)
         items = torch.tensor([[i, 1, 0, 0, OPEN_END, NO_PARTIAL] for i in range(2)], dtype=torch.int32)
@@ -309,8 +326,9 @@ class _Problem:
         _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
         (ours,), partials = self._there(output), self._there(*self._partials(4))
         options = self._on_device(self._options)
-        _call(attend_split, *self._there(*arguments, row_tables, positions), ours, *partials, num_splits=2, **options)
-        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"])
+        there = self._there(*arguments, row_tables, positions)
+        _call(attend_split, *there, ours, *partials, num_splits=2, launch_dependents=dependent, **options)
+        _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"], dependent=dependent)
         return [(ours, truth)]
 
     def _draw(self) -> Pairs:
