@@ -81,6 +81,9 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers."""
+    share_weights: bool | None = None
+    """On a CPU, map packed weights from files in the model cache, so that all processes of a machine that run the model take
+    memory for them once; by default where radixkv serve --replicas starts several here."""
     merge_linears: bool = True
     """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
     fuse_rotary: bool = True
@@ -266,6 +269,7 @@ class ModelOptions(TypedDict, total=False):
     device: Device
     max_model_len: int | None
     quantization: Quantization | None
+    share_weights: bool | None
     merge_linears: bool
     fuse_rotary: bool
     tool_call_parser: ToolCallParserName

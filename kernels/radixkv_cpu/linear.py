@@ -81,6 +81,19 @@ class Weight:
         """Of the panels, in bytes."""
         return self.panels.nbytes
 
+    def move(self, panels: torch.Tensor) -> None:
+        """Read the weights from elsewhere from now on; not while a product is computed.
+
+        Args:
+            panels: equal to those that there are.
+
+        Raises:
+            ValueError: they are of another shape or type, or not on the CPU.
+        """
+        check_tensor("panels", panels, list(self.panels.shape), [self.panels.dtype])
+        self.panels = panels
+        self._call.weight = panels.data_ptr()
+
     def multiply(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``x @ weight.T + bias + residual``.
 

@@ -329,6 +329,18 @@ def cluster_bench(
     run_cluster_bench(Console(), model, replicas, streams, rounds, json_path)
 
 
+@app.command("replica-memory")
+def replica_memory(
+    model: Model = None,
+    replicas: Annotated[int, typer.Option(min=2, help="side by side")] = 2,
+    json_path: JsonPath = None,
+) -> None:
+    """What each of several replicas takes of a machine's memory, with weights of its own and with shared ones."""
+    from radixkv.bench.replica_memory import run_replica_memory
+
+    run_replica_memory(Console(), model, replicas, json_path)
+
+
 @app.command()
 def chaos(
     model: Model = None,

@@ -104,5 +104,6 @@ def _load(llm: AsyncLLM) -> dict[str, Any]:
     return {
         "draining": llm.draining,
         **{name: getattr(stats, name) for name in COUNTS},
+        "prefill_seconds_per_token": stats.prefill_seconds_per_token,
         "cache": asdict(stats.cache),
     }

@@ -357,7 +357,13 @@ class ReplicaSet:
         elif was_draining and member.name not in router.replicas:
             router.add(member.name)
         load = member.load
-        router.report(member.name, load["num_queued_tokens"], load["num_queued"], load["num_decoding"])
+        router.report(
+            member.name,
+            load["num_queued_tokens"],
+            load["num_queued"],
+            load["num_decoding"],
+            load["prefill_seconds_per_token"],
+        )
         if member.first is not None and not member.first.done():
             member.first.set_result(None)
             _log.info("replica %r is up at %s", member.name, member.url)

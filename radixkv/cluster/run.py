@@ -35,6 +35,8 @@ from radixkv.server.watchdog import watch_engine
 _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_ATTEMPTS = 1.0
+# Once one replica is up, the others have so long to say what they run before requests are taken.
+_SECONDS_FOR_OTHERS = 5.0
 
 
 def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str, config: ServerConfig) -> int:
@@ -203,6 +205,9 @@ class _Membership:
         self._wanted = dict(wanted)
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._tried: set[str] = set()
+        self._refusal: ValueError | None = None
+        self._attempted = asyncio.Event()
 
     async def wait_for_first(self) -> None:
         """Returns when one replica is up, and every other one is up or does not answer yet.
@@ -210,16 +215,27 @@ class _Membership:
         Raises:
             ValueError: one is of another kind, or a url is impossible.
         """
-        while not self._replicas.available:
-            for name, url in self._wanted.items():
-                if name not in self._replicas.names:
-                    try:
-                        await self._replicas.add(name, url)
-                    except ConnectionError as error:
-                        _log.info("not up yet: %s", error)
-            if not self._replicas.available:
-                await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
         self._update(self._wanted)
+        while not self._replicas.available:
+            await self._next_attempt()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SECONDS_FOR_OTHERS):
+                while not self._wanted.keys() <= self._tried:
+                    await self._next_attempt()
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def _next_attempt(self) -> None:
+        """Returns when another attempt to join a replica has ended.
+
+        Raises:
+            ValueError: one of them was refused.
+        """
+        self._attempted.clear()
+        if self._refusal is None:
+            await self._attempted.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     def reload(self, given: Mapping[str, str], path: Path) -> None:
         """Read the file anew; a bad one changes nothing and is one error in the log."""
@@ -270,10 +286,15 @@ class _Membership:
                 await self._replicas.add(name, self._wanted[name])
                 break
             except (ConnectionError, MismatchError) as error:
+                self._refusal = error if isinstance(error, MismatchError) else self._refusal
                 if str(error) != complaint:
                     complaint = str(error)
                     _log.warning("%s", error)
             except ValueError as error:
+                self._refusal = error
                 _log.error("%s", error)
                 break
+            finally:
+                self._tried.add(name)
+                self._attempted.set()
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)

@@ -43,6 +43,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.runner import ModelRunner
 from radixkv.outputs import CompletionOutput, DraftCounts
 from radixkv.prompts import encode_bad_words
+from radixkv.routing import PrefillRate
 from radixkv.sampling.detokenizer import token_decoder
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -105,9 +106,8 @@ class Engine:
             # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
             # does not keep the process.
             weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
-        self._compute_timer: ComputeTimer | None = None
-        if self.tiers is not None:
-            self._compute_timer = ComputeTimer(self.tiers.observe_step, clock, bool(config.async_scheduling))
+        self.prefill_rate = PrefillRate()
+        self._compute_timer = ComputeTimer(self._observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
@@ -285,8 +285,7 @@ class Engine:
             if self.tiers is not None:
                 self.tiers.loads.publish_done()
             batch = self._schedule(in_flight)
-            if self._compute_timer is not None:
-                self._compute_timer.begins(batch, in_flight)
+            self._compute_timer.begins(batch, in_flight)
             with self._failing_only(batch, in_flight):
                 if self.tiers is not None:
                     self.tiers.settle(self._runner.copy_blocks)
@@ -324,6 +323,11 @@ class Engine:
             self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
         return batch
 
+    def _observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        self.prefill_rate.observe_step(num_prompt_tokens, num_tokens, seconds)
+        if self.tiers is not None:
+            self.tiers.observe_step(num_prompt_tokens, num_tokens, seconds)
+
     def _drafts_may_follow(self, in_flight: Batch) -> bool:
         return self._speculator is not None and self._speculator.wants_tokens(in_flight)
 
@@ -332,8 +336,7 @@ class Engine:
         if batch is None:
             return []
         touched, changed = self._output_processor.process(batch, following)
-        if self._compute_timer is not None:
-            self._compute_timer.landed(batch)
+        self._compute_timer.landed(batch)
         for request in dict.fromkeys(changed):
             if request.failure is not None:
                 self._requests.discard(request)

@@ -22,6 +22,7 @@ class EngineStats:
             until their request runs.
         num_queued: groups of sequences to which these belong.
         num_decoding: the others.
+        prefill_seconds_per_token: see `PrefillRate`.
         num_preemptions, num_steps: since the engine was made.
         num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
         last_batch: the sequences and tokens of the latest step.
@@ -44,6 +45,7 @@ class EngineStats:
     num_queued_tokens: int = 0
     num_queued: int = 0
     num_decoding: int = 0
+    prefill_seconds_per_token: float | None = None
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -78,5 +80,6 @@ def engine_stats(engine: Engine) -> EngineStats:
         num_queued_tokens=num_queued_tokens,
         num_queued=num_prefilling + len(scheduler.waiting),
         num_decoding=len(pending) - num_prefilling,
+        prefill_seconds_per_token=engine.prefill_rate.seconds_per_token,
         drafts={source: replace(counts) for source, counts in engine.draft_counts.items()},
     )

@@ -31,6 +31,7 @@ from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.shared_weights import share_weights
 from radixkv.model.text_interface import TextInterface
 from radixkv.tools.chat_format import ChatFormat
 from radixkv_cpu import QuantisedWeight, library
@@ -109,6 +110,8 @@ def load_model(
         prepare_for_cpu(model, native, quantiser)
         if config.quantization is not None:
             _report_quantised(model, name, config.quantization, num_linears)
+        if config.share_weights:
+            share_weights(weights_of(model), cache_folder() / "packed")
         trim_heap()
     else:
         restore_rotation(model)

@@ -125,8 +125,12 @@ def _for_this_machine(options: ApplicationOptions) -> ApplicationOptions:
     check_memory(placement.most_replicas, memory, available_memory(), _BESIDE_BYTES)
     with tcp_listener(server.host, server.port):  # refused before anything is started
         pass
+    llm = options.llm
+    if llm.get("share_weights") is None:
+        llm = {**llm, "share_weights": placement.most_replicas > 1}
     return replace(
         options,
+        llm=llm,
         replica_host=_LOOPBACK,
         placement=placement.model_copy(update={"num_cpus": cpus_per_replica(placement)}),
     )

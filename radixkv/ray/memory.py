@@ -1,8 +1,7 @@
 """What replicas will take of a machine's memory, before there are any.
 
-Nothing of a replica is shared with others but the libraries' code: weights are copied into the layout that its products read,
-so that each has its own. Measured with the default model on an Intel Xeon, private bytes of one of two processes: 264 MiB
-after the imports, 576 MiB with 257 MiB of bfloat16 weights, 802 MiB with 513 MiB of float32 ones.
+Weights are counted for each replica, those that are shared in the end (`share_weights`), too: all load them at once, and each
+has them for itself until then. `radixkv bench replica-memory` measures what they take when they are up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which of several replicas gets a request: the one that answers first, given what each holds and has to do. No torch."""
 
 from radixkv.routing.block_index import BlockIndex
+from radixkv.routing.prefill_rate import PrefillRate
 from radixkv.routing.router import Placement, Router, prompt_hashes
 
-__all__ = ["BlockIndex", "Placement", "Router", "prompt_hashes"]
+__all__ = ["BlockIndex", "Placement", "PrefillRate", "Router", "prompt_hashes"]

@@ -26,8 +26,6 @@ from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
 
-# Of fewer tokens, what else is in their step decides how long it takes.
-_MIN_MEASURED_TOKENS = 64
 # Seconds in which what was sent to a replica counts half.
 _HALF_LIFE = 300.0
 
@@ -73,11 +71,10 @@ class _Replica:
         waiting: the requests they belong to, in the order in which they were sent.
         decoding: requests that have their first token and have not ended.
         progressed: when the first of those began to be computed, at the earliest.
-        seconds_per_token: of prefill, averaged; None: not measured yet.
+        seconds_per_token: of prefill, as it reported last; None: it does not know yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or does while no event has told so.
         others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
-        shared_at: when others' prompts were last known to wait there.
     """
 
     number: int
@@ -91,7 +88,6 @@ class _Replica:
     expected: set[int] = field(default_factory=set)
     others_queued: int = 0
     others_decoding: int = 0
-    shared_at: float = -math.inf
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
         """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
@@ -115,7 +111,7 @@ class _Replica:
 
 
 class Router:
-    """Chooses replicas, and learns from what they hold and how fast they are.
+    """Chooses replicas, by what they say of themselves and what was sent to them.
 
     Args:
         block_size: tokens per block of every replica's cache.
@@ -123,7 +119,7 @@ class Router:
         move_weight: what a token that must be computed counts, against one that is waited for: it takes time once, and room,
             and evicts what others need.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
-        seconds_per_token: of prefill, as long as none is measured.
+        seconds_per_token: of prefill, as long as no replica has reported it.
         settle_seconds: by when, after a prompt's first token, events have told what is held of it.
         clock: seconds, from any beginning on.
 
@@ -198,7 +194,14 @@ class Router:
             self._held.clear(replica.number)
             replica.expected.clear()
 
-    def report(self, name: str, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+    def report(
+        self,
+        name: str,
+        queued_tokens: int,
+        num_queued: int,
+        num_decoding: int,
+        seconds_per_token: float | None = None,
+    ) -> None:
         """Take note of what a replica says that it has to do, for all who send it requests.
 
         What exceeds what was sent from here is others': so several routers that know nothing of each other agree, as late as
@@ -209,13 +212,20 @@ class Router:
             queued_tokens: of prompts, that it has not computed yet.
             num_queued: requests to which these belong.
             num_decoding: requests that have their first token and have not ended.
+            seconds_per_token: of prefill, see `PrefillRate`; None: it does not know yet.
+
+        Raises:
+            ValueError: ``seconds_per_token`` is not above 0.
         """
+        if seconds_per_token is not None and not seconds_per_token > 0:
+            raise ValueError(f"seconds_per_token: expected a number above 0 or None, got {seconds_per_token!r}")
         replica = self._replicas.get(name)
         if replica is None:
             return
+        if seconds_per_token != replica.seconds_per_token:
+            replica.seconds_per_token = seconds_per_token
+            self._average_speeds()
         of_others = max(0, num_queued - len(replica.waiting))
-        if of_others or replica.others_queued:
-            replica.shared_at = self._clock()
         replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
@@ -305,16 +315,6 @@ class Router:
         self._leave_queue(placement, now)
         if replica is not None:
             replica.decoding.add(placement)
-        if replica is not None and placement.num_tokens >= _MIN_MEASURED_TOKENS:
-            begun = max(placement.sent, replica.progressed)
-            measured = (now - begun) / placement.num_tokens
-            before = replica.seconds_per_token
-            # Time in which others' prompts were computed says nothing about this one.
-            if measured > 0 and replica.shared_at < begun and not replica.others_queued:
-                replica.seconds_per_token = measured if before is None else before + 0.1 * (measured - before)
-                average = self._seconds_per_token
-                self._seconds_per_token = average + 0.1 * (measured - average)
-        if replica is not None:
             replica.progressed = now
 
     def finish(self, placement: Placement) -> None:
@@ -331,6 +331,12 @@ class Router:
             del replica.waiting[placement]
             replica.queued -= placement.num_tokens
         self._settling.append((now + self._settle_seconds, placement))
+
+    def _average_speeds(self) -> None:
+        """What is not known of one replica is taken from the others."""
+        known = [each.seconds_per_token for each in self._replicas.values() if each.seconds_per_token is not None]
+        if known:
+            self._seconds_per_token = sum(known) / len(known)
 
     def _settle(self, now: float) -> None:
         """Expect no longer what events must have told by now."""

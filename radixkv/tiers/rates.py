@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from radixkv.routing import PrefillRate
 from radixkv.tiers.stack import Span
 
 # Of an observation's weight, what is left at the next.
 _DECAY = 0.8
 # What is left of what loading is believed to cost, each time that computing is chosen: a slow medium is tried again.
 _FORGETTING = 0.95
-# Fewer tokens say nothing of what a token costs: a step has costs of its own.
-_MIN_TOKENS = 32
 
 
 class _Rate:
@@ -43,7 +42,7 @@ class Rates:
 
     def __init__(self, num_tiers: int, block_size: int) -> None:
         self._tiers = [_Rate() for _ in range(num_tiers)]
-        self._compute = _Rate()
+        self._prefill = PrefillRate()
         self._block_size = block_size
 
     def observe_load(self, tier: int, num_blocks: int, seconds: float) -> None:
@@ -52,8 +51,7 @@ class Rates:
 
     def observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens of prompts, of all its tokens."""
-        if num_prompt_tokens >= max(_MIN_TOKENS, num_tokens / 2):
-            self._compute.observe(num_prompt_tokens, seconds)
+        self._prefill.observe_step(num_prompt_tokens, num_tokens, seconds)
 
     def load_seconds(self, spans: Sequence[Span]) -> float | None:
         """What loading is expected to take; None: nothing is known of a tier."""
@@ -67,7 +65,8 @@ class Rates:
 
     def compute_seconds(self, num_blocks: int) -> float | None:
         """What computing the blocks is expected to take; None: nothing is known."""
-        return self._compute.seconds(num_blocks * self._block_size)
+        seconds = self._prefill.seconds_per_token
+        return None if seconds is None else seconds * num_blocks * self._block_size
 
     def prefers_loading(self, spans: Sequence[Span], seconds_before: float) -> bool:
         """Whether the spans should be loaded rather than computed; where nothing is known, they should.

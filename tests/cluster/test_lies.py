@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from support.model_zoo import build_supported
+from support.pretended_replicas import LOAD
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app
@@ -119,7 +120,7 @@ def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
 
 def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
     """Else no other replica would be of the same kind as this first one."""
-    load = encode_load({"draining": False, "num_queued_tokens": 0, "num_queued": 0, "num_decoding": 0})
+    load = encode_load(LOAD)
     held = b"".join(encode_held(np.zeros(0, np.uint64)))
 
     async def main() -> None:

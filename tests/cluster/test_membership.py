@@ -8,15 +8,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from support.pretended_replicas import (
     HANGING,
     LOAD,
+    SECRET,
     Cluster,
     tokens,
     until,
 )
 
+from radixkv.cluster import ReplicaSet
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
 from radixkv.cluster.feed import Kind, encode_load, encode_record
@@ -40,6 +43,43 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
         await membership.close()
         await replicas.close()
         assert all(client.is_closed for client in cluster.made)
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_hangs_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were joined one after the other, and the first one's silence lasted two minutes."""
+    monkeypatch.setattr("radixkv.cluster.run._SECONDS_FOR_OTHERS", 0.0)
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.hung.add("http://a")
+        replicas = cluster.replicas()
+        membership = _Membership(replicas, {"a": "http://a", "b": "http://b"})
+        await asyncio.wait_for(membership.wait_for_first(), HANGING)
+        assert replicas.available == ["b"]
+        cluster.hung.clear()
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_is_refused_at_the_start_ends_it() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+
+        def connect(url: str) -> httpx.AsyncClient:
+            if url == "ftp://b":
+                raise ValueError("url: planted")
+            return cluster.connect(url)
+
+        replicas = ReplicaSet(SECRET, connect=connect)
+        membership = _Membership(replicas, {"a": "http://a", "b": "ftp://b"})
+        with pytest.raises(ValueError, match="url: planted"):
+            await asyncio.wait_for(membership.wait_for_first(), HANGING)
+        await membership.close()
+        await replicas.close()
 
     asyncio.run(main())
 

@@ -12,12 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from radixkv.cli.main import app
-from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, RoundRobin, SessionAffinity
+from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, Prefix, RoundRobin, SessionAffinity
 from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.replicas.report import parse_replicas, parse_routers, run_router, stretch_for
 from radixkv.observe.simulate.synthetic import documents
 from radixkv.observe.simulate.trace import Trace, TracedRequest
+from radixkv.routing import Router
 
 COST = CostModel(prefill=1.0, decode=0.5, step=1.0, chunk=1000)
 
@@ -139,3 +140,17 @@ def test_several_ingresses_agree_well_enough() -> None:
     alone, several = (run_router(trace, "prefix", 4, num_blocks, cost, stretch, count) for count in (1, 4))
     assert several.hit_rate > 0.95 * alone.hit_rate
     assert several.p99 < 1.5 * alone.p99
+
+
+def test_each_ingress_knows_how_fast_replicas_are_although_others_use_them_all_the_time() -> None:
+    trace = documents(num_requests=150)
+    num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
+    stretch = stretch_for(trace, 2, num_blocks, cost, 0.95)
+    cluster = Cluster(trace, 2, num_blocks // 2, cost, stretch=stretch)
+    routers = [Router(trace.block_size, seconds_per_token=1.0, clock=lambda: cluster.now) for _ in range(4)]
+    cluster.run(Prefix(2, routers, 0))
+    # A full step, with none and with a hundred sequences that decode beside it.
+    least, most = (cost.prefill + (cost.step + cost.decode * count) / cost.chunk for count in (0, 100))
+    speeds = [[replica.seconds_per_token for replica in router._replicas.values()] for router in routers]
+    assert speeds == speeds[:1] * 4
+    assert all(least * 0.99 < speed < most for speed in speeds[0])

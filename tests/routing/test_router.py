@@ -132,35 +132,39 @@ def test_progress_of_the_first_prompt_is_taken_into_account(router: Router, cloc
     assert send(router, 1, 2).replica == placements[0].replica
 
 
-def test_a_slow_replica_gets_less(router: Router, clock: Clock) -> None:
-    for _ in range(20):
-        for name, seconds in (("a", 4.0), ("b", 0.1), ("c", 0.1)):
-            placement = router.choose([], 1000, excluded={"a", "b", "c"} - {name})
-            assert placement is not None
-            clock.now += seconds
-            router.prefilled(placement)
-            router.finish(placement)
+def test_a_slow_replica_gets_less(router: Router) -> None:
+    for name, seconds in (("a", 4e-3), ("b", 1e-4), ("c", None)):
+        router.report(name, 0, 0, 0, seconds)
     router.update("a", stored(1))
-    assert send(router, 1, 2).replica != "a"
+    assert send(router, 1, 2).replica == "b"
+    router.report("b", 1000, 1, 0, 1e-4)
+    # Of one that has computed nothing yet, the others' average is expected.
+    assert [send(router, 10 * number, 1, 2).replica for number in range(3)] == ["b", "b", "b"]
+    router.report("b", 100_000, 100, 0, 1e-4)
+    assert send(router, 100, 1, 2).replica == "c"
 
 
 def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> None:
-    """Another ingress's prompts were computed in the time that a prompt of this one took."""
-    router.report("a", 16_000, 1, 0)
-    for name in "bc":
-        router.report(name, 32_000, 1, 0)
-    first = send(router, *range(10))
-    assert first.replica == "a"
-    clock.now = 17.0
-    router.prefilled(first)  # 16 seconds for the other one, and 1 for this
+    """Another ingress's prompts are computed all the time, before and after those of this one, which take long for that."""
+    for number in range(20):
+        for name in "abc":
+            router.report(name, 16_000 if name == "a" else 0, int(name == "a"), 0, 1e-3)
+        placement = router.choose([1000 + number], 1000, excluded={"b", "c"})
+        assert placement is not None
+        clock.now += 17.0  # 16 seconds for the others', and 1 for this
+        router.prefilled(placement)
+        router.finish(placement)
     for name in "abc":
-        router.report(name, 0, 0, 0)
-    router.finish(first)
-    assert send(router, *range(12)).replica == "a"
-    assert send(router, *range(100, 140)).replica != "a"
-    assert send(router, *range(200, 240)).replica != "a"
+        router.report(name, 0, 0, 0, 1e-3)
+    router.update("a", stored(1))
     # As fast as the others, and with the least to do.
-    assert send(router, *range(300, 340)).replica == "a"
+    assert send(router, 1, 2).replica == "a"
+
+
+def test_a_speed_that_is_none_is_refused(router: Router) -> None:
+    for speed in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="seconds_per_token: expected a number above 0 or None, got"):
+            router.report("a", 0, 0, 0, speed)
 
 
 def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:

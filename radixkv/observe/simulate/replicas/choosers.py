@@ -32,7 +32,9 @@ class Chooser(Protocol):
     def update(self, replica: int, event: CacheEvent) -> None:
         """A replica's cache has changed."""
 
-    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+    def report(
+        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
+    ) -> None:
         """What a replica has to do, see `Router.report`."""
 
 
@@ -62,7 +64,9 @@ class _Counting:
     def update(self, replica: int, event: CacheEvent) -> None:
         pass
 
-    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+    def report(
+        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
+    ) -> None:
         pass
 
 
@@ -186,9 +190,11 @@ class Prefix:
         for router in self._routers:
             router.update(str(replica), event)
 
-    def report(self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int) -> None:
+    def report(
+        self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, seconds_per_token: float | None
+    ) -> None:
         for router in self._routers:
-            router.report(str(replica), queued_tokens, num_queued, num_decoding)
+            router.report(str(replica), queued_tokens, num_queued, num_decoding, seconds_per_token)
 
 
 BASELINES: dict[str, Callable[[int, int], Chooser]] = {

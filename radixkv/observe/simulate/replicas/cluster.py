@@ -21,6 +21,7 @@ from radixkv.cache.tokens import TOKEN_BYTES, encode
 from radixkv.observe.simulate.replicas.choosers import Chooser
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.trace import Trace, TracedRequest
+from radixkv.routing import PrefillRate
 
 # Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
@@ -55,6 +56,7 @@ class _Replica:
         progress: steps that sequences could have taken part in, as of `progressed_at`.
         decoding: where each sequence ends, and the request: a heap.
         num_changes: of what decides how long a step takes.
+        rate: at which it has computed prompts.
         reporting: whether it is about to tell what it has to do.
     """
 
@@ -66,6 +68,7 @@ class _Replica:
     progressed_at: float = 0.0
     decoding: list[tuple[float, int]] = field(default_factory=list)
     num_changes: int = 0
+    rate: PrefillRate = field(default_factory=PrefillRate)
     reporting: bool = False
 
 
@@ -164,9 +167,10 @@ class Cluster:
         seconds = self._cost.prefill_seconds(num_tokens, len(replica.decoding))
         self._change(replica, num_tokens)
         self._note_busy(replica, seconds)
-        self._later(seconds, lambda: self._prefilled(replica, number, num_hits))
+        self._later(seconds, lambda: self._prefilled(replica, number, num_hits, seconds))
 
-    def _prefilled(self, replica: _Replica, number: int, num_hits: int) -> None:
+    def _prefilled(self, replica: _Replica, number: int, num_hits: int, seconds: float) -> None:
+        replica.rate.observe_step(replica.prompt_tokens, replica.prompt_tokens + len(replica.decoding), seconds)
         request, table = self._trace.requests[number], self._tables.get(number)
         self.outcome.first_token_seconds[number] = self.now - request.time * self._stretch
         self._chooser.prefilled(number)
@@ -231,7 +235,8 @@ class Cluster:
         replica.reporting = False
         waiting = sum(self._num_prompt_tokens(self._trace.requests[number]) for number in replica.queue)
         num_queued = len(replica.queue) + bool(replica.prompt_tokens)
-        self._chooser.report(replica.number, waiting + replica.prompt_tokens, num_queued, len(replica.decoding))
+        num_tokens, seconds_per_token = waiting + replica.prompt_tokens, replica.rate.seconds_per_token
+        self._chooser.report(replica.number, num_tokens, num_queued, len(replica.decoding), seconds_per_token)
 
     def _note_busy(self, replica: _Replica, seconds: float) -> None:
         busy, start, end = self.outcome.busy[replica.number], self.now, self.now + seconds
