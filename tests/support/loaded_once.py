@@ -10,20 +10,28 @@ from radixkv.config import ModelConfig
 from radixkv.model.loader import LoadedModel, load_model
 
 
-def models_loaded_once() -> Any:
+def models_loaded_once(num_layers: int | None = None) -> Any:
     """While entered, `LLM` takes a model that it was given before, as it is in memory, instead of loading it again.
 
     A model belongs to the last engine that took it, so no earlier one may still run.
+
+    Args:
+        num_layers: of the default model only the first so many layers, where it does not matter what is generated: the
+            tokenizer and the chat format are its own, the text is none.
     """
-    return patch("radixkv.llm.load_model", _load)
 
+    def load(model: Any, config: ModelConfig, **options: Any) -> LoadedModel:
+        if model is not None:
+            return load_model(model, config, **options)
+        return _load_once(num_layers, config, frozenset(options.items()))
 
-def _load(model: Any, config: ModelConfig, **options: Any) -> LoadedModel:
-    return (
-        _load_once(model, config, frozenset(options.items())) if model is None else load_model(model, config, **options)
-    )
+    return patch("radixkv.llm.load_model", load)
 
 
 @cache
-def _load_once(model: None, config: ModelConfig, options: frozenset[tuple[str, Any]]) -> LoadedModel:
-    return load_model(model, config, **dict(options))
+def _load_once(num_layers: int | None, config: ModelConfig, options: frozenset[tuple[str, Any]]) -> LoadedModel:
+    loaded = load_model(None, config, **dict(options))
+    if num_layers is not None:
+        loaded.model.model.layers = loaded.model.model.layers[:num_layers]
+        loaded.model.config.num_hidden_layers = num_layers
+    return loaded
