@@ -97,6 +97,7 @@ class KVTiers:
         fingerprint: see `block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
+        num_stored: blocks that tiers hold from before, as far as is known.
         pins: that a disk remembers, where there is one that is written.
         events: of what tiers hold; None: nobody wants them.
         clock: seconds.
@@ -110,6 +111,7 @@ class KVTiers:
         fingerprint: bytes,
         secret: bytes,
         policy: CacheWritePolicy,
+        num_stored: int = 0,
         pins: StoredPins | None = None,
         events: TierEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -123,7 +125,7 @@ class KVTiers:
         self._rates = Rates(len(tiers), pool.block_size)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
-        self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, clock)
+        self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, num_stored, clock)
         # An observer of the tree: the cache needs it when it is made.
         self.moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
         self._cache: PrefixCache | None = None

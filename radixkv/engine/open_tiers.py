@@ -54,6 +54,7 @@ def open_tiers(
     fingerprint = block_fingerprint(loaded, pool)
     capacities = [_MANY_BLOCKS]
     pins: StoredPins | None = None
+    num_stored = 0
     events = None if publish is None else TierEvents(pool.block_size, publish)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
@@ -83,14 +84,26 @@ def open_tiers(
             disk.table.observer = None if events is None else events.of(_DISK_MEDIUM)
             tiers.append(disk)
             capacities.append(size // pool.block_nbytes)
-            pins = None if config.disk_cache_read_only else disk.pins
+            if config.disk_cache_read_only:
+                num_stored = _MANY_BLOCKS
+            else:
+                num_stored, pins = len(disk), disk.pins
         if config.shared_cache is not None:
             shared = SharedTier(_shared_store(config), block_format, key=key)
             opened.callback(shared.close)
             tiers.append(shared)
+            num_stored = _MANY_BLOCKS
         tiers += config.tiers
         made = KVTiers(
-            pool, tiers, min(capacities), fingerprint, secret or b"", config.cache_write_policy, pins, events
+            pool,
+            tiers,
+            min(capacities),
+            fingerprint,
+            secret or b"",
+            config.cache_write_policy,
+            num_stored=num_stored,
+            pins=pins,
+            events=events,
         )
         opened.pop_all()
         return made

@@ -21,7 +21,7 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
 _CHUNK_BLOCKS = 16
-# Of a pool's memory, what is made ready when nothing is loaded yet; and how much of it before a load's has its turn.
+# Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's has its turn.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
 
@@ -100,6 +100,7 @@ class BlockLoader:
         keys: makes their keys.
         rows: of the pool into which they are written.
         make_buffer: an array of ``(blocks, bytes of a block)``; for a GPU in pinned memory.
+        num_stored: blocks that tiers hold already, as far as is known: for so many, memory is made ready now.
         clock: seconds.
 
     Attributes:
@@ -113,6 +114,7 @@ class BlockLoader:
         keys: PrefixKeys,
         rows: PoolRows,
         make_buffer: Callable[[int, int], BlockBytes],
+        num_stored: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.progress = threading.Event()
@@ -125,6 +127,7 @@ class BlockLoader:
         self._finder = Worker("radixkv-tier-finder")
         self._reader = Worker("radixkv-tier-reader")
         self._preparer = Worker("radixkv-tier-memory")
+        self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
         self._prepare_some(0)
 
     def look_up(self, look_up: LookUp) -> None:
@@ -146,7 +149,7 @@ class BlockLoader:
 
     def _prepare_some(self, start: int) -> None:
         """Make the pool's memory ready from a block on: what is loaded first after a restart should not wait for it."""
-        stop = min(start + _PREPARED_BLOCKS, self._rows.num_blocks, _MAX_PREPARED_BYTES // self._rows.nbytes)
+        stop = min(start + _PREPARED_BLOCKS, self._num_prepared)
         if start < stop:
             self._preparer.submit(partial(self._rows.prepare, np.arange(start, stop, dtype=np.int32)))
             self._preparer.submit(partial(self._prepare_some, stop))

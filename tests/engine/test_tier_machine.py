@@ -95,7 +95,7 @@ class TieredAdapter(PrefixCacheAdapter):
         rows = ShadowRows(self._memory, block_size)
         self.writer = BlockWriter(stack, keys, rows.nbytes, 1 << 20)
         self.loader = BlockLoader(
-            stack, self.writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), lambda: self.now
+            stack, self.writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), 0, lambda: self.now
         )
         self.moves = BlockMoves(
             rows,

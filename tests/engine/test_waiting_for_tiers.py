@@ -65,7 +65,7 @@ def around(tier: DictTier, clock: Callable[[], float] = time.monotonic) -> tuple
     """What writes into a tier and reads from it, without a pool."""
     stack, keys, rows = TierStack([tier]), PrefixKeys(b"model", b"", 16), cast(PoolRows, _Rows())
     writer = BlockWriter(stack, keys, 8, 1 << 10)
-    return writer, BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), clock)
+    return writer, BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, size), np.uint8), 0, clock)
 
 
 def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:

@@ -120,21 +120,23 @@ class _Prepared:
     nbytes = 1 << 20
     num_blocks = 1100
 
-    def __init__(self) -> None:
+    def __init__(self, num_expected: int) -> None:
         self.ids: list[int] = []
+        self.num_expected = num_expected
         self.done = threading.Event()
 
     def prepare(self, block_ids: NDArray[np.int32]) -> None:
         self.ids += block_ids.tolist()
-        if len(self.ids) >= 1024:
+        if len(self.ids) >= self.num_expected:
             self.done.set()
 
 
-def test_the_first_gib_of_a_pool_is_made_ready_before_anything_is_loaded() -> None:
-    rows, stack, keys = _Prepared(), TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
+@pytest.mark.parametrize(("num_stored", "num_prepared"), [(2000, 1024), (100, 100), (0, 0)])
+def test_memory_is_made_ready_for_what_tiers_hold_up_to_a_gib(num_stored: int, num_prepared: int) -> None:
+    rows, stack, keys = _Prepared(num_prepared), TierStack([DictTier()]), PrefixKeys(b"model", b"", 16)
     writer = BlockWriter(stack, keys, 8, 1 << 10)
-    loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, 8), np.uint8))  # type: ignore[arg-type]
-    assert rows.done.wait(600)
+    loader = BlockLoader(stack, writer, keys, rows, lambda n, size: np.empty((n, 8), np.uint8), num_stored)  # type: ignore[arg-type]
+    assert num_prepared == 0 or rows.done.wait(600)
     assert loader.stop(None)
     assert writer.stop(None)
-    assert rows.ids == list(range(1024))
+    assert rows.ids == list(range(num_prepared))
