@@ -34,11 +34,13 @@ class QueryBatch:
         tables: each sequence's block table, all different.
         num_context: int64 ``[sequences]``: tokens whose keys and values are already in the blocks.
         num_new: int64 ``[sequences]``: tokens to compute now, at positions ``num_context ..``; at least 1.
+        decodes: of each sequence's new tokens all but the first are drafts, however many.
     """
 
     tables: Sequence[BlockTable]
     num_context: NDArray[np.int64]
     num_new: NDArray[np.int64]
+    decodes: bool = False
 
     def num_blocks(self, block_size: int) -> NDArray[np.int64]:
         """``[sequences]``: how many blocks hold a sequence's tokens, the new ones included."""

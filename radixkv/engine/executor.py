@@ -76,7 +76,12 @@ class Executor:
                     device_indices[i] = indices[sequence]
         return ModelInput(
             token_ids=np.array(token_ids, dtype=np.int64),
-            queries=QueryBatch(tables, np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64) + num_drafts),
+            queries=QueryBatch(
+                tables,
+                np.array(starts, dtype=np.int64),
+                np.array(counts, dtype=np.int64) + num_drafts,
+                decodes=all(count == 1 for count in counts),
+            ),
             num_logits=num_logits,
             device_indices=device_indices,
         )

@@ -9,6 +9,7 @@ Without a GPU, as in tests, the model runs eagerly over the same buffers.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -22,11 +23,10 @@ from tqdm.auto import tqdm
 from radixkv.attention import AttentionBatch
 from radixkv.attention.triton import TritonAttention, TritonBackend
 from radixkv.attention.triton.buffers import drafting_sizes, padded_sizes
-from radixkv.attention.triton.cost_model import whole_from
+from radixkv.attention.triton.cost_model import Placement, max_tiles, whole_from
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.model.cuda_graph import GraphCapture, Replay
-from radixkv_kernels import TILE_ROWS
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class GraphKind(NamedTuple):
 
     Attributes:
         size: rows, padding included.
-        wide: tile classes that it launches beside the narrowest one; none: for batches that share nothing, or among few only.
+        wide: tile classes that it launches beside the narrowest one; none: for batches that share nothing, or among few only,
+            and for any batch so small, or of such a type, that it has no other.
         whole: only for batches that share nothing, and none of whose rows is split.
     """
 
@@ -61,6 +62,7 @@ class DecodeGraphs:
         forward: runs the model on a `PaddedDecode`.
         max_num_seqs: sequences in a batch at most.
         max_draft_rows: rows of drafts that a batch may have beside their own.
+        groups: query heads per key-value head, of all layers; None: those that the backend knows of.
         capture: how work is captured; None: as CUDA graphs on a GPU, not at all elsewhere.
         clock: seconds.
 
@@ -75,6 +77,7 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_draft_rows: int = 0,
         *,
+        groups: Iterable[int] | None = None,
         capture: Capture | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +85,10 @@ class DecodeGraphs:
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
-        self._wide = tuple(rows for rows in TILE_ROWS[1:] if rows <= backend.placement.widest_in_decoding)
+        chosen = frozenset(backend.groups if groups is None else groups)
+        self._wide = functools.cache(
+            partial(wide_classes, groups=chosen, dtype=backend.dtype, placement=backend.placement)
+        )
         self.kinds = kinds_in_order(
             max_num_seqs, max_draft_rows, self._wide, whole_from(fewest_heads, backend.placement)
         )
@@ -156,7 +162,22 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def kinds_in_order(max_num_seqs: int, max_draft_rows: int, wide: tuple[int, ...], whole_from: int) -> list[GraphKind]:
+def wide_classes(num_rows: int, groups: Iterable[int], dtype: torch.dtype, placement: Placement) -> tuple[int, ...]:
+    """Tile classes that a layer of a batch of up to so many rows may have beside its narrowest one.
+
+    Args:
+        groups: query heads per key-value head, of the layers.
+        dtype: of queries.
+        placement: on the GPU.
+    """
+    return tuple(
+        sorted({rows for group in groups for rows in sorted(max_tiles(num_rows, group, dtype, placement))[1:]})
+    )
+
+
+def kinds_in_order(
+    max_num_seqs: int, max_draft_rows: int, wide: Callable[[int], tuple[int, ...]], whole_from: int
+) -> list[GraphKind]:
     """The graphs for batches of up to ``max_num_seqs``, those first that are of most use if time is up before the last.
 
     The largest is the first: it takes the memory that all use, and can stand in for each of them. Then the largest without
@@ -164,25 +185,30 @@ def kinds_in_order(max_num_seqs: int, max_draft_rows: int, wide: tuple[int, ...]
 
     Args:
         max_draft_rows: rows of drafts that a batch may have beside its sequences' own.
-        wide: tile classes beside the narrowest one.
+        wide: tile classes beside the narrowest one that batches of up to so many rows may have.
         whole_from: from this size on, there is also one for batches none of whose rows is split.
     """
     sizes, with_drafts = padded_sizes(max_num_seqs), drafting_sizes(max_num_seqs, max_draft_rows)
     order = sorted(sizes, key=lambda size: (size != sizes[-1], size & (size - 1) != 0, -size))
-    # One sequence shares nothing.
-    kinds = [GraphKind(size, tiles) for size in order for tiles in ((wide, ()) if size > 1 else ((),))]
-    drafting = [GraphKind(size, wide) for size in reversed(with_drafts)]
-    some = [tiles for count in range(1, len(wide)) for tiles in itertools.combinations(wide, count)]
+    kinds = [GraphKind(size, tiles) for size in order for tiles in dict.fromkeys((wide(size), ()))]
+    drafting = [GraphKind(size, wide(size)) for size in reversed(with_drafts)]
     return [
         *drafting[:1],
         *kinds,
         *drafting[1:],
         *(GraphKind(size, (), whole=True) for size in order if size >= whole_from),
-        *(GraphKind(size, tiles) for size in order if size > 1 for tiles in some),
+        *(
+            GraphKind(size, tiles)
+            for size in order
+            for count in range(1, len(wide(size)))
+            for tiles in itertools.combinations(wide(size), count)
+        ),
     ]
 
 
-def _choices(captured: Iterable[GraphKind], wide: tuple[int, ...]) -> dict[tuple[int, bool], list[GraphKind]]:
+def _choices(
+    captured: Iterable[GraphKind], wide: Callable[[int], tuple[int, ...]]
+) -> dict[tuple[int, bool], list[GraphKind]]:
     """For each number of rows, flat or not, the smallest graphs that take them, fewest launches first.
 
     Up to the first that takes any: one with all tile classes, or for batches that share nothing one that merges.
@@ -192,7 +218,7 @@ def _choices(captured: Iterable[GraphKind], wide: tuple[int, ...]) -> dict[tuple
         for num_rows in range(1, kind.size + 1):
             for is_flat in (True, False) if not kind.whole else (True,):
                 kinds = chosen.setdefault((num_rows, is_flat), [])
-                if not any((is_flat and not known.whole) or known.wide == wide for known in kinds):
+                if not any(not known.whole and (is_flat or known.wide == wide(known.size)) for known in kinds):
                     kinds.append(kind)
     return chosen
 

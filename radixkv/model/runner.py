@@ -141,7 +141,10 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            self._graphs = DecodeGraphs(self._backend, self._forward_padded, max_num_seqs, max_draft_rows)
+            groups = {self._calls[index][0] // shape.num_kv_heads for index, shape in self._probed.items()}
+            self._graphs = DecodeGraphs(
+                self._backend, self._forward_padded, max_num_seqs, max_draft_rows, groups=groups
+            )
 
     @torch.inference_mode()
     def check_kernels(self, block_size: int, cache_dtype: torch.dtype) -> None:

@@ -219,6 +219,24 @@ def test_a_rejected_draft_leaves_no_trace() -> None:
     assert history.items() <= plain_history.items()
 
 
+def test_a_batch_says_that_it_decodes_whatever_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By that a GPU tells long drafts from prompts."""
+    llm = drafting([Guesser(2, VOCAB_SIZE, bad=False)])
+    seen: list[tuple[bool, list[int]]] = []
+    run = llm.engine._runner.run
+
+    def noting(model_input: Any, *args: Any) -> torch.Tensor:
+        seen.append((model_input.queries.decodes, model_input.queries.num_new.tolist()))
+        return run(model_input, *args)
+
+    monkeypatch.setattr(llm.engine._runner, "run", noting)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [7, 7, 8, 9]}, params, use_tqdm=False)
+    assert not seen[0][0]
+    assert all(decodes for decodes, _ in seen[1:])
+    assert max(count for _, counts in seen[1:] for count in counts) > 1
+
+
 def _record(cache: Any, events: EventLog) -> None:
     recorder = EventRecorder(events, cache.block_size)
     cache._tree._on_insert += (recorder.on_insert,)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import build_supported
 
 from radixkv.attention.triton import TritonBackend, cost_model
+from radixkv.attention.triton.buffers import padded_size
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
-from radixkv.model.cuda_graph import GraphCapture
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
@@ -106,29 +104,34 @@ def test_logits_stay_valid_when_the_next_batch_is_launched() -> None:
     assert [first.argmax(), second.argmax()] == [11, 12]
 
 
+def from_2(*tiles: int) -> Callable[[int], tuple[int, ...]]:
+    """Wide tile classes of batches of two rows or more."""
+    return lambda size: tiles if size > 1 else ()
+
+
 def test_sizes_of_most_use_come_first() -> None:
-    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 0, (64,), 1000)))
+    sizes = list(dict.fromkeys(kind.size for kind in kinds_in_order(200, 0, from_2(64), 1000)))
     assert sizes[:9] == [224, 128, 64, 32, 16, 8, 4, 2, 1]
     assert sizes[9:12] == [192, 160, 112]
-    assert kinds_in_order(1, 0, (64,), 2) == [GraphKind(1)]
-    kinds = kinds_in_order(200, 0, (64,), 150)
+    assert kinds_in_order(1, 0, from_2(64), 2) == [GraphKind(1)]
+    kinds = kinds_in_order(200, 0, from_2(64), 150)
     assert [kind for kind in kinds if kind.size < 3] == [GraphKind(2, (64,)), GraphKind(2), GraphKind(1)]
     # Last, for the others can stand in for them.
     assert kinds[-2:] == [GraphKind(192, whole=True), GraphKind(160, whole=True)]
     assert kinds[:2] == [GraphKind(224, (64,)), GraphKind(224)]
     # As many for each size as there are sets of tile classes, those that can do with fewer launches last.
-    in_turn = kinds_in_order(200, 0, (64, 128), 1000)
+    in_turn = kinds_in_order(200, 0, from_2(64, 128), 1000)
     assert [kind.wide for kind in in_turn if kind.size == 96] == [(64, 128), (), (64,), (128,)]
     assert in_turn[-1] == GraphKind(10, (128,))
 
 
 def test_with_drafts_there_are_a_few_larger_sizes() -> None:
     """The largest is the first."""
-    kinds = kinds_in_order(64, 256, (64,), 1000)
+    kinds = kinds_in_order(64, 256, from_2(64), 1000)
     assert kinds[0] == GraphKind(320, (64,))
     assert kinds[1:3] == [GraphKind(64, (64,)), GraphKind(64)]
     assert [kind.size for kind in kinds if kind.size > 64] == [320, 304, 240, 192, 144, 112, 80]
-    assert max(kinds_in_order(64, 36, (64,), 1000)).size == 112
+    assert max(kinds_in_order(64, 36, from_2(64), 1000)).size == 112
 
 
 def test_a_batch_none_of_whose_rows_is_split_runs_without_a_merge() -> None:
@@ -184,6 +187,48 @@ def test_tile_classes_that_a_batch_does_not_have_are_not_launched(
     assert len(graphs.kinds) <= len({kind.size for kind in graphs.kinds}) * (2 if side_by_side else 4) + 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "side_by_side", "classes"),
+    [
+        (torch.float32, 32, 8, False, {1: [(16,)], 64: [(16,)]}),
+        (torch.bfloat16, 32, 8, True, {4: [(16,)], 5: [(16, 64), (16,)], 64: [(16, 64), (16,)]}),
+        (torch.bfloat16, 32, 8, False, {16: [(16, 64), (16,)], 64: [(16, 64, 128), (16,), (16, 64), (16, 128)]}),
+        # A group of 32 fills more than the narrowest tile.
+        (torch.bfloat16, 32, 1, True, {64: [(64,)]}),
+        (torch.bfloat16, 32, 1, False, {2: [(64,)], 3: [(64, 128), (64,)]}),
+    ],
+)
+def test_no_two_graphs_launch_the_same(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    side_by_side: bool,
+    classes: dict[int, list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And each batch, shared prefixes or none, has one that takes it."""
+    monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
+    pool = KVPool([LayerShape(kv_heads, 4, 4)], 1, 16, dtype)
+    backend = TritonBackend(pool, dtype, heads, 64, 128, multiprocessors=8, side_by_side=side_by_side)
+    launched: list[tuple[object, ...]] = []
+
+    def forward(padded: PaddedDecode) -> torch.Tensor:
+        items = padded.items(HeadShape(kv_heads, heads // kv_heads))
+        launched.append((padded.num_rows, items.num_partials > 0, tuple(items.by_tile)))
+        return torch.zeros(padded.num_rows, VOCABULARY)
+
+    graphs = DecodeGraphs(backend, forward, 64, groups=[heads // kv_heads], capture=Capture())
+    graphs.capture()
+    shared = backend.prepare(query_batch(shared_chunks(64, [(1, 3), (8, 1), (16, 1), (32, 1)])))
+    assert not shared.plan.is_flat
+    assert graphs.run(torch.zeros(64, dtype=torch.int64), shared) is not None
+    launched.pop()
+    assert len(launched) == len(set(launched))
+    for num_rows, expected in classes.items():
+        size = padded_size(num_rows)
+        assert [tiles for rows, merges, tiles in launched if (rows, merges) == (size, True)] == expected
+
+
 def test_rows_of_drafts_run_in_graphs_and_come_in_the_order_of_the_sequences() -> None:
     backend, capture = make_backend(4, max_draft_rows=16), Capture()
     graphs = DecodeGraphs(backend, Model(), 4, 16, capture=capture)
@@ -228,8 +273,9 @@ def test_partial_results_of_all_graphs_lie_where_the_largest_has_its_own(
     assert len(set(addresses)) == 1
 
 
-def test_drafts_below_a_shared_prefix_run_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tiles are those of decoding batches, not those of prompts."""
+@pytest.mark.parametrize("long", [False, True])
+def test_drafts_below_a_shared_prefix_run_in_graphs(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tiles are those of decoding batches, not those of prompts, however long one of them is."""
     monkeypatch.setattr(cost_model, "MIN_SAVED_BYTES", 0)
     pool = KVPool([LayerShape(8, 4, 4)], 1, 16, torch.bfloat16)
     backend = TritonBackend(pool, torch.bfloat16, 32, 16, 8000, multiprocessors=132, max_draft_rows=64)
@@ -240,7 +286,12 @@ def test_drafts_below_a_shared_prefix_run_in_graphs(monkeypatch: pytest.MonkeyPa
 
     graphs = DecodeGraphs(backend, forward, 16, 64, capture=Capture())
     graphs.capture()
-    batch = backend.prepare(query_batch([replace(chunk, num_new=5) for chunk in shared_chunks(16, [(1, 400)])]))
+    chunks = shared_chunks(16, [(1, 400)])
+    counts = [65, *[1] * 15] if long else [5] * 16
+    for chunk in chunks:
+        chunk.table.block_ids = np.append(chunk.table.block_ids, range(7000, 7005)).astype(np.int32)
+    drafted = query_batch([replace(chunk, num_new=count) for chunk, count in zip(chunks, counts, strict=True)])
+    batch = backend.prepare(replace(drafted, decodes=True))
     assert batch.plan.ranges.num_shared == 1
     assert graphs.run(torch.zeros(80, dtype=torch.int64), batch) is not None
 
@@ -252,7 +303,7 @@ def test_capturing_takes_bounded_time_and_larger_graphs_stand_in(caplog: pytest.
     with caplog.at_level(logging.WARNING):
         graphs.capture()
     assert capture.num_captured == 4
-    assert "4 of 18 CUDA graphs were captured in 120 s" in caplog.text
+    assert "4 of 11 CUDA graphs were captured in 120 s" in caplog.text
     for count in (3, 16):
         assert decode(graphs, backend, list(range(count))) == list(range(10, 10 + count))
     assert capture.num_captured == 4
@@ -316,73 +367,3 @@ def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCapture
         runner.capture_graphs()
     assert len(caplog.records) == 1
     assert not runner._can_capture
-
-
-class SimulatedCuda:
-    """Notes what is asked of torch.cuda."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Any] = []
-        self.mode = "default"
-        self.current = self._stream("current")
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self._stream(f"side of {device}"))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
-        monkeypatch.setattr(torch.cuda, "stream", self._on)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "memory")
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: "replayed"))
-        monkeypatch.setattr(torch.cuda, "graph", self._graph)
-        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
-        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "mode", mode))
-
-    def _stream(self, name: str) -> SimpleNamespace:
-        def wait(other: SimpleNamespace) -> None:
-            self.calls.append(f"{name} waits for {other.name}")
-
-        return SimpleNamespace(name=name, wait_stream=wait)
-
-    @contextmanager
-    def _on(self, stream: SimpleNamespace) -> Iterator[None]:
-        before, self.current = self.current, stream
-        try:
-            yield
-        finally:
-            self.current = before
-
-    @contextmanager
-    def _graph(self, graph: object, pool: str, stream: SimpleNamespace, capture_error_mode: str) -> Iterator[None]:
-        self.calls.append((pool, stream.name, capture_error_mode))
-        with self._on(stream):
-            yield
-
-
-def test_each_device_captures_on_a_stream_of_its_own_and_other_threads_may_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = SimulatedCuda(monkeypatch)
-    for device in ("cuda:0", "cuda:1"):
-        capture = GraphCapture(torch.device(device))
-        cuda.calls.clear()
-        where: list[tuple[str, str]] = []
-        replay = capture(lambda where=where: where.append((cuda.current.name, cuda.mode)))  # type: ignore[misc]
-        side = f"side of {device}"
-        # Twice before, the second time with an error if it waits for the GPU; then captured.
-        assert where == [(side, "default"), (side, "error"), (side, "default")]
-        assert cuda.calls == [
-            f"{side} waits for current",
-            f"current waits for {side}",
-            ("memory", side, "thread_local"),
-        ]
-        assert replay() == "replayed"
-
-
-def test_a_warm_up_that_fails_leaves_the_current_stream_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimulatedCuda(monkeypatch)
-
-    def work() -> None:
-        if cuda.mode == "error":
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        GraphCapture(torch.device("cuda:0"))(work)
-    assert (cuda.current.name, cuda.mode) == ("current", "default")
-    assert cuda.calls[-1] == "current waits for side of cuda:0"

@@ -38,7 +38,7 @@ from radixkv_kernels.target import current_target
 # Tails grow while a plan is kept, and with them the longest piece. After so many tokens a new plan is made.
 _STEPS_PER_PLAN = 512
 
-# A sequence with more new tokens than a long draft is a prompt.
+# New tokens of a prompt that are still cut as those of decoding sequences are.
 _MOST_DECODING_ROWS = 32
 
 
@@ -60,6 +60,7 @@ class TritonBackend:
     Attributes:
         pool: as given.
         dtype: as given.
+        groups: query heads per key-value head, if all layers have the first one's query heads.
         placement: of decoding batches.
         buffers: the tables, and the rows of a decoding batch, padding included.
         pool_layers: the pool's.
@@ -93,6 +94,7 @@ class TritonBackend:
             sharing = sharing_rule(group, dtype, pool.dtype, bytes_per_token)
         self.pool = pool
         self.dtype = dtype
+        self.groups = {num_query_heads // shape.num_kv_heads for shape in pool.layers}
         device = pool.keys[0].device
         self.placement = Placement(
             multiprocessors or _multiprocessors(device),
@@ -126,7 +128,9 @@ class TritonBackend:
                 return self._attention
         plan = self._planner.plan(batch)
         rows = self.buffers.load(plan)
-        self._attention = TritonAttention(plan, rows, self.buffers, self.pool_layers, self.dtype, self.placement)
+        self._attention = TritonAttention(
+            plan, rows, self.buffers, self.pool_layers, self.dtype, self.placement, batch.decodes
+        )
         self._steps_left = _STEPS_PER_PLAN
         return self._attention
 
@@ -143,9 +147,8 @@ class TritonAttention:
         rows: on the device.
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
-        placement: how tile classes share the GPU. Those of a batch in which a sequence has more than 32 new tokens, as with
-            prompts, whose wide tiles fill it, run one after the other; those of other batches, with drafts too, as the
-            backend was told.
+        placement: how tile classes share the GPU. Those of a batch with a prompt of more than 32 new tokens, whose wide tiles
+            fill it, run one after the other; those of other batches, with drafts of any length, as the backend was told.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class TritonAttention:
         pool_layers: PoolLayers,
         dtype: torch.dtype,
         placement: Placement,
+        decodes: bool,
     ) -> None:
         self.plan = plan
         self.order = plan.order
@@ -163,8 +167,8 @@ class TritonAttention:
         self.rows = rows
         self.buffers = buffers
         self.dtype = dtype
-        decodes = int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
-        self.placement = placement if decodes else replace(placement, side_by_side=False)
+        few = int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
+        self.placement = placement if decodes or few else replace(placement, side_by_side=False)
         self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}

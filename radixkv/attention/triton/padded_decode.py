@@ -95,7 +95,7 @@ class PaddedDecode:
         num_rows: padding included; as many as sequences, where none has drafts.
         backend: whose batches are loaded.
         wide: tile classes that are launched beside the narrowest one, as far as so many rows can take them; none: for
-            batches that share nothing, or among few only.
+            batches that share nothing, or among few only; for any, where layers have no other classes.
         partial_results: memory that may be shared with other sizes, of which one runs at a time.
         whole: for batches that share nothing, and none of whose rows is split; then nothing is merged.
 
@@ -165,7 +165,7 @@ class PaddedDecode:
         counts = max_tiles(num_rows, shape.group, backend.dtype, backend.placement)
         narrowest = min(counts)
         tiles = {rows: count for rows, count in counts.items() if rows == narrowest or rows in self.wide}
-        if not self.wide:
+        if not self.wide and len(counts) > 1:
             # Where nothing is shared, each row is a range of its own; what is left for pieces is enough for what few share.
             tiles[narrowest] = num_rows
         first = None if self._batch is None else self._batch.host_items(shape)
