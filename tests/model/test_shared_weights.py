@@ -52,10 +52,10 @@ def test_a_model_answers_the_same_from_files(tmp_path: Path, monkeypatch: pytest
 
 
 def test_products_and_rows_are_those_of_the_mapped_weight(tmp_path: Path) -> None:
-    own, shared, x = weight(), weight(), torch.randn(3, 64)
+    shared, x = weight(), torch.randn(3, 64)
+    before = shared.panels
     share_weights([shared], tmp_path)
-    own.panels.zero_()
-    assert torch.equal(own.multiply(x)[:, 70:], torch.zeros(3, 30))
+    before.zero_()
     assert torch.equal(shared.multiply(x), weight().multiply(x))
     assert torch.equal(shared.rows(torch.arange(100)), weight().rows(torch.arange(100)))
 
