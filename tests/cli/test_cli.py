@@ -17,8 +17,10 @@ from radixkv.cli.demo import QUESTIONS, SYSTEM
 from radixkv.cli.main import main
 
 
-def radixkv(*arguments: str, encoding: str = "utf-8", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process, without input."""
+def radixkv(
+    *arguments: str, encoding: str = "utf-8", num_layers: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in this process, without input; of the default model so many layers, or all."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as streams:
         patch.setattr(sys, "argv", ["radixkv", *arguments])
         for name, value in environment.items():
@@ -26,7 +28,7 @@ def radixkv(*arguments: str, encoding: str = "utf-8", **environment: str) -> sub
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding, write_through=True) for _ in range(2))
         streams.enter_context(contextlib.redirect_stdout(out))
         streams.enter_context(contextlib.redirect_stderr(err))
-        streams.enter_context(models_loaded_once())
+        streams.enter_context(models_loaded_once(num_layers))
         with pytest.raises(SystemExit) as end:
             main()
         out.seek(0)
@@ -48,12 +50,12 @@ def test_the_cache_can_be_used_without_torch() -> None:
 
 
 def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Fewer, shorter prompts, and answers half as long: some hundred tokens are enough to differ.
+    # Fewer, shorter prompts, answers half as long, and few layers: some hundred tokens are enough to differ.
     monkeypatch.setattr("radixkv.cli.demo.ANSWER_TOKENS", 16)
     monkeypatch.setattr("radixkv.cli.demo.SYSTEM", SYSTEM[: len(SYSTEM) // 3])
     monkeypatch.setattr("radixkv.cli.demo.QUESTIONS", QUESTIONS[:3])
     path = tmp_path / "demo.json"
-    result = radixkv("demo", "--json", str(path))
+    result = radixkv("demo", "--json", str(path), num_layers=4)
     assert result.returncode == 0, result.stderr
     document = json.loads(path.read_text())
     assert [row["equal"] for row in document["rows"]] == [True] * 4

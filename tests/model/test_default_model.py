@@ -11,7 +11,7 @@ import transformers
 from radixkv import LLM, BeamSearchParams, Chat, SamplingParams
 from radixkv.model.default_model import ensure_converted, find_default_model
 
-SYSTEM = "You are a helpful librarian. Answer briefly and politely, and never invent a book. " * 6
+SYSTEM = "You are a helpful librarian. Answer briefly and politely, and never invent a book. " * 3
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "Who wrote Hamlet?", "Count to five."]
 
 
@@ -42,17 +42,17 @@ def test_a_question_is_answered(llm: LLM) -> None:
 
 
 def test_greedy_tokens_equal_generate_uncached_and_cached(llm: LLM, reference: Any) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
     conversations = [messages(question) for question in QUESTIONS]
     cold = llm.chat(conversations, params, use_tqdm=False)
     cached = llm.chat(conversations, params, use_tqdm=False)
     for first, second in zip(cold, cached, strict=True):
         answer = first.outputs[0].token_ids
-        assert len(answer) == 16
+        assert len(answer) == 10
         assert answer == likeliest_after(reference, first.prompt_token_ids, answer)
         assert second.outputs[0].token_ids == first.outputs[0].token_ids
         assert second.num_cached_tokens == len(second.prompt_token_ids) - 1
-    assert sum(output.num_cached_tokens for output in cold) > 3 * 80
+    assert sum(output.num_cached_tokens for output in cold) > 3 * 40
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_stop_strings_end_beams(llm: LLM) -> None:
 
 
 def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=24)
+    params = SamplingParams(temperature=0.0, max_tokens=12)
     chat = Chat(llm, SYSTEM, params)
     num_cached = 0
     for question in QUESTIONS:

@@ -41,7 +41,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
         [5, 6, 8],
         BeamSearchParams(2, 60, structured_outputs=slow)
         if beams
-        else SamplingParams(max_tokens=60, structured_outputs=slow),
+        else SamplingParams(max_tokens=60, seed=1, structured_outputs=slow),
     )
     monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
     quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
@@ -71,7 +71,7 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
     for tenant, clock in clocks.items():
         monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
         spec = StructuredOutputsParams(regex="[0-9]{30}")
-        options = SamplingParams(max_tokens=20, min_tokens=20, structured_outputs=spec)
+        options = SamplingParams(max_tokens=20, min_tokens=20, seed=1, structured_outputs=spec)
         requests[tenant] = engine.make_request(tenant, [5, 6, 7], options, tenant=tenant)
         engine.add(requests[tenant])
     dear = requests["dear"].grammar.budget

@@ -195,8 +195,9 @@ def test_requests_without_a_grammar_in_the_same_batch_are_unchanged(llm: LLM) ->
 
 
 def test_preemption_keeps_the_grammar() -> None:
-    llm = LLM(num_blocks=24, block_size=4)
-    sampling = SamplingParams(max_tokens=60, temperature=1.0, structured_outputs=StructuredOutputsParams(json=PERSON))
+    llm = LLM(dtype="float32", num_blocks=24, block_size=4)
+    spec = StructuredOutputsParams(json=PERSON)
+    sampling = [SamplingParams(max_tokens=60, temperature=1.0, seed=seed, structured_outputs=spec) for seed in range(6)]
     outputs = llm.generate([f"{number} {PROMPT}" for number in range(6)], sampling, use_tqdm=False)
     assert llm.engine.scheduler.num_preemptions
     for output in outputs:
