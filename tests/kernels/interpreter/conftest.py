@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """The interpreter makes many small torch calls, which two threads only slow down."""
     torch.set_num_threads(1)
+
+
+# The kernels' own tests.
+CHECKED = {"test_item_attention", "test_split_decode", "test_cache_write_and_copy", "test_large_offsets"}
+
+
+@pytest.fixture(autouse=True)
+def sums_are_computed_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once more in int64 to see that they do not overflow, a fifth of the time: the kernels' own tests do that."""
+    options = interpreter.interpreter_builder.options
+    checked = request.path.stem in CHECKED
+    monkeypatch.setattr(
+        interpreter.interpreter_builder, "options", dataclasses.replace(options, sanitize_overflow=checked)
+    )
 
 
 @functools.cache
@@ -73,3 +89,31 @@ def what_does_not_change_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(interpreter, "_patch_lang", patch_module_once)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_unpatched)
+
+
+@pytest.fixture(autouse=True)
+def shapes_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter makes a type for each result and unwraps, checks and names its shape anew: a quarter of its time."""
+    describe = tl.block_type.__init__
+    described: dict[Any, dict[str, Any]] = {}
+
+    def describe_once(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = shape.values if isinstance(shape, tl.tuple) else shape
+        key = (element_ty.name, *(size.value if isinstance(size, tl.constexpr) else size for size in sizes))
+        if key not in described:
+            describe(self, element_ty, shape)
+            described[key] = {"shape": self.shape, "numel": self.numel, "name": self.name}
+        self.__dict__.update(described[key], element_ty=element_ty)
+
+    @functools.cache
+    def shape_of(sizes: tuple[int, ...]) -> tuple[Any, Any]:
+        return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
+        self.shape, self.numel = shape_of(tuple(type.shape.values) if type.is_block() else ())
+
+    monkeypatch.setattr(tl.block_type, "__init__", describe_once)
+    monkeypatch.setattr(tl.tensor, "__init__", make_tensor)

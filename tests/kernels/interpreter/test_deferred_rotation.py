@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from support.model_zoo import VOCAB_SIZE, build_shallow
 from transformers import PreTrainedModel
-from triton.runtime import interpreter
 
 from radixkv.attention import QueryBatch
 from radixkv.attention.triton import start_check
@@ -24,10 +21,7 @@ from radixkv.model.runner import ModelRunner
 
 
 @pytest.fixture(autouse=True)
-def sums_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once more in int64 to see that they do not overflow: the kernels' own tests do that."""
-    unchecked = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-    monkeypatch.setattr(interpreter.interpreter_builder, "options", unchecked)
+def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
 
 
