@@ -30,8 +30,9 @@ from radixkv.scheduling.tenant_share import TenantShare, share_of
 COMPUTED_TOKEN_COST = 1.0
 GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
-# Beside being computed, one of a prompt whose log-probabilities are wanted: XXX
-DESCRIBED_TOKEN_COST = 1.0
+# Beside being computed, one of a prompt whose log-probabilities are wanted: a product with the whole vocabulary, and what is
+# looked for in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
+DESCRIBED_TOKEN_COST = 0.5
 
 
 class FairShares:
