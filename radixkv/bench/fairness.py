@@ -214,7 +214,7 @@ def run_fairness(
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     if plot_path is not None:
-        plot_fairness({kind: results[0] for kind, results in runs.items()}, plot_path)
+        plot_fairness(runs, plot_path)
 
 
 def _rounds(engine: Engine, console: Console, load: FairnessLoad, rounds: int) -> dict[str, list[FairnessRun]]:
@@ -230,16 +230,16 @@ def _as_dicts(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, list[dict[
     return {kind: [asdict(run) for run in results] for kind, results in runs.items()}
 
 
-def plot_fairness(runs: Mapping[str, FairnessRun], path: Path) -> None:
-    """Plot the distributions of the modest tenants' waiting times, in steps and in seconds."""
+def plot_fairness(runs: Mapping[str, Sequence[FairnessRun]], path: Path) -> None:
+    """Plot the distributions of the modest tenants' waiting times, of all rounds, in steps and in seconds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
-    for kind, run in runs.items():
-        for axis, ordered in zip(
-            axes, (sorted(map(float, run.steps_to_first_token)), sorted(run.seconds_to_first_token)), strict=True
-        ):
+    for kind, results in runs.items():
+        steps = sorted(float(steps) for run in results for steps in run.steps_to_first_token)
+        seconds = sorted(seconds for run in results for seconds in run.seconds_to_first_token)
+        for axis, ordered in zip(axes, (steps, seconds), strict=True):
             axis.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", label=kind)
     for axis, unit in zip(axes, ("steps", "seconds"), strict=True):
         axis.set(xscale="log", ylim=(0, 1), xlabel=f"{unit} to the first token", ylabel="share of the modest requests")

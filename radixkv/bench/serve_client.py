@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(slots=True)
 class Answer:
-    """The outcome of one request. Times are in seconds of `time.perf_counter`.
+    """The outcome of one request. Times are in seconds of the client's clock.
 
     Attributes:
         due: when the request was scheduled to be sent. Latencies are measured from here, so that a late load generator
@@ -54,6 +54,7 @@ class HttpClient:
         api_key: sent as a bearer token.
         ignore_eos: request answers of full length; vLLM, SGLang and RadixKV support the field, other servers may refuse it.
         timeout_s: seconds without a byte until a request counts as failed.
+        clock: by which answers are timed; seconds.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class HttpClient:
         api_key: str | None = None,
         ignore_eos: bool = True,
         timeout_s: float = 600.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         base = url.rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # Unlimited: a wait for a free connection would be measured as the server's latency.
@@ -111,14 +114,14 @@ class HttpClient:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code == httpx.codes.OK:
                     async for event in _events(response):
-                        _record_event(event, answer)
+                        _record_event(event, answer, self._clock())
                 else:
                     answer.error = (
                         f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
                     )
         except (httpx.HTTPError, json.JSONDecodeError) as error:
             answer.error = f"{type(error).__name__}: {error}"
-        answer.finished = time.perf_counter()
+        answer.finished = self._clock()
         answer.output_tokens = answer.output_tokens or len(answer.arrivals)
         return answer
 
@@ -134,8 +137,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 yield json.loads(value)
 
 
-def _record_event(event: dict[str, Any], answer: Answer) -> None:
-    now = time.perf_counter()
+def _record_event(event: dict[str, Any], answer: Answer, now: float) -> None:
     if event.get("error"):
         answer.error = f"in the stream: {str(event['error'])[:200]}"
     for choice in event.get("choices") or ():

@@ -229,8 +229,10 @@ def soak(
 def soak_server(
     minutes: Annotated[float, typer.Option(min=0.05, help="how long")] = 10,
     seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
-    max_wait: Annotated[float, typer.Option(help="seconds to the first token of a normal answer, at most")] = 10.0,
-    max_stall: Annotated[float, typer.Option(help="seconds of a health check, at most")] = 1.0,
+    max_wait: Annotated[
+        float, typer.Option(help="full steps to the first token of 99 % of normal answers, at most")
+    ] = 8.0,
+    max_stall: Annotated[float, typer.Option(help="full steps of a health check, at most")] = 2.0,
     json_path: JsonPath = None,
 ) -> None:
     """Hostile clients beside normal ones on a real server."""

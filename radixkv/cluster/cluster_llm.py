@@ -181,7 +181,7 @@ class ClusterLLM:
         Args:
             function: given how the model reads text.
             tenant: on whose behalf.
-            num_prompts: places in the queue that are taken meanwhile.
+            num_prompts: places in the queue that are taken meanwhile; 0: what this is for has its place.
 
         Raises:
             Exception: what `AsyncLLM.run_tokenizer` raises.

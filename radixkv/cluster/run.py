@@ -27,6 +27,7 @@ from radixkv.server.run import (
     listener_for,
     make_observers,
     make_tenants,
+    metrics_listener_for,
     serve,
     start_logging,
 )
@@ -103,7 +104,7 @@ def run_ingress(
     tenants = make_tenants(config, namespace_secret(secret))
     write_log, tracer = make_observers(config)
 
-    async def main(listener: socket.socket) -> int:
+    async def main(listener: socket.socket, metrics_listener: socket.socket | None) -> int:
         together = ReplicaSet(secret)
         membership = _Membership(together, wanted)
         await membership.wait_for_first()
@@ -131,13 +132,17 @@ def run_ingress(
                 membership.reload(replicas, replicas_file)
 
         try:
-            return await serve(ingress.llm, config, listener, make_app, drain=drain, reload=reload)
+            return await serve(ingress.llm, config, listener, make_app, metrics_listener, drain=drain, reload=reload)
         finally:
             await membership.close()
             await together.close()
 
-    with listener_for(config, tenants) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main(listener))
+    with (
+        listener_for(config, tenants) as listener,
+        metrics_listener_for(config, tenants) as metrics_listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(main(listener, metrics_listener))
 
 
 def read_replicas(path: Path) -> dict[str, str]:

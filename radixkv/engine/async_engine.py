@@ -158,7 +158,7 @@ class AsyncEngine:
         Args:
             function: given the model.
             tenant: on whose behalf; None: on nobody's, and without a place in the queue.
-            num_prompts: places in the queue that are taken meanwhile.
+            num_prompts: places in the queue that are taken meanwhile; 0: what this is for has its place.
 
         Raises:
             QueueFullError: too many requests are unfinished, or wait to be tokenized.

@@ -136,5 +136,4 @@ class Executor:
 
 def _prompt_logprobs_of(batch: Batch) -> list[int]:
     """Which chunks are of prompts that are computed for the first time, and of which log-probabilities are wanted."""
-    wanted = [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.wants_prompt_logprobs]
-    return [i for i in wanted if batch.chunks[i].group.request.metrics.first_token_time is None]
+    return [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.describes_prompt]

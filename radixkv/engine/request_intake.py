@@ -135,8 +135,8 @@ class RequestIntake:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
         if self._shut_down:
             self._refuse_if_stopped()
-        if tenant is None:
-            return await self._run_in(self._tokenizer_thread, "", function)
+        if tenant is None or not num_prompts:
+            return await self._run_in(self._tokenizer_thread, tenant or "", function)
         with self._places_for(num_prompts, tenant):
             return await self._run_in(self._tokenizer_thread, tenant, function)
 

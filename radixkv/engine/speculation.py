@@ -140,7 +140,7 @@ class Speculator:
             state = sequence.sampling
             if not completes or state is None or sequence.num_placeholders:
                 continue
-            wants_prompt_rows = request.wants_prompt_logprobs and request.metrics.first_token_time is None
+            wants_prompt_rows = request.describes_prompt
             if len(request.sequences) < request.num_seqs or wants_prompt_rows:
                 continue  # its samples are about to fork, or its rows are the prompt's
             self._num_unasked = 0

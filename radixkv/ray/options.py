@@ -15,7 +15,14 @@ from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 
 # They belong to one process; how long a request waits on a replica is not known to the ingress.
-_NOT_UNDER_RAY = ("uds", "record_trace", "kv_events_endpoint", "kv_events_replay_endpoint", "queue_timeout")
+_NOT_UNDER_RAY = (
+    "uds",
+    "metrics_port",
+    "record_trace",
+    "kv_events_endpoint",
+    "kv_events_replay_endpoint",
+    "queue_timeout",
+)
 _OBJECTS = frozenset({"tokenizer", "tiers"})
 
 

@@ -120,6 +120,10 @@ class Admission:
                 usage.add(group)
         return victims
 
+    def tenants_wanting_more(self) -> list[str]:
+        """Those that have and want more sequences than an equal part, by weight, of all."""
+        return self._usage().tenants_wanting_more(self._waiting.num_seqs)
+
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, in turn of the tenants, with its tables open; None: there is none.
 
@@ -261,7 +265,7 @@ class Admission:
         """
         cache, request = self._cache, group.request
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not (request.wants_prompt_logprobs and request.metrics.first_token_time is None)
+        read = request.read_cache and not request.describes_prompt
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)

@@ -30,6 +30,9 @@ from radixkv.scheduling.tenant_share import TenantShare, share_of
 COMPUTED_TOKEN_COST = 1.0
 GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
+# Beside being computed, one of a prompt whose log-probabilities are wanted: a product with the whole vocabulary, and what is
+# looked for in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
+DESCRIBED_TOKEN_COST = 0.5
 
 
 class FairShares:
@@ -79,9 +82,24 @@ class FairShares:
             floor = max((self.counter(other) for other in running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
-    def charge(self, tenant: str, *, computed: float = 0, generated: int = 0, reused: int = 0) -> None:
-        """Count tokens that were served to the tenant; negative ones were charged before and not served after all."""
-        cost = COMPUTED_TOKEN_COST * computed + GENERATED_TOKEN_COST * generated + REUSED_TOKEN_COST * reused
+    def charge(
+        self, tenant: str, *, computed: float = 0, described: int = 0, generated: int = 0, reused: int = 0
+    ) -> None:
+        """Count tokens that were served to the tenant; negative ones were charged before and not served after all.
+
+        Args:
+            tenant: whose request it is.
+            computed: of prompts.
+            described: those of them whose log-probabilities are wanted.
+            generated: of answers.
+            reused: of prompts, from the cache.
+        """
+        cost = (
+            COMPUTED_TOKEN_COST * computed
+            + DESCRIBED_TOKEN_COST * described
+            + GENERATED_TOKEN_COST * generated
+            + REUSED_TOKEN_COST * reused
+        )
         self._counters[tenant] = self.counter(tenant) + cost / self.share(tenant).weight
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges

@@ -110,6 +110,11 @@ class Request:
             return False  # they came with the first token
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
+    @property
+    def describes_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are wanted and not complete."""
+        return self.wants_prompt_logprobs and self.metrics.first_token_time is None
+
 
 @dataclass(eq=False)
 class TokenSequence:

@@ -28,6 +28,7 @@ from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.prefix_loads import PrefixLoads
+from radixkv.scheduling.prompt_shares import bound_prompts
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_share import TenantShare
@@ -240,7 +241,7 @@ class Scheduler:
 
     def _preempt(self, group: SequenceGroup) -> None:
         # A prompt was charged as a whole when it was admitted.
-        self.shares.charge(group.request.tenant, computed=-max(0, group.num_pending - 1))
+        self._charge_prompt(group, -max(0, group.num_pending - 1))
         for sequence in group.sequences:
             if sequence.table is not None:
                 self.blocks.release(sequence)
@@ -266,9 +267,11 @@ class Scheduler:
 
             |  decoding  |  long prompt: at least half of the rest  |  short ones: up to half  |
 
-        So a short prompt never waits for the end of a long one, which takes at most twice as long for that.
+        So a short prompt never waits for the end of a long one, which takes at most twice as long for that. In the end,
+        tenants that want more than their part leave to later steps what would lengthen this one too much (`prompt_shares`).
         """
         self._admission.begin_step()
+        num_decoding = len(chunks)
         long, reserved = None, 0
         prompts.sort(key=lambda group: self.shares.counter(group.request.tenant))  # equal ones stay in order of rank
         for group in prompts:
@@ -284,6 +287,11 @@ class Scheduler:
         budget -= self._admit_waiting(chunks, budget, long is not None)
         if long is not None:
             self._schedule_chunks(chunks, long, budget + reserved)
+        prompt_chunks = chunks[num_decoding:]
+        if len({chunk.group.request.tenant for chunk in prompt_chunks}) > 1:
+            wanting_more = self._admission.tenants_wanting_more()
+            min_tokens = self._max_num_batched_tokens // 16
+            chunks[num_decoding:] = bound_prompts(prompt_chunks, wanting_more, self.shares, min_tokens)
 
     def _schedule_chunks(self, chunks: list[ScheduledChunk], group: SequenceGroup, budget: int) -> int:
         """Schedule as much of a prompt as the budget allows; returns the number of tokens."""
@@ -312,9 +320,14 @@ class Scheduler:
     def _start_admitted(self, group: SequenceGroup) -> None:
         self.start(group)
         request = group.request
-        self.shares.charge(request.tenant, computed=group.num_pending - 1, reused=group.num_computed_at_start)
+        self._charge_prompt(group, group.num_pending - 1, reused=group.num_computed_at_start)
         if request.num_cached_tokens is None:
             # Of a resumed request, tokens of its answer may have been cached, too.
             request.num_cached_tokens = min(group.num_computed_at_start, request.num_prompt_tokens)
             request.metrics.clip_loaded_tokens(request.num_cached_tokens)
             request.metrics.scheduled_time = time.monotonic()
+
+    def _charge_prompt(self, group: SequenceGroup, num_tokens: int, reused: int = 0) -> None:
+        request = group.request
+        described = num_tokens if request.describes_prompt else 0
+        self.shares.charge(request.tenant, computed=num_tokens, described=described, reused=reused)

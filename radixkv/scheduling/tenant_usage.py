@@ -60,6 +60,14 @@ class TenantUsage:
             self.num_seqs[group.request.tenant] -= group.num_seqs
             del self._running[group]
 
+    def tenants_wanting_more(self, waiting: Mapping[str, int]) -> list[str]:
+        """Those that have and want more sequences than an equal part of all, by weight."""
+        return [
+            tenant
+            for tenant in self.active
+            if self._demand(tenant, waiting) > self._shares.part(tenant, self.active, self._max_num_seqs)
+        ]
+
     def exceeds_limit(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run more sequences with it than it ever may."""
         tenant = group.request.tenant

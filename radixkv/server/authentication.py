@@ -4,9 +4,11 @@ Which key a path needs::
 
     /, /health, /ready, /version, /openapi.json     none
     /admin/...                                      the admin key
-    /metrics                                        the metrics key; without one, the admin key where there are API keys
+    /metrics                                        the metrics key; without one, the admin key where there are API keys,
+                                                    and none on a port of its own
     /live                                           an API key; without API keys, the metrics key if there is one
-    everything else                                 an API key, if there are any
+    everything else                                 an API key, if there are any; without, on the port of /metrics,
+                                                    the metrics key if there is one
 """
 
 from __future__ import annotations
@@ -24,16 +26,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.errors import ApiError
+from radixkv.server.ports import PAGE_PATHS, Port, port_of, serves
 from radixkv.server.tenants import Credentials, Tenant, Tenants, unauthorized
 
-# The page's own files hold nothing of any prompt.
-_OPEN_PATHS = frozenset(
-    {"/", "/favicon.svg", "/page.css", "/page.js", "/health", "/ready", "/version", "/openapi.json"}
-)
+_OPEN_PATHS = PAGE_PATHS | {"/health", "/ready", "/version", "/openapi.json"}
 
 
 class Authentication:
-    """ASGI middleware: answers 401 or 403, or puts the tenant into the scope's state, for `CurrentTenant`.
+    """ASGI middleware: answers 401, 403 or 404, or puts the tenant into the scope's state, for `CurrentTenant`.
 
     Args:
         tenants: who may use the model, and who may administer.
@@ -62,6 +62,9 @@ class Authentication:
 
     def _authenticate(self, scope: Scope) -> None:
         path: str = scope["path"]
+        port = port_of(scope)
+        if not serves(port, path):
+            raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
         headers = Headers(scope=scope)
         if self._local_only and self._tenants.open_to_all and not _is_local(headers.get("host", "")):
             raise ApiError(
@@ -75,9 +78,10 @@ class Authentication:
             self._tenants.authenticate_admin(credentials)
             scope.setdefault("state", {})["is_admin"] = True
         elif path == "/metrics":
-            self._authenticate_operator(credentials)
+            if self._metrics_key is not None or port is not Port.METRICS:
+                self._authenticate_operator(credentials)
         else:
-            if path == "/live" and self._tenants.open_to_all:
+            if self._tenants.open_to_all and (path == "/live" or port is Port.METRICS):
                 self._authenticate_operator(credentials)
             scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(credentials)
 

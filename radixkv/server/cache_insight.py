@@ -13,10 +13,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cache import PinQuotaExceeded
+from radixkv.cache import Explanation, PinQuotaExceeded
 from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
+from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
@@ -25,6 +26,9 @@ from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
+
+# Of one request.
+MAX_EXPLAINED = 16
 
 
 class CacheExplanation(BaseModel):
@@ -124,25 +128,41 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     return router
 
 
-async def explanations(service: Service, prompts: Sequence[Prompt]) -> list[CacheExplanation]:
+async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
+
+    All streams wait while the tree is asked, so that is done for a few prompts only, and all else in other threads.
+
+    Args:
+        service: that of the routes.
+        prompts: tokenized.
+        tenant: on whose behalf.
 
     Raises:
         ApiError: 501, there are several caches.
+        ValueError: too many prompts.
+        QueueFullError, DrainingError, EngineDeadError: they may not come in now.
     """
     llm = service.engine
     if llm is None:
         message = "explain_cache: not over several replicas, each of which has a cache of its own"
         raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message, param="explain_cache")
+    if len(prompts) > MAX_EXPLAINED:
+        raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
 
-    def explain(engine: Engine) -> tuple[list[PromptExplanation], KVTiers | None]:
-        decode = engine.loaded.require_tokenizer().decode
+    def explain(engine: Engine) -> tuple[list[Explanation], KVTiers | None]:
         result = []
         for prompt in prompts:
             read = prompt.read_cache and engine.enable_prefix_caching
-            explanation = engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=False)
-            result.append(decode_explanation(explanation, list(prompt.token_ids), decode))
+            result.append(engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=False))
         return result, engine.tiers if engine.enable_prefix_caching else None
+
+    def decode(loaded: LoadedModel) -> list[PromptExplanation]:
+        decode = loaded.require_tokenizer().decode
+        return [
+            decode_explanation(one, list(prompt.token_ids), decode)
+            for one, prompt in zip(explained, prompts, strict=True)
+        ]
 
     def add_tiers(decoded: list[PromptExplanation], tiers: KVTiers) -> list[PromptExplanation]:
         return [
@@ -152,8 +172,9 @@ async def explanations(service: Service, prompts: Sequence[Prompt]) -> list[Cach
             for one, prompt in zip(decoded, prompts, strict=True)
         ]
 
-    decoded, tiers = await llm.call(explain)
+    explained, tiers = await llm.call(explain)
+    decoded = await llm.run_tokenizer(decode, tenant=tenant)
     if tiers is not None:
-        # Not on the engine's thread: a shared store may take its time.
+        # A shared store may take its time.
         decoded = await asyncio.to_thread(add_tiers, decoded, tiers)
     return [CacheExplanation(text=str(one), **one.as_dict()) for one in decoded]

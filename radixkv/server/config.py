@@ -27,6 +27,11 @@ class ServerConfig(Config):
     metrics_key: str | None = Field(default=None, repr=False)
     """Key for /metrics, and for /live where there are no API keys. Without it, /metrics needs the admin key where there are
     API keys, and no key elsewhere."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Serve /metrics, /live and the page on this port, and no longer on the other one; 0: any free one. There, /metrics needs
+    no key but metrics_key."""
+    metrics_host: str = "127.0.0.1"
+    """Address of metrics_port; 0.0.0.0: reachable from other machines."""
     allow_unauthenticated: bool = False
     """Serve clients of other machines even without API keys: whoever reaches the port may use the model."""
     uds: str | Path | None = None

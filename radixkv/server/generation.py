@@ -104,10 +104,10 @@ class Generation:
         """
         deadlines = Deadlines(service.llm, service.time_limits.at_most(body.timeout))
         async with deadlines.before_admission():
-            cache_explanations = await explanations(service, prompts) if body.explain_cache else None
             lengths = [len(prompt.token_ids) for prompt in prompts]
             reservation = service.rate_limits.admit(tenant, params, lengths, service.llm.loaded.max_model_len)
             try:
+                cache_explanations = await explanations(service, prompts, tenant.name) if body.explain_cache else None
                 streams = await service.llm.submit(
                     prompts, params, request_id, priority=body.priority or 0, tenant=tenant.name
                 )

@@ -188,7 +188,8 @@ class LiveStateCache:
         snapshot = await llm.call(partial(_snapshot_engine, self._visible(tenant)))
         trees = await llm.run_tokenizer(
             lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
-            tenant=None,
+            tenant=tenant.name,
+            num_prompts=0,
         )
         return live_state(service.model_name, llm.draining, llm.stats, snapshot.block_size, snapshot.requests, trees)
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
+from copy import copy
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -26,6 +27,7 @@ from radixkv.config import LLMOptions
 from radixkv.server.config import ServerConfig
 from radixkv.server.keys import read_keys_file
 from radixkv.server.listener import address_of, is_private, tcp_listener, unix_listener
+from radixkv.server.ports import OnPort, Port
 from radixkv.server.request_log import open_access_log
 from radixkv.server.tenants import Tenants
 from radixkv.tiers.namespace_secret import find_secret
@@ -60,7 +62,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
     tenants = make_tenants(config, namespaces_secret(options))
     write_log, tracer = make_observers(config)
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
-    with listener_for(config, tenants) as listener:
+    with listener_for(config, tenants) as listener, metrics_listener_for(config, tenants) as metrics_listener:
         from radixkv.async_llm import AsyncLLM
         from radixkv.llm import LLM
         from radixkv.server.assembly import assemble_app, assemble_service
@@ -83,7 +85,8 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         watch = partial(watch_engine, llm, config.step_timeout)
         _avoid_pauses(model)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(serve(llm, config, listener, make_app, watch=watch, reload=reload))
+            serving = serve(llm, config, listener, make_app, metrics_listener, watch=watch, reload=reload)
+            status = runner.run(serving)
     if llm.abandoned:
         leave_at_once(status)
     return status
@@ -111,6 +114,7 @@ async def serve(
     config: ServerConfig,
     listener: socket.socket,
     make_app: Callable[[Callable[[], None]], tuple[str, ASGIApp]],
+    metrics_listener: socket.socket | None = None,
     *,
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     drain: asyncio.Event | None = None,
@@ -123,6 +127,7 @@ async def serve(
         config: the server's.
         listener: bound, and not listening yet.
         make_app: given what starts draining, what is served in words, and the application.
+        metrics_listener: likewise, for what `radixkv.server.ports` names; None: ``listener`` is for that, too.
         watch: runs beside it.
         drain: starts draining when it is set.
         reload: is called at SIGHUP.
@@ -132,8 +137,9 @@ async def serve(
     """
     drain, abort = drain or asyncio.Event(), asyncio.Event()
     name, app = make_app(drain.set)
-    address = address_of(listener, encrypted=config.ssl_certfile is not None)
-    server = _Server(uvicorn_config(config, app), f"{name} at {address}")
+    encrypted = config.ssl_certfile is not None
+    server_config = uvicorn_config(config, app if metrics_listener is None else OnPort(app, Port.API))
+    server = _Server(server_config, f"{name} at {address_of(listener, encrypted=encrypted)}")
     watching = None if watch is None else asyncio.ensure_future(watch())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,6 +149,13 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, reload)
 
     serving = asyncio.ensure_future(server.serve([listener]))
+    servers = {server: serving}
+    if metrics_listener is not None:
+        metrics_config = copy(server_config)  # the bound of connections is one for both
+        metrics_config.app = OnPort(app, Port.METRICS)
+        metrics_server = _Server(metrics_config)
+        servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
+        _log.info("metrics at %s", address_of(metrics_listener, encrypted=encrypted))
     try:
         await _first(serving, drain.wait(), llm.wait_for_death())
         if llm.death is None and not serving.done():
@@ -151,8 +164,9 @@ async def serve(
             await _first(llm.shutdown(config.grace_seconds), abort.wait(), llm.wait_for_death())
     finally:
         finished = await llm.shutdown()
-        server.should_exit = True
-        await serving
+        for each in servers:
+            each.should_exit = True
+        await asyncio.gather(*servers.values())
         if watching is not None:
             watching.cancel()
     if llm.death is not None:
@@ -228,16 +242,17 @@ class _Server(uvicorn.Server):
     """Prints when it listens, and handles no signals: uvicorn would stop listening at the first one.
 
     Args:
-        name: what is served, and where.
+        name: what is served, and where; None: nothing is printed.
     """
 
-    def __init__(self, config: uvicorn.Config, name: str) -> None:
+    def __init__(self, config: uvicorn.Config, name: str | None = None) -> None:
         super().__init__(config)
         self._name = name
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        print(f"Serving {self._name}", flush=True)
+        if self._name is not None:
+            print(f"Serving {self._name}", flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -298,6 +313,30 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
             raise ValueError(
                 f"host: whoever can reach {config.host} could use the server, since there are no API keys; "
                 "set api_keys or keys_file, or allow_unauthenticated if that is what you want"
+            )
+        yield listener
+
+
+@contextlib.contextmanager
+def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[socket.socket | None]:
+    """A socket bound to the address that is configured for the metrics; None: there is none of their own.
+
+    Args:
+        config: the server's.
+        tenants: who may use it.
+
+    Raises:
+        OSError: the address cannot be used.
+        ValueError: strangers could see prompts there.
+    """
+    if config.metrics_port is None:
+        yield None
+        return
+    with tcp_listener(config.metrics_host, config.metrics_port) as listener:
+        if tenants.open_to_all and not is_private(listener) and config.metrics_key is None:
+            raise ValueError(
+                f"metrics_host: whoever can reach {config.metrics_host} could see prompts, since there are no API keys; set "
+                "metrics_key"
             )
         yield listener
 

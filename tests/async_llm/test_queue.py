@@ -106,8 +106,9 @@ def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatc
             await llm.run_tokenizer(lambda _: True, num_prompts=5)
         assert not llm.num_unfinished
         unbounded = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant=None))
+        has_its_place = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant="a", num_prompts=0))
         go.set()
-        assert await asyncio.gather(*tokenizing, unbounded) == [True] * 3
+        assert await asyncio.gather(*tokenizing, unbounded, has_its_place) == [True] * 4
         for (stream,) in await asyncio.gather(*compiling):
             async for _ in stream:
                 pass

@@ -17,6 +17,7 @@ from radixkv.server.authentication import Authentication
 from radixkv.server.chat_completions import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 from radixkv.server.messages.request import MessagesRequest
+from radixkv.server.ports import OnPort, Port
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.tenants import Tenants
 from radixkv.server.tokenization import DetokenizeRequest, TokenizeRequest
@@ -37,7 +38,12 @@ class Endpoint:
 
 
 def answer(
-    path: str, headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None, local_only: bool = False
+    path: str,
+    headers: dict[str, str],
+    tenants: Tenants,
+    metrics_key: str | None = None,
+    local_only: bool = False,
+    port: Port = Port.ONLY,
 ) -> tuple[int, Any]:
     """The status, and the tenant for whom the application was called; the body may not be read."""
     endpoint, sent = Endpoint(), list[Message]()
@@ -50,7 +56,8 @@ def answer(
 
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": encoded}
-    asyncio.run(Authentication(endpoint, tenants, metrics_key, local_only)(scope, receive, send))
+    app = OnPort(Authentication(endpoint, tenants, metrics_key, local_only), port)
+    asyncio.run(app(scope, receive, send))
     status: int = sent[0]["status"]
     assert (status == 200) == bool(endpoint.tenants)
     return status, endpoint.tenants[0] if endpoint.tenants else None
@@ -120,6 +127,33 @@ def test_who_may_read_the_metrics() -> None:
     assert answer("/live", bearer(METRICS), Tenants(), METRICS)[0] == 200
     assert answer("/live", bearer(METRICS), Tenants([ANN]), METRICS)[0] == 401
     assert answer("/v1/completions", {}, Tenants(), METRICS)[0] == 200
+
+
+def test_what_is_served_on_a_port_of_the_metrics() -> None:
+    def status(path: str, port: Port, key: str | None = None, **options: Any) -> int:
+        return answer(
+            path, {} if key is None else bearer(key), **{"tenants": Tenants([ANN], ADMIN), **options}, port=port
+        )[0]
+
+    for path in ("/", "/page.js", "/metrics", "/live"):
+        assert status(path, Port.API, ADMIN) == 404
+    for path in ("/v1/completions", "/v1/models", "/admin/check", "/openapi.json", "/no/such/path"):
+        assert status(path, Port.METRICS, ADMIN) == 404
+    for port in Port:
+        assert status("/health", port) == 200
+        assert status("/v1/chat/completions", port) == 401
+        assert status("/v1/chat/completions", port, ANN) == 200
+    # Who reaches the port may read totals; texts need a key as ever.
+    assert status("/metrics", Port.METRICS) == 200
+    assert status("/metrics", Port.METRICS, metrics_key=METRICS) == 401
+    assert status("/metrics", Port.METRICS, METRICS, metrics_key=METRICS) == 200
+    assert status("/live", Port.METRICS) == 401
+    assert status("/live", Port.METRICS, ANN) == 200
+    # Without API keys, that port may be reachable from other machines with a metrics key only.
+    for path in ("/live", "/v1/chat/completions"):
+        assert status(path, Port.METRICS, tenants=Tenants(), metrics_key=METRICS) == 401
+        assert status(path, Port.METRICS, METRICS, tenants=Tenants(), metrics_key=METRICS) == 200
+        assert status(path, Port.METRICS, tenants=Tenants()) == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/health", "/ready", "/version", "/openapi.json"])

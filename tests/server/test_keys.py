@@ -257,6 +257,37 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     asyncio.run(main())
 
 
+def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of prompts were looked up while all streams waited, before the request was refused by its key's limits."""
+    looked_up: list[object] = []
+    explain = llm.engine.cache.explain
+
+    def noting(*args: Any, **options: Any) -> Any:
+        looked_up.append(args[0])
+        return explain(*args, **options)
+
+    monkeypatch.setattr(llm.engine.cache, "explain", noting)
+
+    async def main() -> None:
+        tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1)})
+        limits = RateLimits(lambda: 0.0)
+        async with (
+            AsyncLLM(llm, tenants=tenants.shares) as engine,
+            make_client(engine, tenants=tenants, rate_limits=limits) as client,
+        ):
+            for prompts, status in ((17, 400), (2, 200), (1, 429)):
+                body = BODY | {"prompt": [[5, 6, 7]] * prompts, "explain_cache": True}
+                answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
+                assert answer.status_code == status, answer.text
+                if status == 400:
+                    assert answer.json()["error"]["param"] == "explain_cache"
+                assert len(looked_up) == (0 if status == 400 else 2)
+
+    asyncio.run(main())
+
+
 def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:
     tenants = Tenants(keys={"ann": entry("a", max_tokens=10)})
 

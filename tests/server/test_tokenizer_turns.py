@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.in_process_server import make_client
@@ -12,6 +13,8 @@ from support.in_process_server import make_client
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
 from radixkv.server import completions
+from radixkv.server.messages.keeper import PrefixKeeper
+from radixkv.server.messages.translation import Breakpoint
 from radixkv.server.tenants import Tenants
 
 
@@ -57,3 +60,18 @@ def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, mo
 
     asyncio.run(main())
     assert order == ["a", "b", "c", "a", "a"]
+
+
+def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> None:
+    """Those of all tenants were in one queue: who marked prefixes in many requests kept the others' from being found."""
+    turns: list[str] = []
+
+    async def run_tokenizer(function: Any, *, tenant: str, num_prompts: int) -> dict[float, list[int]]:
+        assert num_prompts == 0  # the request has its place
+        turns.append(tenant)
+        return {}
+
+    llm = Mock(run_tokenizer=run_tokenizer)
+    keeper = PrefixKeeper(llm, "ann", {}, [Breakpoint([], 300.0)], Prompt([5, 6, 7]))
+    asyncio.run(keeper.prepare())
+    assert turns == ["ann"]

@@ -68,13 +68,14 @@ class SchedulerDriver:
         namespace: str = "",
         tenant: str = "",
         ends_after: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Request:
         """Queue a request; ``ends_after`` so many tokens its answers end, of which the scheduler knows nothing."""
         request = Request(
             f"{len(self.requests)}",
             None,
             np.array(prompt, dtype=np.int32),
-            SamplingParams(n=n, max_tokens=max_new),
+            SamplingParams(n=n, max_tokens=max_new, prompt_logprobs=prompt_logprobs),
             seed=0,
             max_new_tokens=max_new,
             end_token_ids=frozenset(),
@@ -115,7 +116,8 @@ class SchedulerDriver:
             if group not in scheduler.running:
                 self._verify_preemption(group, num_computed, plenty)
                 started[group] = True
-        for group in dict.fromkeys(chunk.group for chunk in chunks):
+        # One that was admitted last may be left to a later step, see `prompt_shares`.
+        for group in dict.fromkeys((*(chunk.group for chunk in chunks), *scheduler.running)):
             if group in started:
                 self._verify_admission(group, started)
         launched = self._execute(chunks)

@@ -43,7 +43,8 @@ class PrefixKeeper:
         if self._breakpoints:
             self._prefixes = await self._llm.run_tokenizer(
                 lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded),
-                tenant=None,  # the request has its place in the queue
+                tenant=self._tenant,
+                num_prompts=0,
             )
 
     async def keep(self) -> tuple[int, int]:

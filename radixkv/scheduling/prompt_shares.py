@@ -1,0 +1,59 @@
+"""How much a tenant that wants more than its part may lengthen the steps in which others wait for a first token.
+
+Slots, blocks and turns are shared fairly elsewhere (`fair_shares`), and idle ones are used by whoever needs them. The time
+of a step is shared by all who are in it, though: a tenant with a hundred requests fills a step with its prompts up to the
+budget, and one short prompt beside them waits for the end of all of it. The requests of the first wait for its own queue; the
+other one waits for nothing but that step. So where both compute prompts, the first adds at most its part, by weight, of as
+much as the others compute, or a small part of the budget if that is more; the rest is computed in the steps that follow::
+
+    |  decoding  |  other tenants' prompts  |  prompts of who wants more than its part  |  left to later steps
+                 |<---------- n ----------->|<----- n * its weight / all weights ------>|
+
+So the prompts of a step take less than twice as long as those of the others alone, and at most one and a half times beside
+one such tenant of the same weight. Where nobody else computes a prompt, nothing is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.fair_shares import FairShares
+
+
+def bound_prompts(
+    chunks: list[ScheduledChunk], wanting_more: Collection[str], shares: FairShares, min_tokens: int
+) -> list[ScheduledChunk]:
+    """The prompt chunks of a step, without what would lengthen it too much.
+
+    Args:
+        chunks: of prompts, in the order in which they were scheduled.
+        wanting_more: tenants that want more sequences than their part.
+        shares: the tenants' weights.
+        min_tokens: that each of them may compute in any case.
+    """
+    num_tokens: Counter[str] = Counter()
+    for chunk in chunks:
+        num_tokens[chunk.group.request.tenant] += chunk.num_tokens
+    others = [tenant for tenant in num_tokens if tenant not in wanting_more]
+    if not others or len(others) == len(num_tokens):
+        return chunks
+    num_others = sum(num_tokens[tenant] for tenant in others)
+    left = {
+        tenant: max(min_tokens, shares.part(tenant, num_tokens, num_others))
+        for tenant in num_tokens
+        if tenant in wanting_more
+    }
+    bounded = []
+    for chunk in chunks:
+        tenant = chunk.group.request.tenant
+        if tenant in left:
+            # A single token is all or nothing for the samples of a group, and costs next to nothing.
+            count = min(chunk.num_tokens, max(left[tenant], int(chunk.num_tokens == 1)))
+            left[tenant] -= count
+            if count < chunk.num_tokens:
+                chunk = chunk._replace(num_tokens=count, completes=False)
+        if chunk.num_tokens:
+            bounded.append(chunk)
+    return bounded

@@ -1,0 +1,60 @@
+"""Which paths are served where, if what shows the server's state has a port of its own (`metrics_port`)::
+
+/, /live, /metrics                       on that port only
+/health, /ready, /version                on both
+/v1/chat/completions                     on both: the page asks by it
+everything else                          on the other port only
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+# They hold nothing of any prompt.
+PAGE_PATHS = frozenset({"/", "/favicon.svg", "/page.css", "/page.js"})
+_STATE_PATHS = PAGE_PATHS | {"/live", "/metrics"}
+_COMMON_PATHS = frozenset({"/health", "/ready", "/version", "/v1/chat/completions"})
+
+
+class Port(Enum):
+    """Where a request came in."""
+
+    ONLY = auto()
+    """There is one port."""
+    API = auto()
+    """There are two, and this one is for clients."""
+    METRICS = auto()
+    """There are two, and this one is for operators."""
+
+
+def serves(port: Port, path: str) -> bool:
+    """Whether a path is there on a port."""
+    if port is Port.ONLY or path in _COMMON_PATHS:
+        return True
+    return (path in _STATE_PATHS) == (port is Port.METRICS)
+
+
+def port_of(scope: Scope) -> Port:
+    """Where a request came in."""
+    port: Port = scope.get("state", {}).get("port", Port.ONLY)
+    return port
+
+
+class OnPort:
+    """ASGI middleware: notes where requests came in.
+
+    Args:
+        app: the application, the same on both ports.
+        port: which one this is.
+    """
+
+    def __init__(self, app: ASGIApp, port: Port) -> None:
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["port"] = self._port
+        await self._app(scope, receive, send)

@@ -1,0 +1,74 @@
+"""What shows the server's state may have a port of its own, in the same process and on the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import httpx
+import pytest
+
+from radixkv.server.config import ServerConfig
+from radixkv.server.listener import address_of
+from radixkv.server.ports import port_of
+from radixkv.server.run import listener_for, metrics_listener_for, run_server, serve
+from radixkv.server.tenants import Tenants
+
+
+async def tell_port(scope: Any, receive: Any, send: Any) -> None:
+    """An application."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": port_of(scope).name.encode()})
+
+
+@pytest.mark.parametrize("metrics_port", [None, 0])
+def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
+    llm = Mock(death=None, num_unfinished=0, shutdown=AsyncMock(return_value=True))
+    llm.wait_for_death = asyncio.Event().wait
+    config, tenants = ServerConfig(port=0, metrics_port=metrics_port), Tenants()
+
+    async def main() -> tuple[list[str], int]:
+        drain = asyncio.Event()
+        with listener_for(config, tenants) as first, metrics_listener_for(config, tenants) as second:
+            listeners = [first] if second is None else [first, second]
+            serving = asyncio.ensure_future(serve(llm, config, first, lambda _: ("it", tell_port), second, drain=drain))
+            async with httpx.AsyncClient() as client:
+                addresses = [address_of(listener, encrypted=False) for listener in listeners]
+                for address in addresses:
+                    while True:
+                        try:
+                            await client.get(address)
+                            break
+                        except httpx.ConnectError:
+                            await asyncio.sleep(0)  # it does not listen yet
+                answers = [(await client.get(address)).text for address in addresses]
+                drain.set()
+                return answers, await serving
+
+    assert asyncio.run(main()) == (["ONLY"] if metrics_port is None else ["API", "METRICS"], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics_port": 65536}, "metrics_port"),
+        (
+            {"metrics_port": 0, "metrics_host": "0.0.0.0"},
+            "metrics_host: .* since there are no API keys; set metrics_key",
+        ),
+    ],
+)
+def test_where_strangers_could_see_prompts_it_is_not_served(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_server(ServerConfig(model="/no/such/model", port=0, **options), {})
+
+
+def test_only_this_machine_reaches_it_unless_told_otherwise() -> None:
+    tenants = Tenants(["key"])
+    with metrics_listener_for(ServerConfig(host="0.0.0.0", metrics_port=0), tenants) as listener:
+        assert listener is not None
+        assert listener.getsockname()[0] == "127.0.0.1"
+    with metrics_listener_for(ServerConfig(metrics_port=0, metrics_host="0.0.0.0"), tenants) as listener:
+        assert listener is not None
+        assert listener.getsockname()[0] == "0.0.0.0"
