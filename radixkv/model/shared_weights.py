@@ -35,7 +35,7 @@ def share_weights(weights: Iterable[Weight], folder: Path) -> None:
     num_bytes = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for weight in weights:
+        for weight in dict.fromkeys(weights):
             weight.move(_shared(weight.panels, folder))
             num_bytes += weight.nbytes
     except OSError as error:

@@ -30,6 +30,8 @@ _LOOPBACK = "127.0.0.1"
 # Ray's processes, the registry and the ingress: measured 0.9 GiB without the ingress.
 _BESIDE_BYTES = 1536 << 20
 _SECONDS_BETWEEN_LOOKS = 0.5
+# Ray gives its processes 30 seconds to start, which a loaded machine may not keep.
+_ATTEMPTS_TO_START = 3
 
 
 def serve_replicas(options: ApplicationOptions) -> int:
@@ -145,25 +147,50 @@ def _keep_private(environment: MutableMapping[str, str]) -> None:
 
 @contextmanager
 def _ray(placement: PlacementConfig) -> Iterator[None]:
-    """A connection to a cluster, or a local one that ends with it."""
+    """A connection to a cluster, or a local one that ends with it.
+
+    Raises:
+        ConnectionError: there is no such cluster, or a local one does not start.
+    """
     import ray
 
     if placement.ray_address is not None:
         ray.init(placement.ray_address, log_to_driver=False)
     else:
-        cores = (placement.num_cpus or 1) * placement.most_replicas + placement.ingresses
-        ray.init(
-            "local",  # else it would look for one that runs on this machine
-            num_cpus=ceil(cores),  # it counts what was promised, and may promise more than there is
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _node_ip_address=_LOOPBACK,
-        )
+        _start_ray(placement)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_ray(placement: PlacementConfig) -> None:
+    """Start a local Ray.
+
+    Raises:
+        ConnectionError: it does not start.
+    """
+    import ray
+
+    cores = (placement.num_cpus or 1) * placement.most_replicas + placement.ingresses
+    for attempt in range(1, _ATTEMPTS_TO_START + 1):
+        try:
+            ray.init(
+                "local",  # else it would look for one that runs on this machine
+                num_cpus=ceil(cores),  # it counts what was promised, and may promise more than there is
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                _node_ip_address=_LOOPBACK,
+            )
+            return
+        except Exception as error:
+            if type(error) is not Exception:  # Ray has no class of its own for processes that are late
+                raise
+            ray.shutdown()
+            if attempt == _ATTEMPTS_TO_START:
+                raise ConnectionError(f"a local Ray did not start in {attempt} attempts: {error}") from error
+            _log.warning("a local Ray did not start (%s): trying again", error)
 
 
 def _wait_for_signal() -> None:

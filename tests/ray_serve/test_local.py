@@ -103,6 +103,32 @@ def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None
     assert serve.applications == set()
 
 
+def test_a_local_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine its processes did not keep Ray's 30 seconds, and the server ended with a traceback."""
+    failures = [
+        Exception("timed out"),
+        Exception("timed out"),
+        None,
+        *[Exception("timed out")] * 3,
+        RuntimeError("planted"),
+    ]
+
+    def init(*_: object, **__: object) -> None:
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+
+    ray = ModuleType("ray")
+    ray.__dict__.update(init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with local._ray(PlacementConfig(replicas=2)):
+        assert len(failures) == 4
+    with pytest.raises(ConnectionError, match="a local Ray did not start in 3 attempts: timed out"):
+        local._start_ray(PlacementConfig(replicas=2))
+    with pytest.raises(RuntimeError, match="planted"):
+        local._start_ray(PlacementConfig(replicas=2))
+
+
 def test_a_local_ray_is_not_one_that_runs_on_the_machine_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there was one, `radixkv serve --replicas` ended with an error of Ray's."""
     ray = pytest.importorskip("ray")
