@@ -209,7 +209,12 @@ def run_side_by_side(launchers: Sequence[Launcher], device: torch.device) -> lis
     """
     current = torch.cuda.current_stream(device)
     *others, last = launchers
-    sides = [torch.cuda.Stream(device) for _ in others]  # torch keeps a few, and hands them out in turn
+    sides: list[torch.cuda.Stream] = []
+    while len(sides) < len(others):
+        # torch keeps 32, and hands them out in turn: the current one, on which graphs are captured, is one of them.
+        side = torch.cuda.Stream(device)
+        if side != current and side not in sides:
+            sides.append(side)
     launches = []
     for side, launcher in zip(sides, others, strict=True):
         side.wait_stream(current)

@@ -221,6 +221,7 @@ def test_tile_classes_side_by_side_give_what_they_give_in_turn(
 
 
 def test_tile_classes_fork_from_the_current_stream_and_join_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On streams of their own: of the 32 that torch hands out in turn, the current one may be the next."""
     events: list[str] = []
 
     class Stream:
@@ -230,7 +231,8 @@ def test_tile_classes_fork_from_the_current_stream_and_join_it(monkeypatch: pyte
         def wait_stream(self, other: Stream) -> None:
             events.append(f"{self.name} waits for {other.name}")
 
-    current, names, on = Stream("current"), iter("ab"), ["current"]
+    current, first, second, on = Stream("current"), Stream("a"), Stream("b"), ["current"]
+    handed_out = iter([first, current, first, second])
 
     @contextmanager
     def stream(side: Stream) -> Iterator[None]:
@@ -239,7 +241,7 @@ def test_tile_classes_fork_from_the_current_stream_and_join_it(monkeypatch: pyte
         on.pop()
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(next(names)))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(handed_out))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     launches = [partial(lambda rows: events.append(f"{rows} on {on[-1]}"), rows) for rows in (128, 64, 16)]
     run_side_by_side(launches, torch.device("cuda"))
