@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cpu_variants import each_variant, use
+from support.cpu_variants import VARIANTS, each_variant, use
 from support.paged_batches import PagedBatch, make_paged_batch
 
 DIMS = st.sampled_from([1, 8, 16, 24, 32, 40, 80, 96, 128, 256])
@@ -138,3 +138,32 @@ def test_scores_of_minus_infinity(variant: str) -> None:
     expected = batch.expected(query, scale=0.3, softcap=None, window=None, sinks=None)
     assert not expected.isnan().any()
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif("amx" not in VARIANTS, reason="needs a processor with AMX")
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "block_size", "window"),
+    [(3, 3, 64, 16, None), (2, 4, 40, 4, None), (9, 1, 64, 16, None), (2, 3, 64, 16, 100), (1, 16, 32, 16, None)],
+    ids=["in place", "copied", "a head each", "a window", "a large group"],
+)
+def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
+    kv_heads: int, group: int, dim: int, block_size: int, window: int | None
+) -> None:
+    """Drafts are rows beside the row that there is without them, and few rows were computed otherwise than more."""
+    torch.manual_seed(0)
+    num_blocks = 500 // block_size
+    keys, values = (torch.randn(num_blocks, block_size, kv_heads, dim).bfloat16() for _ in range(2))
+    table = torch.randperm(num_blocks)[None].int()
+    query = 3 * torch.randn(17, kv_heads * group, dim).bfloat16()
+    options = {"scale": dim**-0.5, "window": window}
+
+    def attend(first: int, past: int) -> torch.Tensor:
+        batch = PagedBatch(
+            [(0, past - first, 0, 0, 450 + past)], table, [450 + first], [past - first], keys, values, block_size
+        )
+        return batch.attention().attend(query[first:past], keys, values, **options)
+
+    with use("amx"):
+        together = attend(0, 17)
+        for first, past in ((0, 1), (1, 2), (2, 4), (4, 9), (9, 16), (16, 17)):
+            assert torch.equal(attend(first, past), together[first:past]), (first, past)

@@ -257,3 +257,19 @@ def test_what_cannot_be_quantised() -> None:
     packed = QuantisedWeight([torch.zeros(3, 32)], "int8")
     with pytest.raises(ValueError, match=r"x: expected shape \[2, 32\], got \[2, 31\]"):
         packed.multiply(torch.zeros(2, 31))
+
+
+@each_variant
+@each_quantization
+@each_dtype
+def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
+    variant: str, quantization: str, dtype: torch.dtype
+) -> None:
+    """Few rows were added in another order than more: in bfloat16, answers depended on what else was in their batch."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 1600).to(dtype)
+    with use(variant):
+        packed = QuantisedWeight([random_weight(3000, 1600, dtype)], quantization)
+        expected = packed.multiply(x)
+        for rows in (1, 3, 4, 13):
+            assert torch.equal(packed.multiply(x[:rows].clone()), expected[:rows]), rows

@@ -16,22 +16,22 @@
 #include <vector>
 
 #include "calls.h"
-#include "panel.h"
+#include "pack.h"
 #include "unpacked.h"
 
 namespace radixkv {
 namespace {
 
-constexpr int kKeys = 64;        // keys that are read at a time
 constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
 constexpr int64_t kChunk = 128;  // keys of such a task
-constexpr int64_t kLongChunk = 2048;  // and of others
+constexpr int64_t kLongChunk = 2048;  // and of a prompt's
+constexpr int64_t kMostDrafted = 32;  // rows of a sequence that is not in its prompt: its chunks are those of a single row
 // Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
 // from panels earlier.
 #if defined(__AMX_BF16__)
 template <typename T>
-constexpr int kUnpackedRows = kPairs<T> ? 4 : 8;
+constexpr int kUnpackedRows = kPairs<T> ? kTileColumns : 8;
 #else
 template <typename T>
 constexpr int kUnpackedRows = 8;
@@ -48,96 +48,6 @@ struct Part {
     int64_t partial, num_chunks, chunk_stride;
 };
 
-int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
-
-// A square of 16 x 16 words, mirrored.
-#if defined(__AVX512F__)
-__attribute__((always_inline))  // all of it fits into registers
-#endif
-inline void transpose(const U32* from, U32* to) {
-    U32 a[16], b[16];
-    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(from[i], from[i + 8]);
-        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        b[2 * i] = interleave_low(a[i], a[i + 8]);
-        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(b[i], b[i + 8]);
-        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        to[2 * i] = interleave_low(a[i], a[i + 8]);
-        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-}
-
-// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
-// `next` ones are fetched: they lie scattered, where no processor foresees them.
-template <typename T>
-void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
-    constexpr int64_t kWord = 4 / sizeof(T);
-    const int64_t words = padded(dim) / kWord;
-    for (int first = 0; first < kKeys; first += kLanes) {
-        auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
-        for (int64_t word = 0; word < words; word += kLanes) {
-            U32 rows[kLanes], columns[kLanes];
-            const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
-            for (int i = 0; i < kLanes; i++) {
-                __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
-                rows[i] = U32{};
-                if (first + i < count && left > 0) {
-                    if (left == kLanes * kWord)
-                        std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
-                    else
-                        std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
-                }
-            }
-            transpose(rows, columns);
-            for (int i = 0; i < kLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
-        }
-    }
-}
-
-// Values into panels of 32 dimensions: [panels][keys][32], by pairs of keys in bfloat16. Missing keys become zeros.
-void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, float* to) {
-    for (int64_t column = 0; column < padded(dim); column += kPanel)
-        for (int key = 0; key < kKeys; key++) {
-            __builtin_prefetch(next[key] + column, 0, 2);
-            __builtin_prefetch(next[key] + column + kLanes, 0, 2);
-            for (int half = 0; half < kPanel; half += kLanes, to += kLanes)
-                store(to, key < count ? load_part(values[key] + column + half, dim - column - half) : F32{});
-        }
-}
-
-void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, BF16* to) {
-    typedef uint16_t Line __attribute__((vector_size(64)));
-    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const Line high = low + 16;
-    const auto part = [&](int key, int64_t column) {
-        Line line{};
-        if (key < count) std::memcpy(&line, values[key] + column, std::min<int64_t>(dim - column, kPanel) * sizeof(BF16));
-        return line;
-    };
-    for (int64_t column = 0; column < padded(dim); column += kPanel)
-        for (int key = 0; key < kKeys; key += 2, to += 2 * kPanel) {
-            __builtin_prefetch(next[key] + column, 0, 2);
-            __builtin_prefetch(next[key + 1] + column, 0, 2);
-            Line even, odd;
-            if (key + 1 < count && column + kPanel <= dim) {
-                std::memcpy(&even, values[key] + column, sizeof even);
-                std::memcpy(&odd, values[key + 1] + column, sizeof odd);
-            } else {
-                even = part(key, column), odd = part(key + 1, column);
-            }
-            const Line lines[2] = {__builtin_shuffle(even, odd, low), __builtin_shuffle(even, odd, high)};
-            std::memcpy(static_cast<void*>(to), lines, sizeof lines);
-        }
-}
-
 template <typename T>
 class Worker {
    public:
@@ -151,6 +61,7 @@ class Worker {
           query_(rows_of_all_ * key_dim_),
           keys_(kKeys * key_dim_),
           values_(kKeys * value_dim_),
+          tile_sums_(call.num_kv_heads * kKeys * kTileColumns),
           scores_(rows_of_all_ * kKeys),
           weights_(rows_of_all_ * kKeys),
           seen_(rows_of_all_),
@@ -159,10 +70,10 @@ class Worker {
     // Writes output, maximum and sum of each row and head of the task. Meanwhile the first keys of the `following` one, or null,
     // are fetched.
     void run(const Task& task, const Task* following, float* outputs, float* maxima, float* totals) {
-        const int64_t num_rows = (task.row_stop - task.row_start) * group_;
+        const int64_t num_rows = (task.row_stop - task.row_start) * group_, query_rows = std::max<int64_t>(num_rows, kUnpackedRows<T>);
         for (int64_t head = task.head_start; head < task.head_stop; head++) {
             const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
-            load_query(task, head, query_.get() + (head - task.head_start) * num_rows * key_dim_);
+            load_query(task, head, query_.get() + (head - task.head_start) * query_rows * key_dim_);
             std::fill_n(outputs + at * value_dim_, num_rows * value_dim_, 0.0f);
             std::fill_n(maxima + at, num_rows, -INFINITY);
             std::fill_n(totals + at, num_rows, 0.0f);
@@ -181,10 +92,15 @@ class Worker {
                 find_slots(*following, following->key_start, next);
             else
                 find_slots(task, first + kKeys, next);
+            const auto query = [&](int64_t head) { return query_.get() + (head - task.head_start) * query_rows * key_dim_; };
+            const auto sums = [&](int64_t head) { return tile_sums_.get() + (head - task.head_start) * kKeys * kTileColumns; };
+            // Of all heads first: what a tile instruction has stored cannot be read until it has left the processor.
+            if constexpr (kAsTiles<T>)
+                for (int64_t head = task.head_start; head < task.head_stop && num_rows <= kUnpackedRows<T>; head++)
+                    score_in_tiles(slots, head, first, count, query(head), sums(head));
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
                 const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
-                const T* query = query_.get() + (head - task.head_start) * num_rows * key_dim_;
-                attend(slots, next, head, first, count, num_rows, query, outputs + at * value_dim_, maxima + at, totals + at);
+                attend(slots, next, head, first, count, num_rows, query(head), sums(head), outputs + at * value_dim_, maxima + at, totals + at);
             }
         }
     }
@@ -196,6 +112,16 @@ class Worker {
     };
 
     void load_query(const Task& task, int64_t kv_head, T* to) {
+        if constexpr (kAsTiles<T>) {
+            if (const int64_t num_rows = (task.row_stop - task.row_start) * group_; num_rows <= kUnpackedRows<T>) {
+                copy_query(task, kv_head, keys_.get());
+                return pack_columns(num_rows, keys_.get(), key_dim_, to);
+            }
+        }
+        copy_query(task, kv_head, to);
+    }
+
+    void copy_query(const Task& task, int64_t kv_head, T* to) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + kv_head * group_ * call_.query_head_stride;
             for (int64_t head = 0; head < group_; head++, to += key_dim_) {
@@ -220,14 +146,16 @@ class Worker {
         for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
-    // All rows over up to 64 keys of one head.
-    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, const T* query, float* outputs,
-                float* maxima, float* totals) {
+    // All rows over up to 64 keys of one head; of few rows, tiles have the `sums` that are their scores.
+    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, const T* query,
+                const float* sums, float* outputs, float* maxima, float* totals) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, keys);
         find(call_.keys, call_.key_dim, head, next, next_keys);
         const bool unpacked = num_rows <= kUnpackedRows<T>;
-        if (unpacked) {
+        if (unpacked && kAsTiles<T>) {
+            for (int at = 0; at < count; at += kLanes) unpack_columns(sums + at * kTileColumns, num_rows, scores_.get() + at, kKeys);
+        } else if (unpacked) {
             for (int at = 0; at < count; at += kLanes)
                 dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);
         } else {
@@ -237,14 +165,17 @@ class Worker {
                                   kKeys);
         }
         for (int64_t row = 0; row < num_rows; row += kLanes)
-            if (const int rows = int(std::min<int64_t>(kLanes, num_rows - row)); unpacked)
+            if (const int rows = int(std::min<int64_t>(kLanes, num_rows - row)); unpacked && !kAsTiles<T>)
                 weigh(row, rows, first, count, scores_.get(), maxima + row, totals + row);
             else
                 weigh(row, rows, first, count, weights_.get(), maxima + row, totals + row);
         find(call_.values, call_.value_dim, head, slots, values);
         find(call_.values, call_.value_dim, head, next, next_values);
+        if (unpacked && kAsTiles<T>)  // as rounded
+            for (int64_t at = 0; at < num_rows * kKeys; at += kLanes) store(scores_.get() + at, load(weights_.get() + at));
         if (unpacked)
-            return add_weighted<T>(num_rows, scores_.get(), kKeys, values, next_values, count, call_.value_dim, shrink_.get(), outputs, value_dim_);
+            return add_weighted<T>(num_rows, scores_.get(), kKeys, values, next_values, kAsTiles<T> ? next_keys : nullptr, count,
+                                   call_.value_dim, shrink_.get(), outputs, value_dim_);
         pack_values(values, next_values, count, call_.value_dim, values_.get());
         const int64_t used = count > kPanel ? kKeys : kPanel;
         // The highest score seldom grows.
@@ -254,6 +185,22 @@ class Worker {
                     store(output, load(output) * shrink);
         for (int64_t column = 0; column < value_dim_; column += kPanel)
             product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, outputs + column, value_dim_, true);
+    }
+
+    // Scores of few rows, query columns, with up to 64 keys of a head as they lie in memory, by narrow tiles.
+    void score_in_tiles(const int64_t* slots, int64_t head, int64_t first, int count, const T* query, float* sums) {
+        const T *keys[kKeys], *parts[kKeys / kLanes];
+        find(call_.keys, call_.key_dim, head, slots, keys);
+        // Sixteen keys in a row are a tile as they are, where none reaches into another block.
+        const bool in_place = call_.block_size % kLanes == 0 && first % kLanes == 0 && call_.key_dim == key_dim_;
+        for (int key = 0; key < count && !in_place; key++) {
+            T* to = keys_.get() + key * key_dim_;
+            std::memcpy(static_cast<void*>(to), keys[key], call_.key_dim * sizeof(T));
+            std::memset(static_cast<void*>(to + call_.key_dim), 0, (key_dim_ - call_.key_dim) * sizeof(T));
+        }
+        for (int at = 0; at < count; at += kLanes) parts[at / kLanes] = in_place ? keys[at] : keys_.get() + at * key_dim_;
+        const int64_t stride = in_place ? call_.num_kv_heads * key_dim_ : key_dim_;
+        product_.tiles().multiply_columns((count + kLanes - 1) / kLanes, parts, stride, query, key_dim_, sums);
     }
 
     // From the scores of up to 16 rows, a lane each in what is kept of them, to the weights of their keys, which may take the
@@ -303,7 +250,7 @@ class Worker {
     const int64_t group_, rows_of_all_, key_dim_, value_dim_;
     PanelProduct<T> product_;
     Scratch<T> query_, keys_, values_;
-    Scratch<float> scores_;
+    Scratch<float> tile_sums_, scores_;
     Scratch<T> weights_;
     std::vector<Seen> seen_;
     Scratch<float> shrink_;
@@ -349,11 +296,12 @@ void run(const Attention& call) {
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
             const int64_t stride = (row_stop - row) * group;
             const bool few = stride <= kFewRows;
-            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= tile ? kChunk : kLongChunk;
+            const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(tile, kMostDrafted) ? kChunk : kLongChunk;
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
             int64_t start = call.key_start[range];
-            if (call.window) start = std::max(start, *lowest + 1 - call.window);
+            // From a whole multiple on, so that keys are taken by the same 64 whatever rows are beside a row.
+            if (call.window) start = std::max(start, (*lowest + 1 - call.window) / kKeys * kKeys);
             if (start >= stop) continue;
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
             for (int64_t r = row; r < row_stop; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});

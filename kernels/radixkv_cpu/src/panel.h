@@ -26,6 +26,8 @@ constexpr int64_t kPanelBytes = 24 * 1024;
 template <typename T>
 constexpr int64_t kPanelDepth = kPanelBytes / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
+// Columns of a narrow tile.
+constexpr int kTileColumns = 4;
 
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
@@ -190,23 +192,59 @@ class Tiles {
         }
     }
 
+    // sums[row][0..3] = x[row] . columns for `parts` times 16 rows, up to 4 times, each beginning anywhere; columns are
+    // [inputs / 2][4][2], and inputs a multiple of 32. The sums are those of `multiply` with the factors' roles exchanged.
+    void multiply_columns(int parts, const BF16* const* x, int64_t stride, const BF16* columns, int64_t inputs, float* sums) {
+        constexpr int kBytes = kTileColumns * sizeof(float);
+        configure(kOfColumns);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < inputs; k += kStep) {
+            _tile_loadd(4, columns + k * kTileColumns, kBytes);
+            _tile_loadd(5, x[0] + k, stride * sizeof(BF16));
+            _tile_dpbf16ps(0, 5, 4);
+            if (parts > 1) {
+                _tile_loadd(6, x[1] + k, stride * sizeof(BF16));
+                _tile_dpbf16ps(1, 6, 4);
+            }
+            if (parts > 2) {
+                _tile_loadd(5, x[2] + k, stride * sizeof(BF16));
+                _tile_dpbf16ps(2, 5, 4);
+            }
+            if (parts > 3) {
+                _tile_loadd(6, x[3] + k, stride * sizeof(BF16));
+                _tile_dpbf16ps(3, 6, 4);
+            }
+        }
+        _tile_stored(0, sums, kBytes);
+        _tile_stored(1, sums + 16 * kTileColumns, kBytes);
+        _tile_stored(2, sums + 32 * kTileColumns, kBytes);
+        _tile_stored(3, sums + 48 * kTileColumns, kBytes);
+    }
+
    private:
+    // What `rows_` is while tiles are those of `multiply_columns`.
+    static constexpr int kOfColumns = -1;
+
     struct Config {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
         uint16_t row_bytes[16] = {};
         uint8_t rows[16] = {};
     };
 
-    // Tiles 0..3 are sums of 2 x 2, 4 and 5 inputs, 6 and 7 weights.
+    // Tiles 0..3 are sums of 2 x 2, 4 and 5 inputs, 6 and 7 weights. Of columns, 0..3 are sums, 4 columns, 5 and 6 inputs.
     void configure(int rows) {
         if (rows == rows_) return;
         rows_ = rows;
-        const int first = std::min(rows, 16), second = std::max(rows - 16, 1);
+        const bool of_columns = rows == kOfColumns;
+        const int first = of_columns ? 16 : std::min(rows, 16), second = of_columns ? 16 : std::max(rows - 16, 1);
         const int tile_rows[8] = {first, first, second, second, first, second, 16, 16};
         Config config;
         for (int tile = 0; tile < 8; tile++) {
             config.rows[tile] = uint8_t(tile_rows[tile]);
-            config.row_bytes[tile] = 64;
+            config.row_bytes[tile] = of_columns && tile < 5 ? kTileColumns * sizeof(float) : 64;
         }
         _tile_loadconfig(&config);
     }
@@ -232,6 +270,8 @@ class PanelProduct {
                                sums + row * sum_stride, sum_stride, add || start > 0, ahead);
         }
     }
+
+    Tiles& tiles() { return tiles_; }
 
     // Whether that many rows should be packed first, so that they are read in one stream. AMX gains nothing.
     static bool packs(int64_t rows) { return rows > kMaxRows && rows_at_once(rows) <= kMaxRows; }

@@ -111,18 +111,43 @@ void dequantise(const uint8_t* group, T* to) {
 }
 
 // total[row] += x[row] . group, of weights in T, without anything written between. Multiplications in float32 are faster here
-// than dot products in bfloat16, whose instructions take at least twice as long.
+// than dot products in bfloat16, whose instructions take at least twice as long. Products of two numbers in bfloat16 are exact, so
+// they have only to be added in the order of the instructions by which many rows are multiplied, to give the same to the last bit.
 template <typename Format, typename T, int ROWS>
 void multiply_group(const float* x, int64_t stride, const uint8_t* group, F32 (&total)[ROWS][2]) {
+#if defined(__AMX_BF16__)
+    F32 sums[2][ROWS][2] = {};  // of every second input, as in a tile
+#endif
     Format::for_pairs(group, [&](int input, const InputPair& weights) {
-        for (int i = 0; i < 2; i++)
-            for (int half = 0; half < 2; half++) {
-                F32 weight = weights[i][half];
-                if constexpr (kPairs<T>) weight = reinterpret_cast<F32>(rounded(weight) & kUpperHalf);
+        for (int half = 0; half < 2; half++) {
+            F32 pair[2] = {weights[0][half], weights[1][half]};
+            if constexpr (kPairs<T>)
+                for (F32& weight : pair) weight = reinterpret_cast<F32>(rounded(weight) & kUpperHalf);
 #pragma GCC unroll 4
-                for (int row = 0; row < ROWS; row++) total[row][half] += broadcast(x[row * stride + input + i]) * weight;
+            for (int row = 0; row < ROWS; row++) {
+                const F32 first = broadcast(x[row * stride + input]), second = broadcast(x[row * stride + input + 1]);
+                if constexpr (kPairs<T>) {
+#if defined(__AMX_BF16__)
+                    sums[0][row][half] += first * pair[0];
+                    sums[1][row][half] += second * pair[1];
+#elif defined(__AVX512BF16__)
+                    total[row][half] += second * pair[1];
+                    total[row][half] += first * pair[0];
+#else
+                    total[row][half] += first * pair[0] + second * pair[1];
+#endif
+                } else {
+                    total[row][half] += first * pair[0];
+                    total[row][half] += second * pair[1];
+                }
             }
+        }
     });
+#if defined(__AMX_BF16__)
+    if constexpr (kPairs<T>)
+        for (int row = 0; row < ROWS; row++)
+            for (int half = 0; half < 2; half++) total[row][half] += sums[0][row][half] + sums[1][row][half];
+#endif
 }
 
 // Up to so many rows multiply integers in registers; more would turn the same ones into floats too often.

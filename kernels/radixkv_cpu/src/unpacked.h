@@ -15,6 +15,17 @@ constexpr int kRowsAtOnce = 4, kVectorsAtOnce = 4;
 constexpr int kRowsAtOnce = 2, kVectorsAtOnce = 2;
 #endif
 
+// With AMX tiles, whose products many rows use, few rows have the same sums to the last bit: what a row attends to does not depend on
+// how many rows are beside it. A tile instruction adds the products of every second of its 32 inputs to one sum from 0 on, those
+// of the others to another, then both to what was there (Intel's manual, TDPBF16PS).
+#if defined(__AMX_BF16__)
+template <typename T>
+constexpr bool kAsTiles = kPairs<T>;
+#else
+template <typename T>
+constexpr bool kAsTiles = false;
+#endif
+
 // The first lines of so many dimensions are on their way to the second-level cache after this.
 template <int VECTORS, typename T>
 void fetch(const T* from) {
@@ -58,45 +69,100 @@ void dots(int64_t rows, const T* query, int64_t stride, const T* const* keys, co
     if (rows > ROWS) dots<T>(rows - ROWS, query + ROWS * stride, stride, keys, nullptr, dim, scores + ROWS * score_stride, score_stride);
 }
 
+// total[row] += weights[row][key] * values[key] over VECTORS x 16 dimensions, of which `left` are there.
+template <int ROWS, int VECTORS, typename T>
+__attribute__((always_inline)) inline void add_key(const float* weights, int64_t stride, const T* value, int64_t left,
+                                                   F32 (&total)[ROWS][VECTORS]) {
+    F32 part[VECTORS];
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; i++) part[i] = VECTORS > 1 ? load(value + i * kLanes) : load_part(value, left);
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++) {
+        const F32 weight = broadcast(weights[row * stride]);
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS; i++) total[row][i] += weight * part[i];
+    }
+}
+
 // outputs[row] = outputs[row] * shrink[row] + weights[row] . values over VECTORS x 16 dimensions, of which `left` are there.
 template <int ROWS, int VECTORS, typename T>
-void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t left,
-                       int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
+void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, const T* const* next_keys,
+                       int count, int64_t left, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
     F32 total[ROWS][VECTORS];
     for (int row = 0; row < ROWS; row++)
         for (int i = 0; i < VECTORS; i++) total[row][i] = load(outputs + row * output_stride + dim + i * kLanes) * shrink[row];
-    for (int key = 0; key < count; key++) {
+    const auto add = [&](int key, F32(&to)[ROWS][VECTORS]) {
         if (next) fetch<VECTORS>(next[key] + dim);
-        F32 part[VECTORS];
-#pragma GCC unroll 4
-        for (int i = 0; i < VECTORS; i++) part[i] = VECTORS > 1 ? load(values[key] + dim + i * kLanes) : load_part(values[key] + dim, left);
-#pragma GCC unroll 4
-        for (int row = 0; row < ROWS; row++) {
-            const F32 weight = broadcast(weights[row * stride + key]);
-#pragma GCC unroll 4
-            for (int i = 0; i < VECTORS; i++) total[row][i] += weight * part[i];
+        if (next_keys) fetch<VECTORS>(next_keys[key] + dim);
+        add_key(weights + key, stride, values[key] + dim, left, to);
+    };
+    if constexpr (kAsTiles<T>) {
+        for (int first = 0; first < count; first += kPanel) {
+            const int stop = std::min(first + kPanel, count);
+            F32 even[ROWS][VECTORS] = {}, odd[ROWS][VECTORS] = {};
+            if constexpr (ROWS * VECTORS <= 12) {
+                int key = first;
+                for (; key + 1 < stop; key += 2) add(key, even), add(key + 1, odd);
+                if (key < stop) add(key, even);
+            } else {  // the registers hold one of them
+                for (int key = first; key < stop; key += 2) add(key, even);
+                for (int key = first + 1; key < stop; key += 2) add(key, odd);
+            }
+            for (int row = 0; row < ROWS; row++)
+                for (int i = 0; i < VECTORS; i++) total[row][i] += even[row][i] + odd[row][i];
         }
+    } else {
+        for (int key = 0; key < count; key++) add(key, total);
     }
     for (int row = 0; row < ROWS; row++)
         for (int i = 0; i < VECTORS; i++) store(outputs + row * output_stride + dim + i * kLanes, total[row][i]);
 }
 
 // outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key]. Outputs are padded to 16 dimensions.
+// Meanwhile the next values are fetched, and the next keys, if given, where there is time for both.
 template <typename T, int ROWS = kRowsAtOnce>
-void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next, int count, int64_t dim,
-                  const float* shrink, float* outputs, int64_t output_stride) {
+void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next,
+                  const T* const* next_keys, int count, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return add_weighted<T, ROWS - 1>(rows, weights, stride, values, next, count, dim, shrink, outputs, output_stride);
+        if (rows < ROWS)
+            return add_weighted<T, ROWS - 1>(rows, weights, stride, values, next, next_keys, count, dim, shrink, outputs, output_stride);
     }
     int64_t at = 0;
     for (; at + kVectorsAtOnce * kLanes <= dim; at += kVectorsAtOnce * kLanes)
-        add_weighted_part<ROWS, kVectorsAtOnce>(weights, stride, values, next, count, kVectorsAtOnce * kLanes, at, shrink, outputs,
-                                                output_stride);
+        add_weighted_part<ROWS, kVectorsAtOnce>(weights, stride, values, next, next_keys, count, kVectorsAtOnce * kLanes, at, shrink,
+                                                outputs, output_stride);
     for (; at < dim; at += kLanes)
-        add_weighted_part<ROWS, 1>(weights, stride, values, next, count, dim - at, at, shrink, outputs, output_stride);
+        add_weighted_part<ROWS, 1>(weights, stride, values, next, next_keys, count, dim - at, at, shrink, outputs, output_stride);
     if (rows > ROWS)
-        add_weighted<T>(rows - ROWS, weights + ROWS * stride, stride, values, nullptr, count, dim, shrink + ROWS,
+        add_weighted<T>(rows - ROWS, weights + ROWS * stride, stride, values, nullptr, nullptr, count, dim, shrink + ROWS,
                         outputs + ROWS * output_stride, output_stride);
+}
+
+// Up to four rows, `stride` apart, as columns [stride / 2][4][2].
+inline void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to) {
+    static_assert(kTileColumns == 4);
+    for (int64_t dim = 0; dim < stride; dim += 2 * kLanes, to += 4 * 2 * kLanes) {
+        U32 words[4] = {};
+        for (int64_t row = 0; row < rows; row++) std::memcpy(&words[row], from + row * stride + dim, sizeof words[row]);
+        const U32 even[2] = {interleave_low(words[0], words[2]), interleave_high(words[0], words[2])};
+        const U32 odd[2] = {interleave_low(words[1], words[3]), interleave_high(words[1], words[3])};
+        const U32 columns[4] = {interleave_low(even[0], odd[0]), interleave_high(even[0], odd[0]), interleave_low(even[1], odd[1]),
+                                interleave_high(even[1], odd[1])};
+        std::memcpy(static_cast<void*>(to), columns, sizeof columns);
+    }
+}
+
+// Sums of 16 keys by four rows, [16][4], to scores[row][0..15].
+inline void unpack_columns(const float* sums, int64_t rows, float* scores, int64_t stride) {
+    const I32 first = {0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29};
+    const I32 low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    for (int pair = 0; pair < 2 && 2 * pair < rows; pair++) {
+        // Keys 0..7, and keys 8..15, of rows 2 * pair and the next.
+        const F32 left = __builtin_shuffle(load(sums), load(sums + kLanes), first + 2 * pair);
+        const F32 right = __builtin_shuffle(load(sums + 2 * kLanes), load(sums + 3 * kLanes), first + 2 * pair);
+        store(scores + 2 * pair * stride, __builtin_shuffle(left, right, low));
+        store(scores + (2 * pair + 1) * stride, __builtin_shuffle(left, right, low + 8));
+    }
 }
 
 }  // namespace radixkv

@@ -1,0 +1,102 @@
+// Keys and values out of the cache, where they lie scattered, into panels.
+#pragma once
+
+#include <algorithm>
+
+#include "panel.h"
+
+namespace radixkv {
+
+constexpr int kKeys = 64;  // keys that are read at a time
+
+inline int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
+
+// A square of 16 x 16 words, mirrored.
+#if defined(__AVX512F__)
+__attribute__((always_inline))  // all of it fits into registers
+#endif
+inline void transpose(const U32* from, U32* to) {
+    U32 a[16], b[16];
+    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = interleave_low(from[i], from[i + 8]);
+        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        b[2 * i] = interleave_low(a[i], a[i + 8]);
+        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = interleave_low(b[i], b[i + 8]);
+        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        to[2 * i] = interleave_low(a[i], a[i + 8]);
+        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
+    }
+}
+
+// Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
+// `next` ones are fetched: they lie scattered, where no processor foresees them.
+template <typename T>
+void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
+    constexpr int64_t kWord = 4 / sizeof(T);
+    const int64_t words = padded(dim) / kWord;
+    for (int first = 0; first < kKeys; first += kLanes) {
+        auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
+        for (int64_t word = 0; word < words; word += kLanes) {
+            U32 rows[kLanes], columns[kLanes];
+            const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
+            for (int i = 0; i < kLanes; i++) {
+                __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
+                rows[i] = U32{};
+                if (first + i < count && left > 0) {
+                    if (left == kLanes * kWord)
+                        std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
+                    else
+                        std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
+                }
+            }
+            transpose(rows, columns);
+            for (int i = 0; i < kLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
+        }
+    }
+}
+
+// Values into panels of 32 dimensions: [panels][keys][32], by pairs of keys in bfloat16. Missing keys become zeros.
+inline void pack_values(const float* const* values, const float* const* next, int count, int64_t dim, float* to) {
+    for (int64_t column = 0; column < padded(dim); column += kPanel)
+        for (int key = 0; key < kKeys; key++) {
+            __builtin_prefetch(next[key] + column, 0, 2);
+            __builtin_prefetch(next[key] + column + kLanes, 0, 2);
+            for (int half = 0; half < kPanel; half += kLanes, to += kLanes)
+                store(to, key < count ? load_part(values[key] + column + half, dim - column - half) : F32{});
+        }
+}
+
+inline void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, BF16* to) {
+    typedef uint16_t Line __attribute__((vector_size(64)));
+    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const Line high = low + 16;
+    const auto part = [&](int key, int64_t column) {
+        Line line{};
+        if (key < count) std::memcpy(&line, values[key] + column, std::min<int64_t>(dim - column, kPanel) * sizeof(BF16));
+        return line;
+    };
+    for (int64_t column = 0; column < padded(dim); column += kPanel)
+        for (int key = 0; key < kKeys; key += 2, to += 2 * kPanel) {
+            __builtin_prefetch(next[key] + column, 0, 2);
+            __builtin_prefetch(next[key + 1] + column, 0, 2);
+            Line even, odd;
+            if (key + 1 < count && column + kPanel <= dim) {
+                std::memcpy(&even, values[key] + column, sizeof even);
+                std::memcpy(&odd, values[key + 1] + column, sizeof odd);
+            } else {
+                even = part(key, column), odd = part(key + 1, column);
+            }
+            const Line lines[2] = {__builtin_shuffle(even, odd, low), __builtin_shuffle(even, odd, high)};
+            std::memcpy(static_cast<void*>(to), lines, sizeof lines);
+        }
+}
+
+}  // namespace radixkv
