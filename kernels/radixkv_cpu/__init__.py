@@ -6,6 +6,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     library       which compiled variant this processor runs
     linear        products with packed weights
     quantised     packed weights of 8 or 4 bits
+    blocks        packed weights that were quantised elsewhere, as they are
     attention     partial results over ranges of keys, merged
     layer         a decoder layer in one call, of all these
     elementwise   norms, rotary positions, writing into the cache
@@ -21,6 +22,7 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 """
 
 from radixkv_cpu.attention import PagedAttention
+from radixkv_cpu.blocks import Blocks, BlockWeight
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
 from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
@@ -31,6 +33,8 @@ __all__ = [
     "ACTIVATIONS",
     "QUANTIZATIONS",
     "VARIANTS",
+    "BlockWeight",
+    "Blocks",
     "DecoderLayer",
     "PackedWeight",
     "PagedAttention",

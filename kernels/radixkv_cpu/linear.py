@@ -25,7 +25,7 @@ class _Linear(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
         ("activation", ctypes.c_int32),
-        ("bits", ctypes.c_int32),
+        ("format", ctypes.c_int32),
     )
 
 
@@ -45,7 +45,7 @@ class Weight:
         weights: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor | None],
         activation: str | None,
-        bits: int = 0,
+        number_format: int = 0,
     ) -> None:
         self.in_features = weights[0].shape[1]
         self.dtype = weights[0].dtype
@@ -65,7 +65,7 @@ class Weight:
             inputs=self.in_features,
             outputs=self.out_features,
             activation=ACTIVATIONS[activation] if activation else 0,
-            bits=bits,
+            format=number_format,
         )
         self._input_shape = (self.in_features,)
         self._is_bf16 = IS_BF16[self.dtype]
@@ -212,6 +212,8 @@ def check_weights(
 
 def stack(weights: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
     """``[1, features, inputs]``, or ``[2, features, inputs]`` where gate and up alternate by panels."""
+    if len(weights) == 1:
+        return weights[0].unsqueeze(0)  # no copy
     return torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0)
 
 
@@ -219,7 +221,9 @@ def pack(weights: torch.Tensor) -> torch.Tensor:
     """``[weights, features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
     count, features, inputs = weights.shape
     panels = -(-features // PANEL)
-    weights = functional.pad(weights.detach(), (0, 0, 0, panels * PANEL - features))
+    weights = weights.detach()
+    if features % PANEL:
+        weights = functional.pad(weights, (0, 0, 0, panels * PANEL - features))
     if weights.dtype != torch.bfloat16:
-        return weights.view(count, panels, PANEL, inputs).permute(1, 0, 3, 2).contiguous()
-    return weights.view(count, panels, PANEL, inputs // 2, 2).permute(1, 0, 3, 2, 4).contiguous()
+        return weights.reshape(count, panels, PANEL, inputs).permute(1, 0, 3, 2).contiguous()
+    return weights.reshape(count, panels, PANEL, inputs // 2, 2).permute(1, 0, 3, 2, 4).contiguous()

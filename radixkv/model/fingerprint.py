@@ -10,6 +10,7 @@ import torch
 import transformers
 import xxhash
 
+from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native import weights_of
 from radixkv.model.packed_linear import PackedLinear
 
@@ -18,7 +19,9 @@ _ATTRIBUTE = "radixkv_fingerprint"
 _WITHOUT = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
 
 
-def model_fingerprint(model: transformers.PreTrainedModel, quantization: str | None) -> str:
+def model_fingerprint(
+    model: transformers.PreTrainedModel, quantization: str | None, deferred: DeferredWeights | None = None
+) -> str:
     """Names a model by its weights' bytes, their types and shapes, its configuration (rope settings among it), and how its
     weights are quantised when it is prepared.
 
@@ -28,6 +31,7 @@ def model_fingerprint(model: transformers.PreTrainedModel, quantization: str | N
     Args:
         model: not yet prepared for a CPU, which repacks the weights; or named before that.
         quantization: as in `ModelConfig`.
+        deferred: the model's weights, where they are not in memory.
 
     Raises:
         ValueError: the model was prepared before it was named.
@@ -38,7 +42,7 @@ def model_fingerprint(model: transformers.PreTrainedModel, quantization: str | N
             raise ValueError(
                 "model: its weights cannot be named, because an LLM without tiers has repacked them: load it again"
             )
-        named = tensors_digest(model)
+        named = tensors_digest(model, deferred)
         setattr(model, _ATTRIBUTE, named)
     return f"{named}:{quantization}"
 
@@ -62,13 +66,20 @@ def files_digest(folder: Path) -> str:
 
 
 @torch.inference_mode()
-def tensors_digest(model: transformers.PreTrainedModel) -> str:
-    """Names a model by its configuration and the bytes of its tensors, as far as no compiled code has repacked them."""
+def tensors_digest(model: transformers.PreTrainedModel, deferred: DeferredWeights | None = None) -> str:
+    """Names a model by its configuration and the bytes of its tensors, as far as no compiled code has repacked them.
+
+    Args:
+        model: in memory, but for its weights.
+        deferred: where its weights are; None: in memory.
+    """
     configuration: dict[str, Any] = {
         name: value for name, value in model.config.to_dict().items() if name not in _WITHOUT
     }
     digest = xxhash.xxh3_128(json.dumps(configuration, sort_keys=True, default=str).encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        if deferred is not None:
+            tensor = deferred.read(tensor)
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
+from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import (
     DEFAULT_MODEL_NAME,
     ProgressCallback,
@@ -27,14 +28,17 @@ from radixkv.model.default_model import (
     find_default_model,
 )
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
+from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
-from radixkv.model.native import PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.probing import TOLERANCES
+from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.text_interface import TextInterface
 from radixkv.tools.chat_format import ChatFormat
-from radixkv_cpu import QuantisedWeight, library
+from radixkv_cpu import library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
@@ -85,31 +89,30 @@ def load_model(
     target_device = _resolve_device(config.device)
     torch_dtype = _resolve_dtype(config.dtype, target_device, native)
     tokenizer, max_model_len = config.tokenizer, config.max_model_len
-    panel_cache = None
+    panel_cache = deferred = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
         _check_quantization(config.quantization, model.device, model.dtype, native)
     else:
         _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
-        folder = _resolve_folder(model, progress or _print_progress)
+        folder = _resolve_folder(model, progress or _print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(cache_folder() / "quantised")
+        may_defer = native and library() is not None and torch_dtype in TOLERANCES
         with _silence_transformers(), _load_errors(name):
             tokenizer = _load_tokenizer(folder)
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch_dtype).to(target_device)
+            model, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
     check_supported(model, name)
     model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
-    named = None if not fingerprint else model_fingerprint(model, config.quantization)
+    named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":
         num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-        quantiser = None if config.quantization is None else Quantiser(config.quantization, panel_cache)
-        prepare_for_cpu(model, native, quantiser)
-        if config.quantization is not None:
-            _report_quantised(model, name, config.quantization, num_linears)
+        prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+        report_quantised(model, name, config.quantization, num_linears)
         if config.share_weights:
             share_weights(weights_of(model), cache_folder() / "packed")
         trim_heap()
@@ -161,21 +164,12 @@ def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
     model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
 
-def _report_quantised(model: torch.nn.Module, name: str, quantization: str, num_linears: int) -> None:
-    """Write to the log how much of a model is quantised.
-
-    Raises:
-        ValueError: nothing is.
-    """
-    weights = [weight for weight in weights_of(model) if isinstance(weight, QuantisedWeight)]
-    if not weights:
-        raise ValueError(
-            f"quantization: expected None for {name}, got {quantization!r}: of its {num_linears} linear layers, none has a "
-            "multiple of 32 inputs and is of a kind that can be replaced"
-        )
-    num_quantised = sum(weight.num_weights for weight in weights)
-    megabytes = sum(weight.nbytes for weight in weights) / 1e6
-    _log.info("%s: %s in %d linear layers, whose weights take %.1f MB", name, quantization, num_quantised, megabytes)
+def _quantiser(
+    quantization: str | None, cache: PanelCache | None, deferred: DeferredWeights | None
+) -> AnyQuantiser | None:
+    if quantization not in (None, "gguf"):
+        return Quantiser(str(quantization), cache)
+    return None if deferred is None else BlockKeeper(deferred)
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
@@ -245,14 +239,14 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     return _DTYPES[str(dtype)]
 
 
-def _resolve_folder(model: str | Path | None, progress: ProgressCallback) -> str:
+def _resolve_folder(model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False) -> str:
     if model is None:
-        return str(ensure_converted(find_default_model(), progress))
+        return str(ensure_converted(find_default_model(), progress, in_blocks))
     path = Path(model)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelLoadError(f"{model}: there is no such file")
-        return str(ensure_converted(path, progress))
+        return str(ensure_converted(path, progress, in_blocks=True))
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
     if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,6 +43,15 @@ class MappedWeights:
             if mapped:
                 self.spans.append((start, stop - start))
                 self._storages += [parameter.untyped_storage() for parameter in mapped]
+
+    @contextmanager
+    def filled(self, module: nn.Module) -> Iterator[None]:
+        """Within, a module's weights may be read; afterwards the pages that were read are given back."""
+        yield
+        self.release()
+
+    def fill(self, model: nn.Module) -> None:
+        """Nothing: mapped weights are where they stay until they are copied."""
 
     def release(self) -> None:
         """Give back the pages that were read. What is read again comes from the file, or the system's cache of it.

@@ -133,7 +133,7 @@ def _tier_bytes(options: LLMOptions, *, on_gpu: bool) -> int:
 def _folder_of(model: str | None) -> Path | None:
     """Where the model's files are on this machine."""
     if model is None or model.endswith(".gguf"):
-        folder = converted_folder(find_default_model() if model is None else Path(model))
+        folder = converted_folder(find_default_model() if model is None else Path(model), in_blocks=model is not None)
         return folder if folder.is_dir() else None
     if Path(model).is_dir():
         return Path(model)

@@ -40,7 +40,8 @@ struct Write {
 
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
-enum class Format : int32_t { kFloat = 0, kInt8 = 8, kInt4 = 4 };
+// Of weights: floats in T, or those of quantised.h.
+enum class Format : int32_t { kFloat = 0, kInt8 = 1, kInt4 = 2, kHalf8 = 3, kHalf4 = 4, kFloat4 = 5, kFloat8 = 6 };
 
 struct Linear {
     const void* x;         // [rows, inputs] T
@@ -51,7 +52,7 @@ struct Linear {
     int64_t rows, inputs, outputs;
     // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
     Activation activation;
-    Format format;  // by its bits
+    Format format;
 };
 
 struct Attention {

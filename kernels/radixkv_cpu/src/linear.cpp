@@ -140,6 +140,14 @@ void run(const Linear& linear) {
             return run<T, QuantisedProduct<T, Int8>>(linear);
         case Format::kInt4:
             return run<T, QuantisedProduct<T, Int4>>(linear);
+        case Format::kHalf8:
+            return run<T, QuantisedProduct<T, Half8>>(linear);
+        case Format::kHalf4:
+            return run<T, QuantisedProduct<T, Half4>>(linear);
+        case Format::kFloat4:
+            return run<T, QuantisedProduct<T, Float4>>(linear);
+        case Format::kFloat8:
+            return run<T, QuantisedProduct<T, Float8>>(linear);
         default:
             return run<T, FloatProduct<T>>(linear);
     }

@@ -1,12 +1,21 @@
 // Panels whose weights are integers of 8 or 4 bits, which become floats on their way to a product.
 //
-// 32 inputs of a feature are a group with numbers of its own. A panel is a sequence of groups of 32 inputs:
+// 32 inputs of a feature are a group with numbers of its own: weight = integer * scale + centre. A panel is a sequence of groups of
+// 32 inputs. Each begins with a header, of scales [parts][32] and, in some formats, centres [parts][32], of equal parts of its
+// inputs; then the integers follow, [32 inputs][32]:
 //
-//     8 bits    scales [32] in bfloat16, then bytes [32 inputs][32]                        weight = integer * scale
-//     4 bits    scales [32] and centres [32] in bfloat16, then nibbles [32 inputs][32]     weight = integer * scale + centre
+//     format      integers             scales, centres
+//     kInt8       8 bits               bfloat16, none
+//     kInt4       4 bits, -8 to 7      bfloat16, bfloat16
+//     kHalf8      8 bits               float16, none             GGUF: Q8_0
+//     kHalf4      4 bits, 0 to 15      float16, float16                Q4_0, Q4_1
+//     kFloat4     4 bits, 0 to 15      float32, float32                Q4_K
+//     kFloat8     8 bits               float32, float32, of 16 inputs  all others, and several of them in one product
 //
-// Integers of 4 bits are from -8 to 7 and have 8 added. Each 64 bytes hold 8 vectors of 16 of them, the first in the lowest
-// nibble of every 32 bits, so that a shift and a look-up give a vector.
+// Those for GGUF's kinds of blocks stand for the same numbers, to the last bit.
+//
+// Of integers of 4 bits, the lowest is stored as 0. Each 64 bytes hold 8 vectors of 16 of them, the first in the lowest nibble of
+// every 32 bits, so that a shift and a look-up give a vector.
 //
 // For products in bfloat16, weights are rounded to it, to nearest and ties away from zero, however many rows there are: what a
 // weight is never depends on the number of rows.
@@ -31,48 +40,72 @@ inline F32 load(const int8_t* from) {
 #endif
 }
 
-// The integers in the lowest four bits of each lane.
-inline F32 lowest_nibbles(U32 v) {
+// The integers in the lowest four bits of each lane, of which 0 stands for `LOWEST`.
+template <int LOWEST>
+F32 lowest_nibbles(U32 v) {
 #if defined(__AVX512F__)
-    const F32 integers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    const F32 integers = F32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + float(LOWEST);
     return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(v), integers);
 #else
-    return __builtin_convertvector(reinterpret_cast<I32>(v & 15) - 8, F32);
+    return __builtin_convertvector(reinterpret_cast<I32>(v & 15) + LOWEST, F32);
 #endif
 }
 
 // The weights of two inputs, each of 32 features in two vectors.
 typedef F32 InputPair[2][2];
 
-struct Int8 {
-    static constexpr int64_t kHeaderBytes = kPanel * sizeof(BF16);
-    static constexpr int64_t kGroupBytes = kHeaderBytes + kGroup * kPanel;
+// Scales of one part of a group in two vectors, and centres if there are any.
+template <typename Number, int PARTS, bool CENTRED>
+struct Numbers {
+    static constexpr int64_t kBytes = PARTS * (CENTRED ? 2 : 1) * kPanel * sizeof(Number);
+
+    Numbers(const uint8_t* group, int part) {
+        const Number* from = reinterpret_cast<const Number*>(group) + part * kPanel;
+        for (int half = 0; half < 2; half++) {
+            scale[half] = load(from + half * kLanes);
+            if constexpr (CENTRED) centre[half] = load(from + PARTS * kPanel + half * kLanes);
+        }
+    }
+
+    F32 weight(F32 integer, int half) const {
+        if constexpr (CENTRED) return integer * scale[half] + centre[half];
+        return integer * scale[half];
+    }
+
+    F32 scale[2], centre[2];
+};
+
+template <typename Number, int PARTS, bool CENTRED>
+struct Bytes {
+    using Header = Numbers<Number, PARTS, CENTRED>;
+    static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel;
 
     // Calls use(input, weights) for every second input of a group.
     template <typename Use>
     static void for_pairs(const uint8_t* group, Use use) {
-        const auto* header = reinterpret_cast<const BF16*>(group);
-        const F32 scale[2] = {load(header), load(header + kLanes)};
-        const auto* from = reinterpret_cast<const int8_t*>(group + kHeaderBytes);
-        for (int input = 0; input < kGroup; input += 2) {
-            InputPair weights;
-            for (int i = 0; i < 2; i++)
-                for (int half = 0; half < 2; half++) weights[i][half] = load(from + (input + i) * kPanel + half * kLanes) * scale[half];
-            use(input, weights);
+        const auto* from = reinterpret_cast<const int8_t*>(group + Header::kBytes);
+        for (int part = 0; part < PARTS; part++) {
+            const Header numbers(group, part);
+            for (int input = part * kGroup / PARTS; input < (part + 1) * kGroup / PARTS; input += 2) {
+                InputPair weights;
+                for (int i = 0; i < 2; i++)
+                    for (int half = 0; half < 2; half++)
+                        weights[i][half] = numbers.weight(load(from + (input + i) * kPanel + half * kLanes), half);
+                use(input, weights);
+            }
         }
     }
 };
 
-struct Int4 {
-    static constexpr int64_t kHeaderBytes = 2 * kPanel * sizeof(BF16);
-    static constexpr int64_t kGroupBytes = kHeaderBytes + kGroup * kPanel / 2;
+template <typename Number, int LOWEST>
+struct Nibbles {
+    using Header = Numbers<Number, 1, true>;
+    static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel / 2;
 
     template <typename Use>
     static void for_pairs(const uint8_t* group, Use use) {
-        const auto* header = reinterpret_cast<const BF16*>(group);
-        const F32 scale[2] = {load(header), load(header + kLanes)};
-        const F32 centre[2] = {load(header + kPanel), load(header + kPanel + kLanes)};
-        const uint8_t* from = group + kHeaderBytes;
+        const Header numbers(group, 0);
+        const uint8_t* from = group + Header::kBytes;
         for (int input = 0; input < kGroup; input += 4, from += sizeof(U32)) {
             U32 words;
             std::memcpy(&words, from, sizeof words);
@@ -81,12 +114,19 @@ struct Int4 {
                 InputPair weights;
                 for (int i = 0; i < 2; i++)
                     for (int half = 0; half < 2; half++)
-                        weights[i][half] = lowest_nibbles(words >> (8 * (pair + i) + 4 * half)) * scale[half] + centre[half];
+                        weights[i][half] = numbers.weight(lowest_nibbles<LOWEST>(words >> (8 * (pair + i) + 4 * half)), half);
                 use(input + pair, weights);
             }
         }
     }
 };
+
+using Int8 = Bytes<BF16, 1, false>;
+using Int4 = Nibbles<BF16, -8>;
+using Half8 = Bytes<F16, 1, false>;
+using Half4 = Nibbles<F16, 0>;
+using Float4 = Nibbles<float, 0>;
+using Float8 = Bytes<float, 2, true>;
 
 constexpr uint32_t kUpperHalf = 0xffff0000;
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -25,6 +25,10 @@ struct BF16 {
     uint16_t bits;
 };
 
+struct F16 {
+    uint16_t bits;
+};
+
 inline F32 broadcast(float x) { return x - F32{}; }
 
 inline F32 load(const float* from) {
@@ -41,6 +45,27 @@ inline F32 load(const BF16* from) {
     return reinterpret_cast<F32>(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half))) << 16);
 #else
     return reinterpret_cast<F32>(__builtin_convertvector(half, U32) << 16);
+#endif
+}
+
+inline F32 load(const F16* from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+    F32 v;
+    for (int half = 0; half < 2; half++) {
+        const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + half));
+        std::memcpy(reinterpret_cast<float*>(&v) + 8 * half, &eight, sizeof eight);
+    }
+    return v;
+#else
+    F32 v;
+    for (int i = 0; i < kLanes; i++) {
+        _Float16 number;
+        std::memcpy(&number, from + i, sizeof number);
+        v[i] = number;
+    }
+    return v;
 #endif
 }
 

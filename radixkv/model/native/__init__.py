@@ -7,7 +7,7 @@ need not know every model that it fits, and what it does not fit stays as transf
     embedding   nn.Embedding, where it has the weights of the output head
     norm        RMS norms, whatever class they are of
     mlp         down(activation(gate(x)) * up(x))
-    weights     as they are, or quantised
+    weights     as they are, quantised, or in the blocks of their file
     panel_cache quantised weights on disk
     attention   query, key and value projected at once, normed and turned in place, attended, projected
     layer       all of a decoder layer, in one call
@@ -16,6 +16,6 @@ need not know every model that it fits, and what it does not fit stays as transf
 
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
-from radixkv.model.native.weights import Quantiser, weights_of
+from radixkv.model.native.weights import AnyQuantiser, BlockKeeper, Quantiser, weights_of
 
-__all__ = ["PanelCache", "Quantiser", "prepare_for_cpu", "weights_of"]
+__all__ = ["AnyQuantiser", "BlockKeeper", "PanelCache", "Quantiser", "prepare_for_cpu", "weights_of"]

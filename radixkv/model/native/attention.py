@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv.model.native.weights import Quantiser, make_weight
+from radixkv.model.native.weights import AnyQuantiser, make_weight
 from radixkv_cpu import rms_norm, rope_
 
 
@@ -23,7 +23,7 @@ class NativeSelfAttention(nn.Module):
         quantiser: of the weights; see `make_weight`.
     """
 
-    def __init__(self, attention: nn.Module, options: dict[str, Any], quantiser: Quantiser | None = None) -> None:
+    def __init__(self, attention: nn.Module, options: dict[str, Any], quantiser: AnyQuantiser | None = None) -> None:
         super().__init__()
         parts: dict[str, Any] = dict(attention.named_children())
         query, key, value, output = (parts[f"{name}_proj"] for name in "qkvo")

@@ -5,44 +5,41 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radixkv.model.native.linear import NativeLinear
 from radixkv.model.shared_input import is_unchanged
-from radixkv_cpu import PackedWeight
+from radixkv_cpu import BlockWeight, PackedWeight, Weight
 
 
 class NativeEmbedding(nn.Module):
-    """Reads tokens' embeddings out of the head's packed weights, so that a tied weight is held once.
+    """Reads tokens' embeddings out of packed weights: the head's, so that a tied weight is held once, or their own blocks.
 
     A row is not in one piece there. For 1,000 different tokens of a model of 576 dimensions, reading them takes 10 to
     20 ms instead of one, of the 600 to 1,200 that the model takes; a token more often used is in a processor's cache.
 
     Args:
-        weight: of the head.
+        weight: of the head, or the embeddings alone, kept in blocks.
     """
 
-    def __init__(self, weight: PackedWeight) -> None:
+    def __init__(self, weight: PackedWeight | BlockWeight) -> None:
         super().__init__()
         self.num_embeddings = weight.out_features
         self.embedding_dim = weight.in_features
-        self._head = weight
+        self._packed = weight
         # Of all parameters it may be the only one left, from which transformers takes the model's dtype and device.
         self.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._head.rows(token_ids)
+        return self._packed.rows(token_ids)
 
 
-def native_embedding(embedding: nn.Module, head: nn.Module) -> NativeEmbedding | None:
+def native_embedding(embedding: nn.Module, weight: Weight | None) -> NativeEmbedding | None:
     """What can stand in for an embedding.
 
     Args:
-        head: what the linear layer that had the embedding's weight was replaced by.
+        weight: the embeddings as they are kept elsewhere.
 
     Returns:
-        None: the embedding is of a class that may compute something else, or the head's weights are not kept as they were.
+        None: the embedding is of a class that may compute something else, or rows of the weight are not what they were.
     """
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not is_unchanged(embedding):
         return None
-    if not isinstance(head, NativeLinear) or not isinstance(head.packed, PackedWeight):
-        return None
-    return NativeEmbedding(head.packed)
+    return NativeEmbedding(weight) if isinstance(weight, PackedWeight | BlockWeight) else None

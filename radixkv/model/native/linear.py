@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radixkv.model.native.weights import Quantiser, make_weight
+from radixkv.model.native.weights import AnyQuantiser, make_weight
 from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import is_packable
 
@@ -20,7 +20,7 @@ class NativeLinear(nn.Module):
         packed: the weight and its bias.
     """
 
-    def __init__(self, linear: nn.Linear, quantiser: Quantiser | None = None) -> None:
+    def __init__(self, linear: nn.Linear, quantiser: AnyQuantiser | None = None) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features

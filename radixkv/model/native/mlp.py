@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from radixkv.model.native.linear import is_replaceable
-from radixkv.model.native.weights import Quantiser, make_weight
+from radixkv.model.native.weights import AnyQuantiser, make_weight
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -25,7 +25,7 @@ class NativeGatedMLP(nn.Module):
     """Both projections up in one product, whose results meet before they are written."""
 
     def __init__(
-        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantiser: Quantiser | None
+        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, quantiser: AnyQuantiser | None
     ) -> None:
         super().__init__()
         self.gate_up = make_weight([gate.weight, up.weight], (), activation, quantiser)
@@ -35,18 +35,28 @@ class NativeGatedMLP(nn.Module):
         return self.down.multiply(self.gate_up.multiply(x))
 
 
-def native_mlps(module: nn.Module, quantiser: Quantiser | None = None) -> list[NativeGatedMLP]:
+def native_mlps(module: nn.Module, quantiser: AnyQuantiser | None = None) -> list[NativeGatedMLP]:
     """What would compute the same if the module is a gated MLP, but for quantisation; nothing if it has other parts."""
+    if not is_candidate(module):
+        return []
+    activation = _name_of(module.act_fn)
+    if activation is None:
+        return []
+    gate, up, down = (getattr(module, f"{name}_proj") for name in ("gate", "up", "down"))
+    return [NativeGatedMLP(gate, up, down, activation, quantiser)]
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parts that `NativeGatedMLP` is made of, and no others with parameters."""
     children: dict[str, Any] = dict(module.named_children())
     gate, up, down = (children.pop(f"{name}_proj", None) for name in ("gate", "up", "down"))
     if any(part is None or not is_replaceable(part) for part in (gate, up, down)):
-        return []
+        return False
     if gate.bias is not None or up.bias is not None or gate.weight.shape != up.weight.shape:
-        return []
-    activation = _name_of(getattr(module, "act_fn", None))
-    if activation is None or any(True for child in children.values() for _ in child.parameters()):
-        return []
-    return [NativeGatedMLP(gate, up, down, activation, quantiser)]
+        return False
+    return callable(getattr(module, "act_fn", None)) and not any(
+        True for child in children.values() for _ in child.parameters()
+    )
 
 
 def _name_of(activation: Any) -> str | None:

@@ -32,6 +32,7 @@ class PanelCache:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._refuses = False
 
     @staticmethod
     def key(weights: Sequence[torch.Tensor], quantization: str, activation: str | None) -> str:
@@ -60,8 +61,10 @@ class PanelCache:
             return None
         return panels
 
-    def write(self, key: str, panels: torch.Tensor) -> bool:
-        """Keep panels; False if the disk refuses, which a warning says."""
+    def write(self, key: str, panels: torch.Tensor) -> None:
+        """Keep panels. If the disk refuses, a warning says so once, and it is not asked again."""
+        if self._refuses:
+            return
         path = self._path(key)
         temporary = None
         try:
@@ -74,8 +77,7 @@ class PanelCache:
             _log.warning("quantised weights cannot be kept in %s (%s): they are made again next time", path, error)
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-            return False
-        return True
+            self._refuses = True
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.safetensors"

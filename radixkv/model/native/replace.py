@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
+from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.mapped_weights import MappedWeights
-from radixkv.model.native.attention import NativeSelfAttention, is_candidate
+from radixkv.model.native import attention, mlp
+from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
 from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
 from radixkv.model.native.norm import native_norms
-from radixkv.model.native.weights import Quantiser
+from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
 from radixkv.model.packed_linear import pack_linears
 from radixkv.model.probing import TOLERANCES, Call, compute_a_few_tokens, error_of, probe_attention, record_calls
 from radixkv_cpu import library
 
 # What could stand in for a module, with weights as they are or quantised.
-_Make = Callable[[nn.Module, Quantiser | None], Sequence[nn.Module]]
+_Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
 
 
 def prepare_for_cpu(
-    model: transformers.PreTrainedModel, native: bool = True, quantiser: Quantiser | None = None
+    model: transformers.PreTrainedModel,
+    native: bool = True,
+    quantiser: AnyQuantiser | None = None,
+    deferred: DeferredWeights | None = None,
 ) -> None:
     """Replace what can be replaced; the linear layers that are left are packed for torch's own matrix kernels.
 
@@ -34,29 +40,41 @@ def prepare_for_cpu(
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
         quantiser: of the weights of linear layers that compiled code stands in for; None: they stay as they are.
+        deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
 
-    def make_attention(module: nn.Module, quantiser: Quantiser | None) -> list[nn.Module]:
+    def make_attention(module: nn.Module, quantiser: AnyQuantiser | None) -> list[nn.Module]:
         given = options.get(getattr(module, "layer_idx", None))
-        return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_candidate(module) else []
+        is_known = given is not None and attention.is_candidate(module)
+        return [NativeSelfAttention(module, given, quantiser)] if given is not None and is_known else []
 
     options: dict[Any, dict[str, Any]] = {}
     with torch.inference_mode(), probe_attention(model, options):
         if native and library() is not None and model.dtype in TOLERANCES:
-            mapped = MappedWeights(model)
+            weights = deferred or MappedWeights(model)
+            # What modules are called with depends on no weight.
             calls = record_calls(model)
+            # The largest matrix first, while nothing else is packed.
+            _replace_head(model, quantiser, weights)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
-            _replace(model, calls, lambda module, _: native_norms(module), None, mapped)
-            _replace(model, calls, native_mlps, quantiser, mapped)
+            _replace(model, calls, lambda module, _: native_norms(module))
+            _replace(model, calls, native_mlps, quantiser, weights, mlp.is_candidate)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
-            _replace(model, calls, make_attention, quantiser, mapped)
-            _replace(model, calls, lambda module, _: native_layers(module), None, mapped)
-            _replace_linears(model, quantiser, mapped)
+            _replace(model, calls, make_attention, quantiser, weights, attention.is_candidate)
+            _replace(model, calls, lambda module, _: native_layers(module))
+            _replace_linears(model, quantiser, weights)
+        if deferred is not None:
+            deferred.fill(model)
         pack_linears(model, lambda: compute_a_few_tokens(model))
 
 
 def _replace(
-    model: nn.Module, calls: dict[nn.Module, Call], make: _Make, quantiser: Quantiser | None, mapped: MappedWeights
+    model: nn.Module,
+    calls: dict[nn.Module, Call],
+    make: _Make,
+    quantiser: AnyQuantiser | None = None,
+    weights: DeferredWeights | MappedWeights | None = None,
+    reads_weights: Callable[[nn.Module], bool] = lambda _: False,
 ) -> None:
     """Replace modules by what gives the same for random input.
 
@@ -64,33 +82,48 @@ def _replace(
         calls: of the modules that may be replaced.
         make: what could stand in for a module. What is compared is not quantised: a pattern that fits computes the same with
             other weights.
-        mapped: whose pages are given back after each module.
+        quantiser: of what takes the module's place.
+        weights: the model's.
+        reads_weights: whether a module's matrices are looked at.
     """
     for parent, name, child in _children(model):
         if child not in calls:
             continue
-        candidates = make(child, None)
-        errors = [error_of(candidate, child, calls[child]) for candidate in candidates]
-        if errors and min(errors) <= 1:
-            best = errors.index(min(errors))
-            setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
-            mapped.release()
+        with weights.filled(child) if weights is not None and reads_weights(child) else nullcontext():
+            candidates = make(child, None)
+            errors = [error_of(candidate, child, calls[child]) for candidate in candidates]
+            if errors and min(errors) <= 1:
+                best = errors.index(min(errors))
+                setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
 
 
-def _replace_linears(model: transformers.PreTrainedModel, quantiser: Quantiser | None, mapped: MappedWeights) -> None:
-    """Replace the linear layers that are not parts of what has been replaced, and an embedding tied to the head."""
+def _replace_head(
+    model: transformers.PreTrainedModel, quantiser: AnyQuantiser | None, weights: DeferredWeights | MappedWeights
+) -> None:
+    """Replace the output head, and the embedding if its weights are kept there, or in blocks of its own."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = isinstance(head, nn.Linear) and getattr(embedding, "weight", None) is head.weight
+    table = getattr(embedding, "weight", None)
+    kept = None
+    if isinstance(head, nn.Linear) and is_replaceable(head):
+        with weights.filled(head):
+            replacement = NativeLinear(head, quantiser and quantiser.for_head())
+        model.set_output_embeddings(replacement)
+        kept = replacement.packed if table is head.weight else None
+    if kept is None and isinstance(quantiser, BlockKeeper) and isinstance(table, nn.Parameter):
+        kept = quantiser.weight([table], (), None)
+    in_place = native_embedding(embedding, kept)
+    if in_place is not None:
+        model.set_input_embeddings(in_place)
+
+
+def _replace_linears(
+    model: transformers.PreTrainedModel, quantiser: AnyQuantiser | None, weights: DeferredWeights | MappedWeights
+) -> None:
+    """Replace the linear layers that are not parts of what has been replaced."""
     for parent, name, child in _children(model):
         if isinstance(child, nn.Linear) and is_replaceable(child):
-            setattr(
-                parent, name, NativeLinear(child, quantiser and (quantiser.for_head() if child is head else quantiser))
-            )
-            mapped.release()
-    if tied:
-        replacement = native_embedding(embedding, model.get_output_embeddings())
-        if replacement is not None:
-            model.set_input_embeddings(replacement)
+            with weights.filled(child):
+                setattr(parent, name, NativeLinear(child, quantiser))
 
 
 def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

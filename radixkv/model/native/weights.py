@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native.panel_cache import PanelCache
-from radixkv_cpu import PackedWeight, QuantisedWeight, Weight, is_quantisable
+from radixkv_cpu import BlockWeight, PackedWeight, QuantisedWeight, Weight, is_quantisable
 
 
 class Quantiser:
@@ -32,25 +33,56 @@ class Quantiser:
         weights: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor | None],
         activation: str | None,
-    ) -> QuantisedWeight:
-        """See `QuantisedWeight`."""
+    ) -> Weight | None:
+        """See `QuantisedWeight`; None: these cannot be quantised."""
+        if not all(is_quantisable(weight) for weight in weights):
+            return None
         if self._cache is None:
             return QuantisedWeight(weights, self.quantization, biases, activation)
         key = self._cache.key(weights, self.quantization, activation)
         panels = self._cache.read(key)
         made = QuantisedWeight(weights, self.quantization, biases, activation, panels)
-        if panels is None and not self._cache.write(key, made.panels):
-            self._cache = None
+        if panels is None:
+            self._cache.write(key, made.panels)
         return made
+
+
+class BlockKeeper:
+    """Keeps weights as the blocks that their file holds.
+
+    Args:
+        weights: the model's.
+    """
+
+    def __init__(self, weights: DeferredWeights) -> None:
+        self._weights = weights
+
+    def for_head(self) -> BlockKeeper:
+        """The file says how the output head is quantised."""
+        return self
+
+    def weight(
+        self,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        activation: str | None,
+    ) -> Weight | None:
+        """See `BlockWeight`; None: not all of these are blocks that can be kept."""
+        blocks = [self._weights.blocks(weight) for weight in weights]
+        kept = [part for part in blocks if part is not None]
+        return BlockWeight(kept, weights[0].dtype, biases, activation) if len(kept) == len(blocks) else None
+
+
+AnyQuantiser = Quantiser | BlockKeeper
 
 
 def make_weight(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None] = (),
     activation: str | None = None,
-    quantiser: Quantiser | None = None,
+    quantiser: AnyQuantiser | None = None,
 ) -> Weight:
-    """A `QuantisedWeight` where one is wanted and possible, else a `PackedWeight`.
+    """What a quantiser makes of weights, where one is wanted and can, else a `PackedWeight`.
 
     Args:
         weights: as both take them.
@@ -58,11 +90,11 @@ def make_weight(
         activation: as both take it.
         quantiser: None: weights stay as they are.
     """
-    if quantiser is not None and all(is_quantisable(weight) for weight in weights):
-        return quantiser.weight(weights, biases, activation)
-    return PackedWeight(weights, biases, activation)
+    made = None if quantiser is None else quantiser.weight(weights, biases, activation)
+    return PackedWeight(weights, biases, activation) if made is None else made
 
 
 def weights_of(model: nn.Module) -> list[Weight]:
-    """Those of all modules that compiled code stands in for."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Weight)]
+    """Those of all modules that compiled code stands in for, each once."""
+    found = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Weight))
+    return [*{id(weight): weight for weight in found}.values()]

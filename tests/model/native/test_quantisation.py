@@ -147,7 +147,9 @@ def test_a_model_that_is_loaded_again_stays_quantised() -> None:
 
 @pytest.mark.parametrize("quantization", ["int3", "INT8", 8])
 def test_what_is_no_quantization(quantization: Any) -> None:
-    with pytest.raises(ValueError, match=f"quantization: expected one of int8, int4 or None, got {quantization!r}"):
+    with pytest.raises(
+        ValueError, match=f"quantization: expected one of int8, int4, gguf or None, got {quantization!r}"
+    ):
         LLM(tiny("llama"), quantization=quantization)
 
 

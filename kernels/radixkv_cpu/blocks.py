@@ -1,0 +1,180 @@
+"""Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, with floats for 16 or 32 inputs.
+
+They are kept as they are: products are those of ``integers * scales + centres``, computed in float32, to the
+last bit. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from radixkv_cpu.linear import PANEL, Weight, check_weights, stack
+from radixkv_cpu.quantised import GROUP, write_panels
+
+# Weights of so many features are packed at a time.
+_FEATURES_AT_ONCE = 64 * PANEL
+
+
+class Blocks(NamedTuple):
+    """A weight as integers and what they stand for: ``integers * scales + centres``.
+
+    Attributes:
+        bits: 8, or 4 where all integers are from 0 to 15.
+        integers: int8 ``[features, inputs]``.
+        scales: float16 or float32 ``[features, inputs / 32]`` or ``[features, inputs / 16]``.
+        centres: of the same shape and type; None: zeros, with 8 bits.
+    """
+
+    bits: int
+    integers: torch.Tensor
+    scales: torch.Tensor
+    centres: torch.Tensor | None
+
+    def dequantise(self) -> torch.Tensor:
+        """The weights that these stand for: float32 ``[features, inputs]``."""
+        groups = self.integers.unflatten(-1, (self.scales.shape[1], -1)) * self.scales.float().unsqueeze(-1)
+        if self.centres is not None:
+            groups += self.centres.float().unsqueeze(-1)
+        weights: torch.Tensor = groups.flatten(-2)
+        return weights
+
+
+class _Format(NamedTuple):
+    number: int
+    """Of `Format` of ``src/calls.h``."""
+    bits: int
+    dtype: torch.dtype
+    parts: int
+    is_centred: bool
+
+    @property
+    def num_kinds(self) -> int:
+        return 2 if self.is_centred else 1
+
+    @property
+    def header_bytes(self) -> int:
+        return self.num_kinds * self.parts * PANEL * self.dtype.itemsize
+
+    @property
+    def group_bytes(self) -> int:
+        return self.header_bytes + GROUP * PANEL * self.bits // 8
+
+
+_ANY = _Format(6, 8, torch.float32, 2, True)
+_FORMATS = {
+    (format_.bits, format_.dtype, format_.parts, format_.is_centred): format_
+    for format_ in (
+        _Format(3, 8, torch.float16, 1, False),
+        _Format(4, 4, torch.float16, 1, True),
+        _Format(5, 4, torch.float32, 1, True),
+        _ANY,
+    )
+}
+
+
+class BlockWeight(Weight):
+    """Weights of `Blocks` in the order in which products read them; otherwise like `PackedWeight`.
+
+    Args:
+        blocks: one or more weights with the same number of inputs, a multiple of 32. Where they are not of the same kind, all
+            are kept with 8 bits and numbers in float32 for 16 inputs, which stands for the same.
+        dtype: of inputs and products, float32 or bfloat16.
+        biases: one per weight, or None.
+        activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
+
+    Raises:
+        ValueError: the blocks, their biases and the activation do not belong together.
+
+    Attributes:
+        num_weights: how many it is made of.
+        kind: what it is kept as, in words: bits of an integer, and the type of scales.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Blocks],
+        dtype: torch.dtype,
+        biases: Sequence[torch.Tensor | None] = (),
+        activation: str | None = None,
+    ) -> None:
+        # What says shapes and types, without memory.
+        shapes = [torch.zeros((), dtype=dtype).expand(part.integers.shape) for part in blocks]
+        check_weights(shapes, biases, activation)
+        if shapes[0].shape[1] % GROUP:
+            raise ValueError(f"blocks: expected a multiple of {GROUP} inputs, got {list(shapes[0].shape)}")
+        self.num_weights = len(blocks)
+        self._format = _format_of(blocks)
+        self.kind = f"{self._format.bits} bits by {str(self._format.dtype).removeprefix('torch.')}"
+        super().__init__(_panels(blocks, self._format, activation), shapes, biases, activation, self._format.number)
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        """The weights of some features: of an output head, the embeddings of tokens.
+
+        Args:
+            features: ``[...]`` integers, their numbers.
+
+        Returns:
+            ``[..., inputs]``, rounded to nearest.
+
+        Raises:
+            ValueError: the weights are those of a gated product.
+            IndexError: there is no such feature.
+        """
+        if self._call.activation:
+            raise ValueError("rows: the weights of a gated product lie in turns")
+        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
+            raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
+        kind = self._format
+        panel, lane = features.reshape(-1) // PANEL, features.reshape(-1) % PANEL
+        header, body = self.panels[:, 0].split((kind.header_bytes, kind.group_bytes - kind.header_bytes), dim=-1)
+        numbers = header.view(kind.dtype).unflatten(-1, (-1, PANEL))[panel, :, :, lane].float()
+        if kind.bits == 8:
+            integers = body.view(torch.int8).unflatten(-1, (GROUP, PANEL))[panel, :, :, lane]
+        else:
+            # A word has the nibbles of 4 inputs, of this feature and of the one 16 further on in turns.
+            words = body.view(torch.int32).unflatten(-1, (GROUP // 4, 16))[panel, :, :, lane % 16]
+            shifts = 8 * torch.arange(4) + 4 * (lane // 16).unsqueeze(-1)
+            integers = ((words.unsqueeze(-1) >> shifts[:, None, None]) & 15).flatten(-2)
+        parts = integers.unflatten(-1, (kind.parts, -1)) * numbers[..., : kind.parts, None]
+        if kind.is_centred:
+            parts += numbers[..., kind.parts :, None]
+        rows: torch.Tensor = parts.to(self.dtype).reshape(*features.shape, self.in_features)
+        return rows
+
+
+def _format_of(blocks: Sequence[Blocks]) -> _Format:
+    """The one in which all stand for what they do."""
+    keys = {
+        (part.bits, part.scales.dtype, GROUP * part.scales.shape[1] // part.integers.shape[1], part.centres is not None)
+        for part in blocks
+    }
+    return _FORMATS.get(keys.pop(), _ANY) if len(keys) == 1 else _ANY
+
+
+def _panels(blocks: Sequence[Blocks], kind: _Format, activation: str | None) -> torch.Tensor:
+    """uint8 ``[panels, weights, inputs / 32, bytes of a group]``."""
+    integers = stack([part.integers for part in blocks], activation)
+    count, features, inputs = integers.shape
+    numbers = [stack([_in_parts(part.scales, inputs, kind) for part in blocks], activation)]
+    if kind.is_centred:
+        centres = (torch.zeros_like(part.scales) if part.centres is None else part.centres for part in blocks)
+        numbers.append(stack([_in_parts(centre, inputs, kind) for centre in centres], activation))
+    panels = torch.empty(-(-features // PANEL), count, inputs // GROUP, kind.group_bytes, dtype=torch.uint8)
+    for start in range(0, features, _FEATURES_AT_ONCE):
+        stop = start + _FEATURES_AT_ONCE
+        write_panels(
+            panels[start // PANEL : stop // PANEL],
+            integers[:, start:stop],
+            [number[:, start:stop] for number in numbers],
+            kind.bits,
+            0,
+        )
+    return panels
+
+
+def _in_parts(numbers: torch.Tensor, inputs: int, kind: _Format) -> torch.Tensor:
+    """Numbers for as many inputs as a format has them for."""
+    return numbers.to(kind.dtype).repeat_interleave(inputs // GROUP * kind.parts // numbers.shape[1], dim=1)

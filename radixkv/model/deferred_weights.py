@@ -1,0 +1,172 @@
+"""Weights that are read from files when they are wanted, so that no more of them is in memory than is worked on.
+
+A model is built without weights: instead of each matrix it has a zero that is repeated, which takes no memory and lets the
+model compute, if not what it should. Whoever replaces a module fills it before, one module at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from safetensors import safe_open
+from torch import nn
+from transformers.initialization import no_init_weights
+
+from radixkv.model import gguf_blocks
+from radixkv_cpu import Blocks
+
+BLOCKS_FILE = "blocks.safetensors"
+"""Of a folder that a GGUF file was converted to: its tensors, blocks as they are."""
+
+
+class WeightFiles(ABC):
+    """Tensors by the names of a model's parameters."""
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """The weights, as floats."""
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The weights as they are stored, if that is a kind that compiled code computes with."""
+        return None
+
+    def kind(self, name: str) -> str:
+        """What the file calls the blocks of a weight; "" if it has none."""
+        return ""
+
+
+class BlockFile(WeightFiles):
+    """What `radixkv.model.gguf_folder` writes.
+
+    Args:
+        folder: of a GGUF file that was converted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Read, not mapped: pages of a mapping would count beside what is made of them.
+        self._file: Any = safe_open(folder / BLOCKS_FILE, framework="pt", backend="pread")
+        self._kinds: dict[str, str] = json.loads(self._file.metadata()["kinds"])  # type: ignore[no-untyped-call]
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return gguf_blocks.dequantise(tensor, self._kinds[name]) if name in self._kinds else tensor
+
+    def blocks(self, name: str) -> Blocks | None:
+        kind = self.kind(name)
+        return gguf_blocks.unpack(self._file.get_tensor(name), kind) if kind in gguf_blocks.KINDS else None
+
+    def kind(self, name: str) -> str:
+        return self._kinds.get(name, "")
+
+
+class CheckpointFiles(WeightFiles):
+    """A folder's safetensors.
+
+    Args:
+        folder: with ``model.safetensors``, or with several files and ``model.safetensors.index.json``.
+
+    Raises:
+        OSError: there are none, or they cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        names = (
+            sorted({*json.loads(index.read_text())["weight_map"].values()}) if index.exists() else ["model.safetensors"]
+        )
+        files: list[Any] = [safe_open(folder / name, framework="pt", backend="pread") for name in names]
+        self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def holds(self, model: nn.Module) -> bool:
+        """Whether there is a tensor of the right shape for all that a model saves, and of no other name."""
+        tied: dict[int, list[str]] = {}
+        wanted = model.state_dict(keep_vars=True)
+        for name, tensor in wanted.items():
+            tied.setdefault(id(tensor), []).append(name)
+        return {*self._files} <= {*wanted} and all(
+            (found := next((name for name in names if name in self._files), None)) == names[0]
+            and self._files[found].get_slice(found).get_shape() == list(wanted[found].shape)
+            for names in tied.values()
+        )
+
+
+class DeferredWeights:
+    """A model's parameters that are in files.
+
+    Args:
+        model: of `build_without_weights`. Parameters with one dimension are filled at once: they are small.
+        files: with all parameters of the model, of those that are tied the first.
+    """
+
+    def __init__(self, model: transformers.PreTrainedModel, files: WeightFiles) -> None:
+        self._files = files
+        self._names: dict[torch.Tensor, str] = {}
+        self._placeholders: dict[torch.Tensor, torch.Tensor] = {}
+        made: dict[torch.Tensor, nn.Parameter] = {}
+        for name, empty in model.named_parameters():
+            placeholder = torch.zeros((), dtype=empty.dtype).expand(empty.shape)
+            made[empty] = parameter = nn.Parameter(placeholder, requires_grad=False)
+            self._names[parameter], self._placeholders[parameter] = name, placeholder
+            if empty.dim() == 1:
+                self._fill(parameter)
+        for module in model.modules():
+            for key, old in module._parameters.items():
+                if old is not None:
+                    module._parameters[key] = made[old]
+
+    @contextmanager
+    def filled(self, module: nn.Module) -> Iterator[None]:
+        """Within, a module has its weights. If it is still in the model afterwards, it has lost them again."""
+        pending = [(p, self._placeholders[p]) for p in module.parameters() if p in self._placeholders]
+        try:
+            for parameter, _ in pending:
+                self._fill(parameter)
+            yield
+        finally:
+            for parameter, placeholder in pending:
+                parameter.data = self._placeholders[parameter] = placeholder
+
+    def fill(self, model: nn.Module) -> None:
+        """Give a model the weights that it has not got yet, to be kept."""
+        for parameter in model.parameters():
+            if parameter in self._placeholders:
+                self._fill(parameter)
+
+    def read(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What a parameter is when it is filled."""
+        if parameter not in self._placeholders:
+            return parameter
+        return self._files.read(self._names[parameter]).to(parameter.dtype)
+
+    def blocks(self, parameter: torch.Tensor) -> Blocks | None:
+        """A parameter as its file holds it; None: as something else than blocks that can be kept."""
+        return self._files.blocks(self._names[parameter]) if parameter in self._names else None
+
+    def kind(self, parameter: torch.Tensor) -> str:
+        """What the file calls the blocks of a parameter; "" if it has none."""
+        return self._files.kind(self._names[parameter]) if parameter in self._names else ""
+
+    @torch.inference_mode(False)
+    def _fill(self, parameter: nn.Parameter) -> None:
+        parameter.data = self.read(parameter)
+        del self._placeholders[parameter]
+
+
+def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """A model whose parameters are on torch's meta device, and whose buffers are as they are made from its configuration."""
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    return model

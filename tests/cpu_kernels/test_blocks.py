@@ -1,0 +1,103 @@
+"""Blocks of GGUF files in products: they stand for what the `gguf` package says, and products are those of these weights."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cpu_variants import assert_close, each_variant, use
+from support.gguf_files import random_blocks
+from torch.nn import functional
+
+from radixkv.model.gguf_blocks import KINDS, dequantise, unpack
+from radixkv_cpu import BlockWeight, PackedWeight, library
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+
+@each_kind
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 5), blocks=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
+def test_what_is_taken_apart_stands_for_the_same_weights(kind: str, rows: int, blocks: int, seed: int) -> None:
+    """To the last bit, of blocks of random bytes."""
+    raw = random_blocks(kind, rows, 256 * blocks, np.random.default_rng(seed))
+    expected = gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(unpack(raw, kind).dequantise().numpy(), expected)
+
+
+def test_a_scale_whose_eightfold_is_no_float16() -> None:
+    raw = torch.zeros(1, 18, dtype=torch.uint8)
+    raw[0, :2] = torch.tensor([9000.0], dtype=torch.float16).view(torch.uint8)
+    assert torch.equal(unpack(raw, "Q4_0").dequantise(), torch.full((1, 32), -72000.0))
+
+
+@each_variant
+@settings(max_examples=25, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from([*KINDS]), min_size=1, max_size=3),
+    is_mixed=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    rows=st.one_of(st.integers(1, 6), st.sampled_from([13, 70])),
+    features=st.integers(1, 70),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_products(
+    variant: str, kinds: list[str], is_mixed: bool, dtype: torch.dtype, rows: int, features: int, seed: int
+) -> None:
+    """One or several weights, of one kind or several."""
+    generator = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    raws = [(random_blocks(kind, features, 512, generator), kind) for kind in (kinds if is_mixed else kinds[:1] * 2)]
+    x, biases = torch.randn(rows, 512).to(dtype), [torch.randn(features).to(dtype) for _ in raws]
+    with use(variant):
+        weight = BlockWeight([unpack(*raw) for raw in raws], dtype, biases)
+        product = weight.multiply(x)
+    weights = torch.cat([dequantise(*raw) for raw in raws])
+    if dtype == torch.bfloat16:  # ties away from zero
+        weights = ((weights.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+    added = torch.cat(biases).double()
+    expected, magnitude = x.double() @ weights.double().T + added, x.double().abs() @ weights.double().abs().T
+    assert_close(product, expected, magnitude + added.abs())
+
+
+@each_variant
+@each_kind
+def test_in_float32_products_with_many_rows_are_those_of_packed_weights(variant: str, kind: str) -> None:
+    """Bit by bit: they come from the same code, and the weights are the same."""
+    generator = np.random.default_rng(0)
+    torch.manual_seed(0)
+    raws = [random_blocks(kind, 70, 768, generator) for _ in range(2)]
+    x = torch.randn(50, 768)
+    with use(variant):
+        for activation in (None, "silu"):
+            kept = BlockWeight([unpack(raw, kind) for raw in raws], torch.float32, activation=activation)
+            packed = PackedWeight([dequantise(raw, kind) for raw in raws], activation=activation)
+            assert torch.equal(kept.multiply(x), packed.multiply(x))
+
+
+@needs_library
+@pytest.mark.parametrize("kinds", [[kind] for kind in KINDS] + [["Q4_K", "Q6_K"]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_the_weights(kinds: list[str], dtype: torch.dtype) -> None:
+    raws = [(random_blocks(kind, 75, 512, np.random.default_rng(1)), kind) for kind in kinds]
+    weight = BlockWeight([unpack(*raw) for raw in raws], dtype)
+    table = torch.cat([dequantise(*raw) for raw in raws]).to(dtype)
+    numbers = torch.tensor([[0, 74, 31], [32, 33, len(table) - 1]])
+    assert torch.equal(weight.rows(numbers), functional.embedding(numbers, table))
+    with pytest.raises(IndexError, match=f"features: expected numbers from 0 to {len(table) - 1}"):
+        weight.rows(torch.tensor([len(table)]))
+
+
+@needs_library
+def test_bad_input() -> None:
+    blocks = unpack(random_blocks("Q8_0", 4, 64, np.random.default_rng(0)), "Q8_0")
+    with pytest.raises(ValueError, match="weights: expected float32, or bfloat16"):
+        BlockWeight([blocks], torch.float16)
+    with pytest.raises(ValueError, match=r"weights\[1\]: expected shape \[any, 64\], got \[4, 32\]"):
+        BlockWeight([blocks, unpack(random_blocks("Q8_0", 4, 32, np.random.default_rng(0)), "Q8_0")], torch.float32)
+    with pytest.raises(ValueError, match="rows: the weights of a gated product"):
+        BlockWeight([blocks, blocks], torch.float32, activation="silu").rows(torch.tensor([0]))
