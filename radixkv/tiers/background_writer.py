@@ -12,7 +12,6 @@ import numpy as np
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.worker import give_way
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +133,6 @@ class BackgroundWriter:
         return row
 
     def _run(self) -> None:
-        give_way()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closing)

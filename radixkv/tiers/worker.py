@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 _log = logging.getLogger(__name__)
-
-# Of Linux's 19: beside threads that want a whole processor each, a tenth of one is left, which is more than writing needs.
-_NICENESS = 10
-
-
-def give_way() -> None:
-    """The thread that calls lets others go first where there are not enough processors for all: those that compute.
-
-    A computation waits for the last of its threads. One that loses its processor to a copy for a millisecond holds up all.
-    """
-    niceness = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(niceness, 19))
 
 
 class Worker:
@@ -30,11 +17,9 @@ class Worker:
 
     Args:
         name: of the thread.
-        gives_way: to threads that compute; see `give_way`.
     """
 
-    def __init__(self, name: str, *, gives_way: bool = False) -> None:
-        self._gives_way = gives_way
+    def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -50,8 +35,6 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        if self._gives_way:
-            give_way()
         while (job := self._jobs.get()) is not None:
             try:
                 job()

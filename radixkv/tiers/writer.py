@@ -77,7 +77,7 @@ class BlockWriter:
         self._num_queued = 0
         self._queue: dict[QueuedBlocks, None] = {}
         self._changed = threading.Condition()
-        self._worker = Worker("radixkv-tier-writer", gives_way=True)
+        self._worker = Worker("radixkv-tier-writer")
 
     def reserve(self, num_blocks: int, timeout: float = 0.0) -> bool:
         """Take room in the queue for `put`; without, the blocks are counted as dropped.
