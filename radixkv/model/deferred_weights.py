@@ -21,10 +21,8 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
+from radixkv.model.default_model import BLOCKS_FILE
 from radixkv_cpu import Blocks
-
-BLOCKS_FILE = "blocks.safetensors"
-"""Of a folder that a GGUF file was converted to: its tensors, blocks as they are."""
 
 
 class WeightFiles(ABC):

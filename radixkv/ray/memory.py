@@ -17,7 +17,7 @@ from typing import Any
 import huggingface_hub
 
 from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions, parse_size
-from radixkv.model.default_model import converted_folder, find_default_model
+from radixkv.model.default_model import BLOCKS_FILE, converted_folder, find_default_model
 
 # Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20
@@ -26,6 +26,8 @@ _PROCESS_BYTES = 450 << 20
 _DOWNWARD_BYTES = (256 + 128) << 20
 _QUEUE_BYTES = 256 << 20
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
+# Of a byte of a GGUF file's blocks, at most: those of Q6_K are kept with 12 bits instead of 6.6.
+_BLOCK_BYTES = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def replica_memory(model: str | None, options: LLMOptions, *, on_gpu: bool) -> R
     item_bytes = 4 if options.get("dtype") == "float32" else 2
     count = None if folder is None else _num_weights(folder)
     quantised = _QUANTISED_BYTES.get(str(options.get("quantization")))
+    if folder is not None and (folder / BLOCKS_FILE).exists():
+        quantised = _BLOCK_BYTES
     weights = None if count is None else math.ceil(count * (quantised or item_bytes))
     return ReplicaMemory(_PROCESS_BYTES, weights, _pool_bytes(config, options, item_bytes), tier_bytes)
 
