@@ -232,35 +232,6 @@ def test_reused_tokens_count_little() -> None:
     assert [request.tenant for request in cold.admitted[1:5]] != ["hot"] * 4
 
 
-def prompt_tokens(chunks: list[ScheduledChunk]) -> Counter[str]:
-    """By tenant, of a step that is done."""
-    counts: Counter[str] = Counter()
-    for chunk in chunks:
-        if len(chunk.sequence.output_token_ids) == chunk.completes:
-            counts[chunk.group.request.tenant] += chunk.num_tokens
-    return counts
-
-
-def test_who_wants_more_than_its_part_hardly_lengthens_the_steps_of_others() -> None:
-    """A first token took as long as a whole budget of the greedy tenant's prompts, in a step of its own."""
-    shares = {"heavy": TenantShare(weight=3.0)}
-    driver = SchedulerDriver(max_num_seqs=8, budget=128, shares=shares)
-    for tenant in ("greedy", "heavy"):
-        for _ in range(12):
-            driver.add(prompt(20), tenant=tenant, max_new=2)
-    modest = [driver.add(prompt(16), tenant=f"modest {number}", max_new=1) for number in range(2)]
-    # Of as much as they compute, its part: a half, and a sixteenth of the budget if that is more.
-    assert prompt_tokens(driver.step()) == {"modest 0": 16, "modest 1": 16, "greedy": 8, "heavy": 16}
-    assert all(request.sequences[0].output_token_ids for request in modest)
-    later = driver.add([1], tenant="modest 0", max_new=1)
-    counts = prompt_tokens(driver.step())
-    assert later.sequences[0].output_token_ids
-    assert counts["greedy"] <= 8
-    assert counts["heavy"] <= 8
-    assert prompt_tokens(driver.step()).total() > 30  # as much as there is, where nobody waits for it
-    driver.run()
-
-
 def test_described_prompts_are_paid_for() -> None:
     """Each token of a prompt whose log-probabilities are wanted is compared with the whole vocabulary."""
     driver = SchedulerDriver(max_num_seqs=4, budget=64)
