@@ -14,6 +14,9 @@ _FULL = 0.8
 class LoadPolicy:
     """As many replicas as the unfinished requests need, and as have room for their tokens; Serve smoothes it over time.
 
+    A replica of which there are no figures, since it has just started or its machine is busy, is not thought idle:
+    until there are, none is taken away.
+
     Args:
         requests_per_replica: for which there is to be a replica.
     """
@@ -28,6 +31,9 @@ class LoadPolicy:
             context: Serve's `AutoscalingContext`.
         """
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics
-        requests = sum(metrics.get(REQUESTS, {}).values())
+        requests = metrics.get(REQUESTS, {})
         usage = sum(metrics.get(POOL_USAGE, {}).values())
-        return max(requests / self._requests_per_replica, usage / _FULL), {}
+        wanted = max(sum(requests.values()) / self._requests_per_replica, usage / _FULL)
+        if not requests.keys() >= set(context.running_replicas):
+            wanted = max(wanted, context.target_num_replicas)
+        return wanted, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from radixkv.ray.registry import LEASE_SECONDS, Registry, changes
@@ -55,14 +56,25 @@ def test_the_secret_outlives_the_registry() -> None:
     assert registry.secret("new") == "mine"
 
 
-def test_replicas_follow_requests_and_tokens() -> None:
-    def wanted(requests_per_replica: int, **metrics: dict[str, float]) -> float:
-        number, state = LoadPolicy(requests_per_replica)(SimpleNamespace(aggregated_metrics=metrics))
-        assert state == {}
-        return number
+def wanted(
+    requests_per_replica: int, running: Sequence[str] = (), target: int = 0, **metrics: dict[str, float]
+) -> float:
+    context = SimpleNamespace(aggregated_metrics=metrics, running_replicas=running, target_num_replicas=target)
+    number, state = LoadPolicy(requests_per_replica)(context)
+    assert state == {}
+    return number
 
+
+def test_replicas_follow_requests_and_tokens() -> None:
     requests = {"a": 30.0, "b": 10.0}
     assert wanted(16, **{REQUESTS: requests, POOL_USAGE: {"a": 0.1, "b": 0.1}}) == 2.5
     # Few requests, but no room for their tokens.
     assert 2 < wanted(64, **{REQUESTS: requests, POOL_USAGE: {"a": 0.9, "b": 1.0}}) < 3
-    assert wanted(16) == 0
+    assert wanted(16, running="ab", target=2, **{REQUESTS: dict.fromkeys("ab", 0.0)}) == 0
+
+
+def test_a_replica_without_figures_is_not_thought_to_be_idle() -> None:
+    """On a busy machine replicas were taken away, and started again, before the figures of all had come."""
+    assert wanted(16, running="abc", target=4) == 4
+    assert wanted(16, running="abc", target=4, **{REQUESTS: {"a": 0.0, "b": 0.0}}) == 4
+    assert wanted(16, running="abc", target=4, **{REQUESTS: {"a": 60.0, "b": 20.0}}) == 5
