@@ -258,7 +258,7 @@ class _Membership:
 
     def _update(self, wanted: Mapping[str, str]) -> None:
         before, self._wanted = self._wanted, dict(wanted)
-        for name in {*self._replicas.names, *self._changing, *wanted}:
+        for name in dict.fromkeys([*self._replicas.names, *self._changing, *wanted]):
             is_there = name in self._replicas.names or name in self._changing
             if wanted.get(name) != before.get(name) or not is_there:
                 task = asyncio.ensure_future(self._change(name, self._changing.get(name)))

@@ -32,7 +32,7 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
         replicas = cluster.replicas()
         membership = _Membership(replicas, {"a": "http://a", "b": "http://b"})
         await membership.wait_for_first()
-        await until(lambda: replicas.available == ["a", "b"])
+        await until(lambda: sorted(replicas.available) == ["a", "b"])
         membership._update({"a": "http://new", "b": "http://b"})
         membership._update({"a": "http://newer", "b": "http://b"})  # while the first change is under way
         await until(lambda: not membership._changing and not membership._leaving)
