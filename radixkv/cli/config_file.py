@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from radixkv.option_words import nearest
 
 # Variables that are no options of a command: the cache of converted models (see `radixkv.model.default_model`).
 _OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
+# Of a service of this name: its address, and each of its ports (Kubernetes documentation, "Service", environment variables).
+_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 
 
 def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str, Any]:
@@ -39,14 +42,14 @@ def read_config_file(path: Path, configs: Collection[type[Config]]) -> dict[str,
 def mistyped_variables(environment: Mapping[str, str], options: Collection[str]) -> dict[str, str]:
     """Variables that no option has, but that are spelled much like one's; by name, the one that was probably meant.
 
-    Others are ignored, because an orchestrator adds its own: Kubernetes sets ``RADIXKV_SERVICE_HOST`` and more for a
-    service named radixkv.
+    Others are ignored: an orchestrator may add its own, as Kubernetes does for a service named radixkv.
     """
     known = {*map(variable_of, options), *_OTHER_VARIABLES}
     found = {}
     for variable in environment:
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in known:
-            near = nearest(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), options)
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name != variable and variable not in known and not _KUBERNETES.fullmatch(name):
+            near = nearest(name.lower(), options)
             if near is not None:
                 found[variable] = variable_of(near)
     return found

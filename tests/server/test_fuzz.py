@@ -92,7 +92,7 @@ def health_watched(server: ServerProcess) -> Iterator[list[float]]:
     def watch() -> None:
         pid = server.process.pid
         with requests.Session() as session:
-            while not done.wait(0.1):
+            while not (stalls and done.wait(0.1)):
                 before = processor_seconds(pid)
                 assert session.get(f"{server.url}/health", timeout=600).status_code == 200
                 stalls.append(processor_seconds(pid) - before)
