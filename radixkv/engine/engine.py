@@ -100,14 +100,14 @@ class Engine:
 
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
             self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+        self.prefill_rate = PrefillRate()
         publish = None if self._publisher is None else self._publisher.publish
-        self.tiers = open_tiers(config, loaded, self.pool, publish) if config.has_tiers else None
+        self.tiers = open_tiers(config, loaded, self.pool, self.prefill_rate, publish) if config.has_tiers else None
         if self.tiers is not None:
             # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
             # does not keep the process.
             weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
-        self.prefill_rate = PrefillRate()
-        self._compute_timer = ComputeTimer(self._observe_step, clock, bool(config.async_scheduling))
+        self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
         observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
@@ -322,11 +322,6 @@ class Engine:
             self.num_steps += 1
             self.last_batch = BatchSize(len(batch.chunks), batch.num_tokens)
         return batch
-
-    def _observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
-        self.prefill_rate.observe_step(num_prompt_tokens, num_tokens, seconds)
-        if self.tiers is not None:
-            self.tiers.observe_step(num_prompt_tokens, num_tokens, seconds)
 
     def _drafts_may_follow(self, in_flight: Batch) -> bool:
         return self._speculator is not None and self._speculator.wants_tokens(in_flight)

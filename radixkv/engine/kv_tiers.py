@@ -29,6 +29,7 @@ from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import Below
+from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.known_blocks import KnownBlocks
@@ -97,6 +98,7 @@ class KVTiers:
         fingerprint: see `block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
+        prefill_rate: what computing costs, as the engine learns it.
         num_stored: blocks that tiers hold from before, as far as is known.
         pins: that a disk remembers, where there is one that is written.
         events: of what tiers hold; None: nobody wants them.
@@ -111,6 +113,7 @@ class KVTiers:
         fingerprint: bytes,
         secret: bytes,
         policy: CacheWritePolicy,
+        prefill_rate: PrefillRate,
         num_stored: int = 0,
         pins: StoredPins | None = None,
         events: TierEvents | None = None,
@@ -122,7 +125,7 @@ class KVTiers:
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes, events)
         self._stack = TierStack(tiers)
-        self._rates = Rates(len(tiers), pool.block_size)
+        self._rates = Rates(len(tiers), pool.block_size, prefill_rate)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
         self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, num_stored, clock)
@@ -220,10 +223,6 @@ class KVTiers:
         if self.loads.has_reserved:
             copy_blocks(self._cache.drain_copies())
             self.loads.begin(self._rows.fence())
-
-    def observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
-        """Learn what computing costs."""
-        self._rates.observe_step(num_prompt_tokens, num_tokens, seconds)
 
     def wait(self) -> bool:
         """Wait a moment for a load or a look-up; False: none is in progress."""

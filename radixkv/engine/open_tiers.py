@@ -11,6 +11,7 @@ from radixkv.config import EngineConfig, parse_size
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
+from radixkv.routing import PrefillRate
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.encryption import read_key
@@ -35,6 +36,7 @@ def open_tiers(
     config: EngineConfig,
     loaded: LoadedModel,
     pool: KVPool,
+    prefill_rate: PrefillRate,
     publish: Callable[[Sequence[CacheEvent]], None] | None = None,
 ) -> KVTiers:
     """Open all tiers, the nearest first: host memory, the disk, the shared store, and those that were given.
@@ -43,6 +45,7 @@ def open_tiers(
         config: asks for them.
         loaded: the model.
         pool: below which they are.
+        prefill_rate: the engine's.
         publish: takes events of what host memory and the disk hold; any thread calls it. None: nobody wants them.
 
     Raises:
@@ -101,6 +104,7 @@ def open_tiers(
             fingerprint,
             secret or b"",
             config.cache_write_policy,
+            prefill_rate,
             num_stored=num_stored,
             pins=pins,
             events=events,

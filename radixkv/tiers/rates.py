@@ -38,20 +38,17 @@ class Rates:
     Args:
         num_tiers: of the stack.
         block_size: tokens per block.
+        prefill_rate: the engine's, which learns from its steps.
     """
 
-    def __init__(self, num_tiers: int, block_size: int) -> None:
+    def __init__(self, num_tiers: int, block_size: int, prefill_rate: PrefillRate) -> None:
         self._tiers = [_Rate() for _ in range(num_tiers)]
-        self._prefill = PrefillRate()
+        self._prefill = prefill_rate
         self._block_size = block_size
 
     def observe_load(self, tier: int, num_blocks: int, seconds: float) -> None:
         """So many blocks of a tier took so long; 0: they were not there after all."""
         self._tiers[tier].observe(num_blocks, seconds)
-
-    def observe_step(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts, of all its tokens."""
-        self._prefill.observe_step(num_prompt_tokens, num_tokens, seconds)
 
     def load_seconds(self, spans: Sequence[Span]) -> float | None:
         """What loading is expected to take; None: nothing is known of a tier."""

@@ -19,6 +19,7 @@ from support.dict_tier import FAULTS, DictTier, Fault
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
 from radixkv.engine.block_moves import BlockMoves
+from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.testing import CheckedCache, PrefixCacheAdapter
@@ -109,7 +110,7 @@ class TieredAdapter(PrefixCacheAdapter):
         self.loads = PrefixLoads(
             self.cache,
             self.loader,
-            Rates(1, block_size),
+            Rates(1, block_size, PrefillRate()),
             ["dict"],
             lambda: self.now,
             self.moves.loaded,

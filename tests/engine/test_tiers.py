@@ -202,7 +202,7 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed() -> None:
     expected = answers(llm)
     evict_all(llm)
     tiers = llm.engine.tiers
-    tiers._rates.observe_step(64, 64, 1e-3)
+    llm.engine.prefill_rate.observe_step(64, 64, 1e-3)
     tiers._rates.observe_load(0, 1, 1e6)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected

@@ -11,6 +11,7 @@ import numpy as np
 from radixkv import SamplingParams
 from radixkv.cache import PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
+from radixkv.routing import PrefillRate
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
@@ -62,7 +63,7 @@ class Driver:
         self.loads = PrefixLoads(
             self.cache,
             self.loader,  # type: ignore[arg-type]
-            Rates(1, SIZE),
+            Rates(1, SIZE, PrefillRate()),
             ["tier"],
             lambda: self.now,
             lambda table: None,
