@@ -123,10 +123,7 @@ class BlockWeight(Weight):
             ValueError: the weights are those of a gated product.
             IndexError: there is no such feature.
         """
-        if self._call.activation:
-            raise ValueError("rows: the weights of a gated product lie in turns")
-        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
-            raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
+        self._check_features(features)
         kind = self._format
         panel, lane = features.reshape(-1) // PANEL, features.reshape(-1) % PANEL
         header, body = self.panels[:, 0].split((kind.header_bytes, kind.group_bytes - kind.header_bytes), dim=-1)

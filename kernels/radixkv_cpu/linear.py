@@ -123,6 +123,13 @@ class Weight:
         self._run(ctypes.addressof(call), self._is_bf16)
         return out
 
+    def _check_features(self, features: torch.Tensor) -> None:
+        """Refuse numbers of features whose weights cannot be read one by one."""
+        if self._call.activation:
+            raise ValueError("rows: the weights of a gated product lie in turns")
+        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
+            raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
+
 
 class PackedWeight(Weight):
     """Weights as they are, in the order in which products read them.
@@ -160,10 +167,7 @@ class PackedWeight(Weight):
             ValueError: the weights are those of a gated product.
             IndexError: there is no such feature.
         """
-        if self._call.activation:
-            raise ValueError("rows: the weights of a gated product lie in turns")
-        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
-            raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
+        self._check_features(features)
         # A word is a number in float32, and a pair of inputs in bfloat16. Words of a feature lie PANEL apart.
         words = self.panels.view(torch.int32).view(-1)
         num_words = words.numel() // (len(self.panels) * PANEL)

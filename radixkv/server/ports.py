@@ -1,9 +1,9 @@
 """Which paths are served where, if what shows the server's state has a port of its own (`metrics_port`)::
 
-/, /live, /metrics                       on that port only
-/health, /ready, /version                on both
-/v1/chat/completions                     on both: the page asks by it
-everything else                          on the other port only
+/, /live, /metrics                   on that port only
+/health, /ready, /version            on both
+/v1/chat/completions                 on both: the page asks by it
+everything else                      on the other port only
 """
 
 from __future__ import annotations
