@@ -16,11 +16,11 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from rich.console import Console
 
@@ -79,6 +79,7 @@ class FirstLight:
         self._start = clock()
         self._seconds_before = 0.0
         self._total_seconds = math.inf
+        self.termination = _Termination()
         self.results: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> None:
@@ -160,6 +161,7 @@ class FirstLight:
             if before is not None:
                 result["report"] = before
             start = self._clock()
+            self.termination.defer()
             try:
                 process = subprocess.Popen(
                     command,
@@ -173,12 +175,14 @@ class FirstLight:
             except OSError as error:  # there is no such program: the other parts have theirs
                 result.update(status=FAILED, exit_status=None, last_lines=[_without_folders(str(error))])
                 self._write()
+                self.termination.allow()
                 return
             assert process.stdout is not None
             last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
             reader = threading.Thread(target=self._pass_on, args=(process.stdout, last_lines), daemon=True)
             reader.start()
             try:
+                self.termination.allow()
                 exit_status = self._wait(process, start + limit, lambda: self._take(result, part_json))
             finally:
                 if not _end(process):
@@ -232,18 +236,33 @@ def _end(process: subprocess.Popen[str]) -> bool:
     return process.poll() is not None
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+class _Termination:
     """Inside, SIGTERM is an exception, so that what was started is ended, too: else it would go on holding the GPU."""
 
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+    def __init__(self) -> None:
+        self._is_deferred = False
+        self._has_come = False
 
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def defer(self) -> None:
+        """Until `allow`, SIGTERM is only remembered: who starts a process must come to know which."""
+        self._is_deferred = True
+
+    def allow(self) -> None:
+        self._is_deferred = False
+        if self._has_come:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _receive(self, number: int, frame: object) -> None:
+        self._has_come = True
+        if not self._is_deferred:
+            self.allow()
 
 
 def run_first_light(
@@ -288,7 +307,7 @@ def run_first_light(
         if light.results.get(name, {}).get("status") != CUT_SHORT:
             light.results.pop(name, None)
     wanted = [part for part in parts if part.name not in skip and (not only or part.name in only)]
-    with _ended_by_sigterm():
+    with light.termination:
         complete = light.run(wanted, minutes, total_minutes)
     console.rule("what to do next")
     for line in light.report(wanted):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,25 @@ def test_whoever_ends_it_ends_what_it_started(tmp_path: Path) -> None:
         os.set_blocking(pipe.fileno(), True)
         assert pipe.read() == ""  # which ends with the last process that could write
     assert read(path)["hangs"]["status"] == "cut short"
+
+
+def test_a_signal_while_a_part_is_started_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came when the process was there, but nobody knew yet which it was: it went on alone."""
+    started = []
+
+    class Signalled(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Signalled)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "light.json", [part("hangs", "sleep infinity")])
+    try:
+        assert started[0].poll() == -signal.SIGKILL
+    finally:
+        started[0].kill()
 
 
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> Callable[[], float]:
