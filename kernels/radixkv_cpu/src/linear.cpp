@@ -8,6 +8,8 @@
 // quantised.h says what quantised panels are. With few rows a product takes as long as its weights take to be read, so each
 // thread reads neighbouring panels once, in order. With many rows a panel stays in the second-level cache while all rows pass it.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -102,6 +104,7 @@ void run(const Linear& linear) {
     const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
     const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
     const bool packs = PanelProduct<T>::packs(chunk_rows);
+    const int64_t num_tasks = units * chunks, at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
     Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
 #pragma omp parallel
     {
@@ -113,8 +116,7 @@ void run(const Linear& linear) {
         }
         Product product;
         Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < units * chunks; task++) {
+        const auto multiply = [&](int64_t task) {
             // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
             const int64_t unit = task % units, first = task / units * kRowChunk;
             const int64_t rows = std::min(linear.rows - first, kRowChunk);
@@ -129,6 +131,15 @@ void run(const Linear& linear) {
                     product.multiply(rows, x, linear.inputs, weights, linear.inputs, to);
             }
             write<T>(linear, first, rows, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel);
+        };
+        // Few rows take so little time that asking for the next panels would be felt. With many, equal numbers of tasks are not
+        // equal work: the last chunk has fewer rows, and a core may be shared.
+        if (linear.rows <= kMaxRows) {
+#pragma omp for schedule(static)
+            for (int64_t task = 0; task < num_tasks; task++) multiply(task);
+        } else {
+#pragma omp for schedule(dynamic, at_once)
+            for (int64_t task = 0; task < num_tasks; task++) multiply(task);
         }
     }
 }
