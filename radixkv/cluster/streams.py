@@ -1,8 +1,8 @@
 """Streams that survive the replica they are on.
 
-The ingress keeps the tokens that it has delivered. When a replica dies, is drained or breaks off, another one gets the prompt
-with those tokens, and goes on with the next (`radixkv.engine.resumption`): who reads sees a pause, and then the text that he
-would have got anyhow.
+The ingress keeps the tokens that it has delivered. When a replica dies, is drained or breaks off, another one gets the
+prompt with those tokens, and goes on with the next (`radixkv.engine.resumption`): the client sees a pause, and then the
+text that it would have got from the first.
 
 A request that makes engines crash would take one replica after the other with it, and the streams that are moved with it are
 suspected like itself. So, of the suspected ones, a replica gets the next when it has computed a token of the one before;
@@ -208,7 +208,7 @@ class ReplicaStreams:
         raise AssertionError("only its result ends a search")
 
     def welcome(self) -> None:
-        """A replica has come: who waits for one tries again."""
+        """A replica is up: requests that wait for one try again."""
         self._arrival.set()
         self._arrival = asyncio.Event()
 
@@ -244,7 +244,7 @@ class ReplicaStreams:
         read: Callable[[Mapping[str, Any]], _Piece],
         on_accepted: Callable[[], object] | None,
     ) -> AsyncGenerator[_Piece, None]:
-        """Pieces from one replica after the other. It does not end by itself: who has the last one leaves it.
+        """Pieces from one replica after the other. It does not end by itself: its reader closes it after the last one.
 
         Args:
             body: of the request, with what was received until now.

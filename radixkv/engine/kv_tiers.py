@@ -101,7 +101,7 @@ class KVTiers:
         prefill_rate: what computing costs, as the engine learns it.
         num_stored: blocks that tiers hold from before, as far as is known.
         pins: that a disk remembers, where there is one that is written.
-        events: of what tiers hold; None: nobody wants them.
+        events: of what tiers hold; None: none are recorded.
         clock: seconds.
     """
 

@@ -17,7 +17,7 @@ class SlotTable:
     """Any thread may call; calls take microseconds.
 
     Attributes:
-        observer: is told what is there, in the order in which it changes; None: nobody is.
+        observer: is notified of what is there, in the order in which it changes; None: there is none.
     """
 
     def __init__(self) -> None:
