@@ -5,7 +5,7 @@
     pool ── BlockMoves: evicted or reused blocks ──> BlockWriter ──> TierStack: host, disk, shared store ...
          <── PrefixLoads: waiting requests' prefixes ── BlockLoader <──┘
 
-The engine calls `publish_done` and `settle` once a step; all that touches a medium is done by other threads.
+The engine calls `publish_done` and `settle` once per step; all that touches a medium is done by other threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much processor time the requests with a grammar may take from all others.
 
-A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
+A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once per token and sequence: for 64 sequences
 that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within the
 bound, a tenant pays for the time of its grammars as for tokens (`costs`).
 """
@@ -73,7 +73,7 @@ def settle(budgets: Collection[GrammarBudget]) -> list[StructuredOutputError | N
         if budget._settle(share)
         else StructuredOutputError(
             f"structured_outputs: following it took {REQUEST_SECONDS} s of processor time more than the "
-            f"{STEP_SECONDS * 1000:.0f} ms a step that all requests with a grammar have in common: make it simpler, or take "
+            f"{STEP_SECONDS * 1000:.0f} ms per step that all requests with a grammar have in common: make it simpler, or take "
             "fewer samples"
         )
         for budget in budgets
