@@ -242,7 +242,7 @@ class ReplicaSet:
                     continue  # it was read too slowly, or is gone, which the next attempt finds out
             except Exception as error:
                 if member.client is not None:
-                    await self._put_down(member)
+                    await self._mark_down(member)
                 expected = isinstance(error, (MismatchError, ConnectionError))
                 if not expected and repr(error) != complaint:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
@@ -268,7 +268,7 @@ class ReplicaSet:
             description = await self._describe(member, client)
             old = member.description
             if old is not None and old.instance != description.instance and member.client is client:
-                await self._put_down(member)  # it was started anew meanwhile
+                await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
             if self._tenants:
@@ -367,9 +367,9 @@ class ReplicaSet:
         if member.first is not None and not member.first.done():
             member.first.set_result(None)
             _log.info("replica %r is up at %s", member.name, member.url)
-        streams.welcome()
+        streams.replica_is_up()
 
-    async def _put_down(self, member: Member) -> None:
+    async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
         client, member.client, member.load = member.client, None, {}

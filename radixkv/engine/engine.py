@@ -315,7 +315,7 @@ class Engine:
 
     def _execute(self, batch: Batch, in_flight: Batch | None) -> bool:
         """Compute a batch; True: its tokens stay on the device until the next batch is executed."""
-        self._compute_timer.begins(batch, in_flight)
+        self._compute_timer.begin_step(batch, in_flight)
         if self.tiers is not None:
             self.tiers.settle(self._runner.copy_blocks)
         if batch.chunks:
