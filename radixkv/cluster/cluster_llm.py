@@ -223,7 +223,7 @@ class ClusterLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """The sums of what the replicas that are up told last."""
+        """The sums of what the replicas that are up reported last."""
         loads = list(self.replicas.loads.values())
         sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in COUNTS}
         sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed

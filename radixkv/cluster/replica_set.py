@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # The first description takes as long as reading the model's files does.
 _SECONDS_TO_DESCRIBE = 120.0
-# A replica lets hear of itself once a second.
+# A replica sends something at least once a second.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # The answer to a message begins when it is known what was kept of its prefixes.
@@ -169,11 +169,11 @@ class ReplicaSet:
 
     @property
     def loads(self) -> dict[str, Mapping[str, Any]]:
-        """What each replica that is up told last of itself, by its name."""
+        """What each replica that is up reported last of its load, by its name."""
         return {name: self._members[name].load for name in self.available if name in self._members}
 
     def load_of(self, name: str) -> Mapping[str, Any]:
-        """What a replica told last of itself; nothing where it is down."""
+        """What a replica reported last of its load; nothing where it is down."""
         return self._members[name].load
 
     def obstacle(self) -> str | None:

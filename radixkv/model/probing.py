@@ -1,7 +1,7 @@
 """Whether one module gives what another gives for random input, so that it can stand in for it.
 
-What a module computes is not told by its class or its parameters' names. So a replacement that was made for a known pattern
-is compared with the original, on input of every size, at positions far apart.
+What a module computes is not known from its class or its parameters' names. So a replacement that was made for a known
+pattern is compared with the original, on input of every size, at positions far apart.
 """
 
 from __future__ import annotations

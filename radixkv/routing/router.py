@@ -73,7 +73,7 @@ class _Replica:
         progressed: when the first of those began to be computed, at the earliest.
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
-        expected: hashes of the blocks that it will hold, or does while no event has told so.
+        expected: hashes of the blocks that it will hold, or holds while no event has said so.
         others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
     """
 
@@ -120,7 +120,7 @@ class Router:
             and evicts what others need.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
         seconds_per_token: of prefill, as long as no replica has reported it.
-        settle_seconds: by when, after a prompt's first token, events have told what is held of it.
+        settle_seconds: by when, after a prompt's first token, events have reported what is held of it.
         clock: seconds, from any beginning on.
 
     Raises:
@@ -339,7 +339,7 @@ class Router:
             self._seconds_per_token = sum(known) / len(known)
 
     def _settle(self, now: float) -> None:
-        """Expect no longer what events must have told by now."""
+        """Expect no longer what events must have reported by now."""
         while self._settling and self._settling[0][0] <= now:
             _, placement = self._settling.popleft()
             replica = self._replicas.get(placement.replica)

@@ -101,7 +101,7 @@ class SlotTable:
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
-                # What an earlier process wrote it may not know yet; what was evicted meanwhile it should not hear of.
+                # What an earlier process wrote it may not know yet; of what was evicted meanwhile it should not be notified.
                 self.observer.on_stored([key for key, _ in found[:count] if key.digest in self._entries])
                 self.observer.on_removed(forgotten)
         return corrupt

@@ -155,7 +155,9 @@ def num_pieces(
     for index in classes:
         own = tile_class == index
         num_concurrent = placement.num_concurrent(TILE_ROWS[index], len(classes) == 1)
-        pieces[own] = _pieces_of_class(num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, num_concurrent)
+        pieces[own] = _pieces_of_class(
+            num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, num_concurrent
+        )
     return pieces
 
 

@@ -215,7 +215,9 @@ class _Problem:
         key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
         slots = torch.arange(count)
         ours, truth = self._to_device(*self._caches), [cache.clone() for cache in self._caches]
-        _call(write_cache, *self._to_device(key, value), *ours, *self._to_device(slots), **self._on_device(self._scales))
+        _call(
+            write_cache, *self._to_device(key, value), *ours, *self._to_device(slots), **self._on_device(self._scales)
+        )
         _call(reference.write_cache, key, value, *truth, slots, **self._scales)
         return zip(ours, truth, strict=True)
 
@@ -248,7 +250,9 @@ class _Problem:
 
     def _advance(self) -> Pairs:
         before = torch.tensor([3, -1, self._block_size - 1], dtype=torch.int32)
-        positions, slots, row_tables = self._to_device(before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before))
+        positions, slots, row_tables = self._to_device(
+            before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before)
+        )
         _call(advance_rows, positions, slots, *self._to_device(_TABLES), row_tables, block_size=self._block_size)
         first, second = _TABLES[0, :2].tolist()
         return [
