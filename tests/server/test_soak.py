@@ -11,6 +11,12 @@ from radixkv.bench import soak_server
 from radixkv.bench.soak_server import ServerSoak, Target, soak
 
 
+@pytest.fixture(autouse=True)
+def short_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak_server, "_NUM_FULL_STEPS", 1)
+    monkeypatch.setattr(soak_server, "_FULL_STEP_WORDS", 16)
+
+
 def run(server: ServerProcess, seconds: float, bound: float) -> ServerSoak:
     target = Target(server.url, server.process.pid, TENANT_A, TENANT_B, ADMIN_KEY)
     return asyncio.run(soak(target, seconds, seed=1, max_wait=bound, max_stall=bound, patience=1.0))
