@@ -89,11 +89,10 @@ def test_every_stream_completes_although_a_replica_is_killed(
     replica_processes: dict[str, ReplicaProcess], tiny_model_folder: Path
 ) -> None:
     alone = LLM(str(tiny_model_folder), **OPTIONS)
-    expected = []
-    for prompt, params in requests():
-        (output,) = alone.generate({"prompt_token_ids": prompt.token_ids}, params, use_tqdm=False)
-        (part,) = output.outputs
-        expected.append((part.text, part.token_ids, part.finish_reason))
+    prompts, params = zip(*requests(), strict=True)
+    outputs = alone.generate([{"prompt_token_ids": prompt.token_ids} for prompt in prompts], params, use_tqdm=False)
+    parts = [part for output in outputs for part in output.outputs]
+    expected = [(part.text, part.token_ids, part.finish_reason) for part in parts]
 
     async def main() -> None:
         replicas = ReplicaSet(SECRET)
