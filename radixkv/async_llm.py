@@ -39,7 +39,7 @@ class AsyncLLM(AsyncEngine):
             number. A stream counts until it is read to its end, so that slow readers are bounded, too.
         max_seqs_per_request: bound of ``n`` and of the beam width; None: ``max_num_seqs``.
         tenants: what each tenant may have, by its name; one that is not named has a weight of 1. Tenants share sequences,
-            tokens, blocks and places in the queue fairly; where all requests are one tenant's, it has everything.
+            tokens, blocks and queue slots fairly; where all requests are one tenant's, it has everything.
         options: as for `LLM`.
 
     Raises:

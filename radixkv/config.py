@@ -97,7 +97,7 @@ class ModelConfig(Config):
 
 
 class SpeculativeConfig(Config):
-    """Where drafts come from, and how many: several tokens a step where they can be guessed, and not one token different."""
+    """Where drafts come from, and how many: several tokens per step where they can be guessed, and no token different."""
 
     method: Literal["tree"] = "tree"
     """tree: from what the cache holds of the request's namespace, from the request's own prompt and answer, from what the

@@ -148,3 +148,14 @@ def llm(default_llm: LLM) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def default_tokenizer(default_llm: LLM) -> Any:
     return default_llm.get_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(default_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with the default model's tokenizer, for processes of which no test reads what they answer."""
+    from support.replica_servers import tiny_model
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    tiny_model(len(default_tokenizer)).save_pretrained(folder)
+    default_tokenizer.save_pretrained(folder)
+    return folder

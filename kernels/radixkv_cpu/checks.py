@@ -1,7 +1,7 @@
 """What is verified before compiled code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
 
-The functions are called several times a layer, so each first asks, in one expression, whether its tensors are as they always
-are. Only if not, `check_tensor` looks at them one by one, to say what is wrong, or that nothing is.
+The functions are called several times per layer, so each first asks, in one expression, whether its tensors are as they
+always are. Only if not, `check_tensor` looks at them one by one, to say what is wrong, or that nothing is.
 
 What tensors hold is not looked at: the caller answers for slots and block ids.
 """

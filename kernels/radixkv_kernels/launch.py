@@ -61,8 +61,8 @@ class RepeatedLaunch:
     def __init__(self, launch: Launch, changing: Iterable[str]) -> None:
         self._run = launch.compiled[launch.grid]
         self._arguments = launch.arguments.copy()
-        self._places = [(launch.names.index(name), name) for name in changing if name in launch.names]
-        for index, _ in self._places:
+        self._positions = [(launch.names.index(name), name) for name in changing if name in launch.names]
+        for index, _ in self._positions:
             self._arguments[index] = None
 
     def __call__(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
@@ -75,6 +75,6 @@ class RepeatedLaunch:
             tensors: those that change, by name.
         """
         arguments = self._arguments.copy()
-        for index, name in self._places:
+        for index, name in self._positions:
             arguments[index] = tensors[name]
         self._run(*arguments)

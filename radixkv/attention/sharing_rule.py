@@ -13,7 +13,7 @@ class SharingRule:
     What the difference saves must be worth what sharing costs.
 
     Attributes:
-        cost_tokens: reading the prefix once costs as much as reading so many keys, whoever shares it.
+        cost_tokens: reading the prefix once costs as much as reading so many keys, however many rows share it.
         cost_per_row: and so many for each of the sequences' rows, which get one more partial result.
         rows_per_reading: rows of a tile; None: any number.
         max_levels: how many shared prefixes may lie above one another in a sequence; None: any number. A row has as many

@@ -43,7 +43,7 @@ class ChaosReport:
         different: that completed with another one.
         failed: why others did not, by the number of the stream.
         kills: of replicas.
-        ingress_errors: clients whose connection broke when the ingress was killed, and who sent their requests again.
+        ingress_errors: clients whose connection broke when the ingress was killed, and that sent their requests again.
         seconds: of the run with kills.
         seconds_until_known: from the end of the ingress until another one was up and knew what the replicas hold.
     """
@@ -140,10 +140,10 @@ class _Chaos:
 
     async def answer_all(self, count: int, concurrency: int, retries: int) -> list[str | Exception]:
         """The texts of all streams, or why there is none."""
-        places = asyncio.Semaphore(concurrency)
+        limit = asyncio.Semaphore(concurrency)
 
         async def one(number: int) -> str | Exception:
-            async with places:
+            async with limit:
                 try:
                     return await self.answer(number, retries)
                 except (httpx.TransportError, ValueError) as error:

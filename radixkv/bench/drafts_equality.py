@@ -117,11 +117,11 @@ def _race(logits: torch.Tensor, row: SamplingRow, pair: tuple[int, int]) -> floa
     scaled = logits / row.params.temperature
     blocks = [token_id // BLOCK_IDS for token_id in pair]
     if row.truncates or blocks[0] == blocks[1]:
-        racing, scores = torch.tensor(pair), scaled[list(pair)]
+        candidates, scores = torch.tensor(pair), scaled[list(pair)]
     else:
-        racing = -2 - torch.tensor(blocks)
+        candidates = -2 - torch.tensor(blocks)
         scores = torch.stack([scaled[block * BLOCK_IDS : (block + 1) * BLOCK_IDS].logsumexp(0) for block in blocks])
-    variates = exponential_variates(rng_states([row], torch.device("cpu")), racing)
+    variates = exponential_variates(rng_states([row], torch.device("cpu")), candidates)
     first, second = (scores.double() - variates.double().log()).flatten().tolist()
     return float(first - second)
 

@@ -41,7 +41,7 @@ class FairnessLoad:
 
     Attributes:
         modest_tenants: how many there are.
-        modest_clients: of each of them, who ask one after the other.
+        modest_clients: of each of them, one after the other.
         modest_requests: of each client.
         think_steps: of a client between an answer and its next request, on average.
         greedy_requests: all at the first step.

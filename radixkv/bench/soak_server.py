@@ -62,7 +62,7 @@ class ServerSoak:
     Attributes:
         answered: questions of normal clients.
         failures: what they, the health check or the server's own checks found.
-        full_step: what a prompt takes that fills a step, with nobody else there; this and what follows in seconds of the
+        full_step: what a prompt takes that fills a step, with no other request; this and what follows in seconds of the
             server's processor time.
         waits: for the first token of every normal answer.
         stalls: of every health check.

@@ -18,7 +18,7 @@ class HostileClient:
     """Each attack returns the status that it was answered with, or why there was none.
 
     Args:
-        client: for whom the server has a key; without its headers, a stranger.
+        client: one that the server has a key for; without its headers, it has none.
         rng: what an attack is like.
         patience: seconds for which a connection is held at most.
     """

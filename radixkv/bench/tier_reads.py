@@ -1,8 +1,8 @@
 """`radixkv bench tier-reads`: how fast the disk tier reads and writes, against a plain loop over the same file.
 
-The loop reads as many bytes per block from where the tier has its slots, one call a block, and compares nothing. Reads are
-measured from the page cache and, after the system was told to forget the files, from the disk; all in turns. Opening a store
-is measured with an index of 100,000 blocks.
+The loop reads as many bytes per block from where the tier has its slots, one call per block, and compares nothing. Reads
+are measured from the page cache and, after the system was advised to drop the files' pages, from the disk; all in turns.
+Opening a store is measured with an index of 100,000 blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TierReads:
 
     Attributes:
         memcpy: from memory to memory.
-        cached: of reads from the page cache, by who read.
+        cached: of reads from the page cache, by reader.
         disk: of reads from the disk.
         written: of writes into the page cache, until the last is done.
         open_seconds: of a store of `NUM_INDEXED` blocks.

@@ -2,7 +2,7 @@
 
 Three questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
 again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; and what
-writing costs those who never come back.
+writing costs prompts that are never repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from radixkv.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 RESTART_LENGTHS = (1000, 7000)
-# A conversation is about a document, in short questions and answers: what is cached brings little to those who generate much.
+# A conversation is about a document, in short questions and answers: caching gains little where much is generated.
 DOCUMENT_TOKENS = 1000
 QUESTION_TOKENS = 48
 ANSWER_TOKENS = 16
@@ -46,7 +46,7 @@ class Restart:
     Attributes:
         loaded: after a restart, from the disk.
         hot: the same prompt once more.
-        cold: another one, which nobody has seen.
+        cold: another one, sent for the first time.
         cold_without_tiers: another one, by an engine that has no tiers.
         cached_tokens: that the loaded ones reused.
     """

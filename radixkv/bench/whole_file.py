@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file's content, all or nothing: whoever ends this process must not leave half a file."""
+    """Replace a file's content, all or nothing: a process that is killed must not leave half a file."""
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     new.replace(path)

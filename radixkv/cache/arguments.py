@@ -23,3 +23,15 @@ def check_namespace(namespace: str) -> None:
     """
     if not isinstance(namespace, str):
         raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")
+
+
+def check_retention(priority: int, owner: str) -> None:
+    """Refuse a retention priority that is not a whole number, and an owner that is not a string.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not isinstance(priority, int):
+        raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
+    if not isinstance(owner, str):
+        raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")

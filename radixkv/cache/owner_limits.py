@@ -1,7 +1,7 @@
 """How many blocks each owner may keep cached while blocks are needed: what is beyond that is evicted first.
 
 An owner is on whose behalf a sequence ran (`PrefixCache.open(owner=...)`); a block of the tree is of the owner that computed
-it, whoever reuses it. Nothing is evicted before blocks are needed, so what nobody else needs an owner may use::
+it, whichever owner reuses it. Nothing is evicted before blocks are needed, so an owner may use what no other owner needs::
 
     limits   bulk 100           bulk has 160, all idle; 20 blocks are needed:  bulk's, least recently used first
                                 bulk has 110, all idle; 20 blocks are needed:  10 of bulk's, 10 that the policy chooses

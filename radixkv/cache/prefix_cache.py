@@ -15,15 +15,15 @@ copies, in order, before it writes anything else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from radixkv.cache.arguments import check_count, check_namespace
+from radixkv.cache.arguments import check_count, check_namespace, check_retention
 from radixkv.cache.block_pool import BlockPool
 from radixkv.cache.block_store import BlockCopy, BlockStore
 from radixkv.cache.block_table import BlockTable
-from radixkv.cache.cache_view import CacheView
+from radixkv.cache.cache_control import CacheControl
 from radixkv.cache.errors import ClosedError, InvalidArgumentError
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.cache.events import EventLog
@@ -31,13 +31,15 @@ from radixkv.cache.evicted import EvictedPrefixes
 from radixkv.cache.eviction import LRU, ClockedPolicy, EvictionPolicy, LearningPolicy
 from radixkv.cache.match import Match
 from radixkv.cache.observer import TreeObserver
-from radixkv.cache.pin import Pin, Pins
+from radixkv.cache.pin import Pins
 from radixkv.cache.radix_tree import RadixTree
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
 
 
-class PrefixCache(CacheView):
-    """Shares the blocks of common prefixes between sequences. What it can be asked is in `CacheView`.
+class PrefixCache(CacheControl):
+    """Shares the blocks of common prefixes between sequences.
+
+    What it can be asked is in `CacheView`; what is decided about all that is cached, in `CacheControl`.
 
     Args:
         num_blocks: physical blocks, with ids from 0 on.
@@ -120,26 +122,18 @@ class PrefixCache(CacheView):
         """
         check_namespace(namespace)
         prompt = encode_prompt(tokens)
-        if not isinstance(priority, int):
-            raise InvalidArgumentError(f"priority: expected a whole number, got {priority!r}")
-        if not isinstance(owner, str):
-            raise InvalidArgumentError(f"owner: expected a string, got {owner!r}")
+        check_retention(priority, owner)
         num_prompt_tokens = len(prompt) // TOKEN_BYTES
-        tree = self._tree
-        match = tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
-        if match is None:
-            match = Match(0, tree.root(namespace), 0)
-        elif match.num_partial_tokens:
+        match = self._tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
+        if match is not None and match.num_partial_tokens:
             # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
             self._store.require(1)
-        past = self._evicted.recall(match, prompt) if write and self._evicted is not None else ()
         table = BlockTable(self._store, namespace, num_prompt_tokens, write, priority, owner)
-        table.begin(match, prompt, past)
-        self._tables.add(table)
+        self._begin(table, match, prompt, write)
         stats = self._stats
         stats.opened_tables += 1
         stats.queried_tokens += num_prompt_tokens
-        stats.reused_tokens += match.num_tokens
+        stats.reused_tokens += table.num_cached_tokens
         return table
 
     def open_fill(self, tokens: TokenIds, namespace: str = "", priority: int = 0, owner: str = "") -> BlockTable:
@@ -155,19 +149,17 @@ class PrefixCache(CacheView):
             owner: as for `open`.
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids.
+            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number, or ``owner`` no string.
         """
         check_namespace(namespace)
         prefix = encode_prompt(tokens)
-        tree = self._tree
-        match = tree.match(prefix, namespace)
-        if match is None:
-            match = Match(0, tree.root(namespace), 0)
-        whole = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
-        past = () if self._evicted is None else self._evicted.recall(whole, prefix)
-        table = BlockTable(self._store, namespace, whole.num_tokens, True, priority, owner)
-        table.begin(whole, prefix, past)
-        self._tables.add(table)
+        check_retention(priority, owner)
+        match = self._tree.match(prefix, namespace)
+        if match is not None:
+            match = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
+        num_cached = 0 if match is None else match.num_tokens
+        table = BlockTable(self._store, namespace, num_cached, True, priority, owner)
+        self._begin(table, match, prefix, True)
         return table
 
     def reserve(self, table: BlockTable, num_tokens: int) -> None:
@@ -270,81 +262,6 @@ class PrefixCache(CacheView):
         self._tables.remove(table)
         table.abort()
 
-    def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> Pin:
-        """Keep the cached whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
-
-        Raises:
-            InvalidArgumentError: ``tokens`` are no token ids, ``namespace`` is no string, or ``ttl`` not above 0.
-            PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
-        """
-        check_namespace(namespace)
-        if ttl is not None and not (isinstance(ttl, int | float) and ttl > 0):
-            raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
-        match = self._tree.match(encode(tokens), namespace)
-        if match is None or match.num_tokens < self.block_size:
-            return Pin(namespace, 0, None, None)
-        return self._pins.add(match, namespace, ttl)
-
-    def pins(self) -> list[Pin]:
-        """The pins that are in force."""
-        self._pins.release_expired()
-        return list(self._pins)
-
-    def release(self, pin: Pin) -> None:
-        """Let a pinned prefix be evicted again; a pin that was released, expired or cleared is left as it is.
-
-        Raises:
-            InvalidArgumentError: ``pin`` is no Pin.
-            ClosedError: it belongs to another cache.
-        """
-        self._pins.release(pin)
-
-    def clear(self, namespace: str | None = None) -> int:
-        """Drop everything that is cached, of one namespace or of all; returns how many blocks became free.
-
-        Live sequences keep their blocks and go on, but publish nothing any more: it could depend on what was to be
-        dropped, such as old weights. Pins of what is dropped are released, and what was evicted of it is no longer
-        remembered.
-
-        Raises:
-            InvalidArgumentError: ``namespace`` is neither a string nor None.
-        """
-        if namespace is not None:
-            check_namespace(namespace)
-        free_before = self._pool.num_free
-        for table in self._tables:
-            if namespace in (None, table.namespace):
-                table.detach()
-        self._pins.forget(namespace)
-        self._tree.clear(namespace)
-        return self._pool.num_free - free_before
-
-    def limit_owners(self, limits: Mapping[str, int]) -> None:
-        """From now on, where blocks are needed, evict first what an owner has cached beyond its limit.
-
-        What sequences use counts, too, though it is not evicted. Of an owner beyond its limit, the least recently used leaf
-        goes first, whatever the policy. It costs one look at every node of the tree.
-
-        Args:
-            limits: blocks by owner (`open`), in place of the limits before; owners that are not named have none.
-
-        Raises:
-            InvalidArgumentError: a limit is no whole number of at least 0, or an owner no string; nothing is changed.
-        """
-        for owner, limit in limits.items():
-            if not isinstance(owner, str):
-                raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")
-            check_count(f"limits[{owner!r}]", limit, 0)
-        self._tree.limit_owners(limits)
-
-    def add_observer(self, observer: TreeObserver) -> None:
-        """Notify an observer of changes of the tree from now on; what is cached already, `block_hashes` tells."""
-        self._tree.add_observer(observer)
-
-    def remove_observer(self, observer: TreeObserver) -> None:
-        """Notify it no more."""
-        self._tree.remove_observer(observer)
-
     def drain_copies(self) -> list[BlockCopy]:
         """The block copies queued since the last call, to be carried out in this order before any other write.
 
@@ -352,6 +269,14 @@ class PrefixCache(CacheView):
         of a later copy: it is still read in time.
         """
         return self._store.drain_copies()
+
+    def _begin(self, table: BlockTable, match: Match | None, tokens: bytes, publishes: bool) -> None:
+        """Put a new table on what is cached of its tokens; None: nothing is."""
+        if match is None:
+            match = Match(0, self._tree.root(table.namespace), 0)
+        past = self._evicted.recall(match, tokens) if publishes and self._evicted is not None else ()
+        table.begin(match, tokens, past)
+        self._tables.add(table)
 
     def _check_open(self, table: BlockTable) -> None:
         if not isinstance(table, BlockTable):

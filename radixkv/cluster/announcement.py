@@ -19,7 +19,7 @@ from radixkv.errors import EngineDeadError
 
 # Between two looks at what there is to do.
 _SECONDS_BETWEEN_LOADS = 0.2
-# However little changes, a reader that hears nothing for longer knows that the replica is gone.
+# However little changes, a reader that receives nothing for longer knows that the replica is gone.
 _LOADS_PER_HEARTBEAT = 5
 
 
@@ -64,12 +64,12 @@ class Announcements:
                 return
             for record in encode_held(held):
                 yield record
-            told: dict[str, Any] = {}
+            sent: dict[str, Any] = {}
             silent = 0
             while llm.death is None and not feed.overflowed:
                 load = _load(llm)
-                if load != told or silent >= _LOADS_PER_HEARTBEAT:
-                    told, silent = load, 0
+                if load != sent or silent >= _LOADS_PER_HEARTBEAT:
+                    sent, silent = load, 0
                     yield encode_load(load)
                 if llm.draining and not llm.num_unfinished:
                     return  # there will be nothing more to tell

@@ -51,7 +51,7 @@ async def answer_lines(
                         raise error_of(piece) or LostError(f"{replica}: {piece['error']}", died=has_crashed(piece))
                     try:
                         yield piece
-                    finally:  # who has read the last line goes away
+                    finally:  # the reader closes this after the last line
                         if piece["finished"]:
                             await _read_to_end(lines)
                     if piece["finished"]:

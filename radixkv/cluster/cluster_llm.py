@@ -144,7 +144,7 @@ class ClusterLLM:
         now = loop.time()
         streams = [RequestStream(name, partial(self._forget, tenant), RequestMetrics(now)) for name in names]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # what raises comes before what is given back
-        self._intake.take_places(len(streams), tenant)
+        self._intake.take_slots(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         accepted = [loop.create_future() for _ in streams]
@@ -181,7 +181,7 @@ class ClusterLLM:
         Args:
             function: given how the model reads text.
             tenant: on whose behalf.
-            num_prompts: places in the queue that are taken meanwhile; 0: what this is for has its place.
+            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot.
 
         Raises:
             Exception: what `AsyncLLM.run_tokenizer` raises.
@@ -223,7 +223,7 @@ class ClusterLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """The sums of what the replicas that are up told last."""
+        """The sums of what the replicas that are up reported last."""
         loads = list(self.replicas.loads.values())
         sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in COUNTS}
         sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed
@@ -280,13 +280,13 @@ class ClusterLLM:
     # -- internals -----------------------------------------------------------------------------------------------
 
     def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
-        """With as many tokens as the smallest replica has room for, so that an answer ends in the same place on each."""
+        """With as many tokens as fit on the smallest replica, so that an answer ends at the same token on each."""
         if not isinstance(params, SamplingParams) or params.max_tokens is not None or self.replicas.description is None:
             return params
         block_size = self.replicas.description.identity["block_size"]
         num_slots = min(capacity["num_blocks"] for capacity in self.replicas.capacities) * block_size
-        room = min(self.loaded.max_model_len, num_slots + 1) - len(prompt.token_ids)
-        return replace(params, max_tokens=max(1, room))
+        most = min(self.loaded.max_model_len, num_slots + 1) - len(prompt.token_ids)
+        return replace(params, max_tokens=max(1, most))
 
     async def _answer(
         self,
@@ -323,7 +323,7 @@ class ClusterLLM:
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._intake.give_back_place(tenant)
+        self._intake.give_back_slot(tenant)
         del self._accepted[stream.request_id]
         task = self._tasks.pop(stream.request_id)
         if not stream.ended:

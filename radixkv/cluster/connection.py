@@ -23,7 +23,7 @@ def connect(url: str) -> httpx.AsyncClient:
         ValueError: it is none of these.
     """
     parts = urlsplit(url)
-    # Reading the certificates takes the event loop tens of milliseconds, and without TLS nobody needs them.
+    # Reading the certificates takes the event loop tens of milliseconds, and without TLS they are not needed.
     if parts.scheme == "unix" and parts.path and not parts.netloc:
         transport = httpx.AsyncHTTPTransport(uds=parts.path, limits=_LIMITS, verify=False)
         base_url = "http://replica"

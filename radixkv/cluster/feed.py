@@ -29,7 +29,7 @@ from radixkv.cache.tokens import TOKEN_BYTES
 
 _HEADER = struct.Struct("<BI")
 _HASH = np.dtype("<u8")
-# So few at once, because whoever reads them has other things to do in between.
+# So few at once, because the reader has other work to do in between.
 _HASHES_PER_RECORD = 4096
 # Of a record; a node of a million tokens has hashes of half as many bytes.
 _MAX_RECORD_BYTES = 16 << 20
@@ -99,7 +99,7 @@ def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
 
 
 class BlockFeed(TreeObserver):
-    """Collects a cache's changes for one reader, who takes them from another thread.
+    """Collects a cache's changes for one reader, which takes them from another thread.
 
     Args:
         block_size: tokens per block.

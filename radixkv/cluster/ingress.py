@@ -70,7 +70,7 @@ def create_ingress(
         tenants: who may use it; None: those of ``config``.
         drain: what ``POST /admin/drain`` does; None: refuse new requests.
         write_log: called with each line of the access log; None: there is none.
-        tracer: records spans of every request; None: nobody does.
+        tracer: records spans of every request; None: nothing is recorded.
 
     Raises:
         RuntimeError: no replica was reached yet.

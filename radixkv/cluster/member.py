@@ -19,7 +19,7 @@ class Member:
     Attributes:
         description: when it was last reached; None: never.
         client: that it is up with; None: it is down.
-        load: what it told last.
+        load: what it reported last.
         first: set when it is up, or what kept it from that.
         task: follows it.
     """

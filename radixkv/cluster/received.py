@@ -25,7 +25,7 @@ class Received:
         return self._outputs if any(output.token_ids or output.finish_reason for output in self._outputs) else []
 
     def add(self, delta: RequestOutput) -> RequestOutput:
-        """Note what is new; returns it as the reader gets it, to whom a replica that is drained ends nothing.
+        """Note what is new; returns it as the reader gets it: for the reader, draining a replica ends nothing.
 
         Raises:
             ValueError: it is of no such sample, or has no tokens or text; nothing of it is noted.

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 # The first description takes as long as reading the model's files does.
 _SECONDS_TO_DESCRIBE = 120.0
-# A replica lets hear of itself once a second.
+# A replica sends something at least once a second.
 _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # The answer to a message begins when it is known what was kept of its prefixes.
@@ -169,11 +169,11 @@ class ReplicaSet:
 
     @property
     def loads(self) -> dict[str, Mapping[str, Any]]:
-        """What each replica that is up told last of itself, by its name."""
+        """What each replica that is up reported last of its load, by its name."""
         return {name: self._members[name].load for name in self.available if name in self._members}
 
     def load_of(self, name: str) -> Mapping[str, Any]:
-        """What a replica told last of itself; nothing where it is down."""
+        """What a replica reported last of its load; nothing where it is down."""
         return self._members[name].load
 
     def obstacle(self) -> str | None:
@@ -242,7 +242,7 @@ class ReplicaSet:
                     continue  # it was read too slowly, or is gone, which the next attempt finds out
             except Exception as error:
                 if member.client is not None:
-                    await self._put_down(member)
+                    await self._mark_down(member)
                 expected = isinstance(error, (MismatchError, ConnectionError))
                 if not expected and repr(error) != complaint:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
@@ -268,7 +268,7 @@ class ReplicaSet:
             description = await self._describe(member, client)
             old = member.description
             if old is not None and old.instance != description.instance and member.client is client:
-                await self._put_down(member)  # it was started anew meanwhile
+                await self._mark_down(member)  # it was started anew meanwhile
                 client = self._connect(member.url)
             member.description = description
             if self._tenants:
@@ -367,9 +367,9 @@ class ReplicaSet:
         if member.first is not None and not member.first.done():
             member.first.set_result(None)
             _log.info("replica %r is up at %s", member.name, member.url)
-        streams.welcome()
+        streams.replica_is_up()
 
-    async def _put_down(self, member: Member) -> None:
+    async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
         client, member.client, member.load = member.client, None, {}

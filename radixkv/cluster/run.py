@@ -1,4 +1,4 @@
-"""The processes of a cluster: a replica, and an ingress for those who place replicas themselves."""
+"""The processes of a cluster: a replica, and an ingress for deployments that start replicas themselves."""
 
 from __future__ import annotations
 

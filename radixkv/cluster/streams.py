@@ -1,8 +1,8 @@
 """Streams that survive the replica they are on.
 
-The ingress keeps the tokens that it has delivered. When a replica dies, is drained or breaks off, another one gets the prompt
-with those tokens, and goes on with the next (`radixkv.engine.resumption`): who reads sees a pause, and then the text that he
-would have got anyhow.
+The ingress keeps the tokens that it has delivered. When a replica dies, is drained or breaks off, another one gets the
+prompt with those tokens, and goes on with the next (`radixkv.engine.resumption`): the client sees a pause, and then the
+text that it would have got from the first.
 
 A request that makes engines crash would take one replica after the other with it, and the streams that are moved with it are
 suspected like itself. So, of the suspected ones, a replica gets the next when it has computed a token of the one before;
@@ -53,29 +53,29 @@ class _Ticket:
         scope: in which it waits for its next line; None: it does not wait.
     """
 
-    __slots__ = ("_called_away", "_died", "_replica", "accepted", "scope")
+    __slots__ = ("_died", "_interrupted", "_replica", "accepted", "scope")
 
     def __init__(self, replica: str) -> None:
         self.accepted = False
         self.scope: asyncio.Timeout | None = None
         self._replica = replica
-        self._called_away = self._died = False
+        self._interrupted = self._died = False
 
-    def call_away(self, *, died: bool) -> None:
+    def interrupt(self, *, died: bool) -> None:
         """Leave the replica, which is drained, or has died."""
-        self._called_away, self._died = True, died
+        self._interrupted, self._died = True, died
         if self.scope is not None:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
     def check(self) -> None:
-        """Raise if it was called away.
+        """Raise if it was interrupted.
 
         Raises:
             LostError, _MovedError: why.
         """
         if self._died:
             raise LostError(f"{self._replica}: it died", died=self.accepted)
-        if self._called_away:
+        if self._interrupted:
             raise _MovedError
 
 
@@ -88,7 +88,7 @@ class ReplicaStreams:
             replica that was started anew gets a client of its own.
         secret: the replicas'.
         max_attempts: replicas that may lose a request before its next token.
-        wait_seconds: for a replica to come, where there is none; see `welcome`.
+        wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
 
     Raises:
         ValueError: ``max_attempts`` is below 1.
@@ -207,8 +207,8 @@ class ReplicaStreams:
                 return result
         raise AssertionError("only its result ends a search")
 
-    def welcome(self) -> None:
-        """A replica has come: who waits for one tries again."""
+    def replica_is_up(self) -> None:
+        """A replica is up: requests that wait for one try again."""
         self._arrival.set()
         self._arrival = asyncio.Event()
 
@@ -216,12 +216,12 @@ class ReplicaStreams:
         """Continue the streams of a replica elsewhere, at once; False: there is nowhere else, so they go on there."""
         if all(self._clients.get(name) is client for name in self._router.replicas):
             return False
-        self._call_away(client, died=False)
+        self._interrupt(client, died=False)
         return True
 
     def abandon(self, client: httpx.AsyncClient) -> None:
         """A replica has died: do not wait for it any longer."""
-        self._call_away(client, died=True)
+        self._interrupt(client, died=True)
 
     def num_streams(self, replica: str) -> int:
         """How many are on the replica that has this name now."""
@@ -232,9 +232,9 @@ class ReplicaStreams:
         """How many are on a replica, which may have been removed, and another one have its name."""
         return len(self._tickets.get(client, ()))
 
-    def _call_away(self, client: httpx.AsyncClient, *, died: bool) -> None:
+    def _interrupt(self, client: httpx.AsyncClient, *, died: bool) -> None:
         for ticket in self._tickets.get(client, ()):
-            ticket.call_away(died=died)
+            ticket.interrupt(died=died)
 
     async def _pieces(
         self,
@@ -244,7 +244,7 @@ class ReplicaStreams:
         read: Callable[[Mapping[str, Any]], _Piece],
         on_accepted: Callable[[], object] | None,
     ) -> AsyncGenerator[_Piece, None]:
-        """Pieces from one replica after the other. It does not end by itself: who has the last one leaves it.
+        """Pieces from one replica after the other. It does not end by itself: its reader closes it after the last one.
 
         Args:
             body: of the request, with what was received until now.

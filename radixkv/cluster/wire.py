@@ -51,7 +51,7 @@ _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
 def encode_request(prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int, tenant: str) -> bytes:
     """A request, whose ``params`` are those that `with_answer_form` gives.
 
-    What its prompt's ``resume`` holds is sent without texts and log-probabilities, which nobody needs.
+    What its prompt's ``resume`` holds is sent without texts and log-probabilities, which are not needed.
     """
     resume = [asdict(replace(output, text="", logprobs=None, answer=None)) for output in prompt.resume]
     return json.dumps(

@@ -62,7 +62,7 @@ class AcceptanceRates:
         Args:
             source: the drafter's.
             draft: what it had guessed, verified or not.
-            tokens: what came, the first of them in the draft's first place.
+            tokens: what came, the first of them at the draft's first position.
             request: of the sequence.
         """
         length = min(len(draft.token_ids), len(tokens))

@@ -13,7 +13,7 @@ from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 RUNS = (8, 4, 2)
 # The strength of a draft that goes on where the last one was in the text, although a token has differed since.
 REALIGNED = 1
-# So many tokens may differ before a place in the text is given up.
+# So many tokens may differ before a position in the text is given up.
 _MAX_DIFFERING = 4
 # Of each table. With so many a token, seven of eight older runs are still there when the text is full.
 _ENTRIES_PER_TOKEN = 8
@@ -37,7 +37,7 @@ class Document:
         self._tables = {k: KGramTable(num_entries) for k in RUNS}
         self._num_indexed = 0
         # Where in the text the sequence is thought to be; None: nowhere.
-        self._place: int | None = 0 if begins else None
+        self._position: int | None = 0 if begins else None
         self._num_seen: int | None = None
         self._num_differing = 0
 
@@ -54,20 +54,20 @@ class Document:
             max_tokens: expected at most.
         """
         num_new = 0 if self._num_seen is None else len(sequence) - self._num_seen
-        began = self._num_seen is None and self._place is not None
+        began = self._num_seen is None and self._position is not None
         self._num_seen = len(sequence)
         self._index(len(self._tokens) - (sequence is self._tokens))
         if began:
             return self._from(0, max_tokens, RUNS[0])
         draft = NO_DRAFT
         for k in RUNS:
-            place = self._find(sequence, k)
-            if place is not None:
+            position = self._find(sequence, k)
+            if position is not None:
                 if k == RUNS[-1] and (realigned := self._realigned(num_new, max_tokens)) is not None:
                     draft = realigned
                     break
-                self._place, self._num_differing = place, 0
-                draft = self._from(place, max_tokens, k)
+                self._position, self._num_differing = position, 0
+                draft = self._from(position, max_tokens, k)
                 break
         else:
             draft = self._realigned(num_new, max_tokens) or NO_DRAFT
@@ -75,29 +75,29 @@ class Document:
         return draft
 
     def _realigned(self, num_new: int, max_tokens: int) -> Draft | None:
-        """From the place where a few tokens were replaced by as many others."""
-        if self._place is None:
+        """From the position where a few tokens were replaced by as many others."""
+        if self._position is None:
             return None
         self._num_differing += num_new
         if self._num_differing > _MAX_DIFFERING:
-            self._place = None
+            self._position = None
             return None
-        self._place += num_new
-        draft = self._from(self._place, max_tokens, REALIGNED)
+        self._position += num_new
+        draft = self._from(self._position, max_tokens, REALIGNED)
         return draft if draft.token_ids else None
 
-    def _from(self, place: int, max_tokens: int, strength: int) -> Draft:
-        return Draft(self._tokens[place : place + max_tokens], strength)
+    def _from(self, position: int, max_tokens: int, strength: int) -> Draft:
+        return Draft(self._tokens[position : position + max_tokens], strength)
 
     def _find(self, sequence: Sequence[int], k: int) -> int | None:
-        """What follows the last place at which the sequence's last ``k`` tokens occur, if the text goes on there."""
+        """What follows the last position at which the sequence's last ``k`` tokens occur, if the text goes on there."""
         if len(sequence) < k:
             return None
         last = sequence[-k:]
-        place = self._tables[k].get(kgram_hash(last))
-        if place < k or place >= len(self._tokens) or self._tokens[place - k : place] != last:
+        position = self._tables[k].get(kgram_hash(last))
+        if position < k or position >= len(self._tokens) or self._tokens[position - k : position] != last:
             return None
-        return place
+        return position
 
     def _index(self, stop: int) -> None:
         """Note the runs that end before ``stop``."""

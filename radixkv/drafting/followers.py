@@ -26,8 +26,8 @@ class Followers:
             sequence: all of its tokens.
             start: the first token of which it is noted that it followed; at least 1.
         """
-        for place in range(start, len(sequence)):
-            token, before = sequence[place], sequence[place - 1]
+        for position in range(start, len(sequence)):
+            token, before = sequence[position], sequence[position - 1]
             # The token that was noted longest ago is the first to be forgotten.
             known = self.by_token.pop(before, [])
             if token in known:

@@ -1,7 +1,7 @@
 """Where runs of k tokens occurred last: a table of hashes that is bounded in memory, and may forget.
 
-The table is direct-mapped and holds only places, not the runs: who finds a place compares the tokens there. So an entry takes
-four bytes, a newer run simply takes the place of an older one, and what an entry points to may be gone.
+The table is direct-mapped and holds only positions, not the runs: the tokens at a position that is found must be compared.
+So an entry takes four bytes, a newer run overwrites an older one, and what an entry points to may be gone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def kgram_hashes(tokens: NDArray[np.int32], k: int, seed: int = 0) -> NDArray[np
 
 
 class KGramTable:
-    """Places by hash.
+    """Positions by hash.
 
     Args:
         num_entries: how many it can hold; rounded up to a power of two.
@@ -58,29 +58,29 @@ class KGramTable:
 
     def __init__(self, num_entries: int) -> None:
         self._bits = max(4, (max(num_entries, 1) - 1).bit_length())
-        self._places: NDArray[np.int32] = np.full(1 << self._bits, _NOWHERE, dtype=np.int32)
+        self._positions: NDArray[np.int32] = np.full(1 << self._bits, _NOWHERE, dtype=np.int32)
         # Single entries are reached several times as fast this way.
-        self._entries = memoryview(self._places)  # type: ignore[arg-type]
+        self._entries = memoryview(self._positions)  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:
         """Of the table."""
-        return self._places.nbytes
+        return self._positions.nbytes
 
-    def put_all(self, hashes: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
-        """Note where runs occur; of equal hashes the last place stays.
+    def put_all(self, hashes: NDArray[np.uint64], positions: NDArray[np.int32]) -> None:
+        """Note where runs occur; of equal hashes the last position stays.
 
         Args:
             hashes: from `kgram_hashes`.
-            places: at least 0, one for each.
+            positions: at least 0, one for each.
         """
-        self._places[(hashes * np.uint64(_MIX)) >> np.uint64(64 - self._bits)] = places
+        self._positions[(hashes * np.uint64(_MIX)) >> np.uint64(64 - self._bits)] = positions
 
-    def put(self, value: int, place: int) -> None:
+    def put(self, value: int, position: int) -> None:
         """`put_all` of one."""
-        self._entries[(value * _MIX & _MASK) >> 64 - self._bits] = place
+        self._entries[(value * _MIX & _MASK) >> 64 - self._bits] = position
 
     def get(self, value: int) -> int:
         """Where a run of this hash may have occurred last; below 0: nowhere."""
-        place: int = self._entries[(value * _MIX & _MASK) >> 64 - self._bits]
-        return place
+        position: int = self._entries[(value * _MIX & _MASK) >> 64 - self._bits]
+        return position

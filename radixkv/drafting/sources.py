@@ -68,7 +68,7 @@ class PrefixDrafter(Drafter):
 class AnswerDrafter(Drafter):
     """Where the last tokens occur in another answer to the same prompt: regenerated with another seed, another sample.
 
-    `PrefixDrafter` follows it up to the first other token; behind that, the same words come again at other places.
+    `PrefixDrafter` follows it up to the first other token; behind that, the same words come again at other positions.
 
     Args:
         cache: whose tree it is.

@@ -1,9 +1,9 @@
 """Where the last tokens of a sequence occur in what the radix tree holds of its namespace.
 
-The index is kept up as the tree changes, and is bounded: 32 bytes a token that fits into the cache, rounded up to a power of
-two, and 12 bytes a block. An entry is a slot of the pool (block id times block size, and the place in the block), so
-that neither splits nor evictions need to find and change it: who looks it up asks which node has the block now, and compares
-the tokens there. What is evicted thereby disappears at once.
+The index is kept up as the tree changes, and is bounded: 32 bytes per token that fits into the cache, rounded up to a power
+of two, and 12 bytes per block. An entry is a slot of the pool (block id times block size, and the position in the block),
+so that neither splits nor evictions need to find and change it: a look-up finds the node that has the block now, and
+compares the tokens there. What is evicted thereby disappears at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
 # Lengths of runs that are looked for, the longest first.
 RUNS = (8, 4)
-# Of each table, which is direct-mapped: with fewer, more runs would take the places of others.
+# Of each table, which is direct-mapped: with fewer, more runs would overwrite others.
 _ENTRIES_PER_TOKEN = 4
 
 
@@ -58,7 +58,7 @@ class TreeIndex(TreeObserver):
 
     @property
     def nbytes(self) -> int:
-        """Of the tables, and of the two numbers a block."""
+        """Of the tables, and of the two numbers per block."""
         return sum(table.nbytes for table in self._tables.values()) + 12 * len(self._nodes)
 
     def find(self, sequence: Sequence[int], namespace: str) -> Found | None:

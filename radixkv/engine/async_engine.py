@@ -119,7 +119,7 @@ class AsyncEngine:
             return [each.make(engine, name) for name, each in zip(names, prepared, strict=True)]
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
-        self._intake.take_places(len(streams), tenant)
+        self._intake.take_slots(len(streams), tenant)
         self._streams.update(zip(names, streams, strict=True))
         self._idle.clear()
         try:
@@ -157,8 +157,8 @@ class AsyncEngine:
 
         Args:
             function: given the model.
-            tenant: on whose behalf; None: on nobody's, and without a place in the queue.
-            num_prompts: places in the queue that are taken meanwhile; 0: what this is for has its place.
+            tenant: on whose behalf; None: the server's own work, which takes no queue slot.
+            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot.
 
         Raises:
             QueueFullError: too many requests are unfinished, or wait to be tokenized.
@@ -280,7 +280,7 @@ class AsyncEngine:
 
     def _forget(self, tenant: str, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._intake.give_back_place(tenant)
+        self._intake.give_back_slot(tenant)
         if not stream.ended:
             self._engine_thread.abort(stream.request_id)
         if not self._streams:

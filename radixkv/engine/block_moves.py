@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 # Read at once of what is not evicted, which can wait: so many take a few milliseconds of a step.
 _BLOCKS_PER_STEP = 32
-# For room in the queue, before it is asked again how much time is left.
+# Waiting for space in the queue, before the time that is left is checked again.
 _MAX_WAIT_SECONDS = 1.0
 
 # Blocks of a prefix, and where in the pool they are.
@@ -258,7 +258,10 @@ class BlockMoves(TreeObserver):
             return
         try:
             data = self._rows.read(np.concatenate([ids for _, ids in parts]))
-        except (RuntimeError, MemoryError) as error:  # torch's and numpy's, for want of memory: requests go on without
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # torch's and numpy's, out of memory: requests do not need these blocks
             self._writer.drop(sum(part.num_blocks for part, _ in parts))
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)

@@ -9,11 +9,11 @@ from radixkv.engine.engine import Engine
 
 
 class Cleared(NamedTuple):
-    """What came of it.
+    """What clearing has done.
 
     Attributes:
         namespaces: that were cleared.
-        freed_blocks: that nobody holds any more.
+        freed_blocks: that have no owner any more.
         blocks_in_use: by live sequences.
         cached_blocks: that are still cached.
     """

@@ -32,14 +32,14 @@ class ComputeTimer:
         self._num_prompt_tokens = 0
         self._num_tokens = 0
 
-    def begins(self, batch: Batch, in_flight: Batch | None) -> None:
+    def begin_step(self, batch: Batch, in_flight: Batch | None) -> None:
         """A step begins.
 
         Args:
             batch: is launched in it.
             in_flight: was launched before and has not landed.
         """
-        if in_flight is not None or self._goes_on(batch):
+        if in_flight is not None or self._continues(batch):
             return
         self._since = self._clock()
         self._carried = None
@@ -58,8 +58,8 @@ class ComputeTimer:
             self._since, self._carried = now, None
             self._num_prompt_tokens = self._num_tokens = 0
 
-    def _goes_on(self, batch: Batch) -> bool:
-        """Whether a prompt of the last batch, which was not waited for, goes on in this one."""
+    def _continues(self, batch: Batch) -> bool:
+        """Whether a prompt of the last batch, which was not waited for, continues in this one."""
         if self._carried is None:
             return False
         groups = {chunk.group for chunk in self._carried.chunks}

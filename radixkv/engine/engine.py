@@ -281,31 +281,15 @@ class Engine:
         """
         with self._deferring_aborts():
             in_flight, self._in_flight = self._in_flight, None
-            self._output_processor.begin_step()
-            if self.tiers is not None:
-                self.tiers.loads.publish_done()
             batch = self._schedule(in_flight)
-            self._compute_timer.begins(batch, in_flight)
             with self._failing_only(batch, in_flight):
-                if self.tiers is not None:
-                    self.tiers.settle(self._runner.copy_blocks)
-                if batch.chunks:
-                    if self._speculator is not None:
-                        self._speculator.draft(batch)
-                    self._executor.execute(batch, in_flight)
-                stays_in_flight = self.async_scheduling and batch.tokens is not None
-                if stays_in_flight:
-                    batch.append_placeholders()
-                touched = self._process(in_flight, following=batch)
-                if self._speculator is not None:
-                    self._speculator.landed(in_flight, batch)
+                stays_in_flight = self._execute(batch, in_flight)
+                touched = self._process_in_flight(in_flight, following=batch)
                 if stays_in_flight:
                     self._in_flight = batch
                 else:
                     touched += self._process(batch)
-                    if self._speculator is not None:
-                        self._speculator.settle(batch)
-            if not batch.chunks and in_flight is None and not (self.tiers is not None and self.tiers.wait()):
+            if not batch.chunks and in_flight is None and not self._wait_for_loads():
                 touched = self._requests.fail_deferred()
             touched += self._requests.finish_ended_elsewhere()
         self._publish_events()
@@ -313,6 +297,9 @@ class Engine:
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
         """The next batch; empty if nothing can run before the batch in flight is processed, or at all."""
+        self._output_processor.begin_step()
+        if self.tiers is not None:
+            self.tiers.loads.publish_done()
         if in_flight is not None and (self._drafts_may_follow(in_flight) or not self.scheduler.reserve_decoding()):
             # Preemption needs every token on the host, and so do drafts: the batch in flight is processed first.
             return Batch([])
@@ -326,10 +313,29 @@ class Engine:
     def _drafts_may_follow(self, in_flight: Batch) -> bool:
         return self._speculator is not None and self._speculator.wants_tokens(in_flight)
 
-    def _process(self, batch: Batch | None, following: Batch | None = None) -> list[Request]:
+    def _execute(self, batch: Batch, in_flight: Batch | None) -> bool:
+        """Compute a batch; True: its tokens stay on the device until the next batch is executed."""
+        self._compute_timer.begin_step(batch, in_flight)
+        if self.tiers is not None:
+            self.tiers.settle(self._runner.copy_blocks)
+        if batch.chunks:
+            if self._speculator is not None:
+                self._speculator.draft(batch)
+            self._executor.execute(batch, in_flight)
+        stays_in_flight = self.async_scheduling and batch.tokens is not None
+        if stays_in_flight:
+            batch.append_placeholders()
+        return stays_in_flight
+
+    def _process_in_flight(self, in_flight: Batch | None, following: Batch) -> list[Request]:
+        """Process the batch before, if it is in flight, while ``following`` is computed."""
+        touched = [] if in_flight is None else self._process(in_flight, following)
+        if self._speculator is not None:
+            self._speculator.landed(in_flight, following)
+        return touched
+
+    def _process(self, batch: Batch, following: Batch | None = None) -> list[Request]:
         """Append a batch's tokens, and remove the requests that it ended."""
-        if batch is None:
-            return []
         touched, changed = self._output_processor.process(batch, following)
         self._compute_timer.landed(batch)
         for request in dict.fromkeys(changed):
@@ -338,7 +344,13 @@ class Engine:
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._requests.finish(request)
                 self.pins.restore(request, self.tenant_pins.keep)
+        if following is None and self._speculator is not None:
+            self._speculator.settle(batch)
         return touched
+
+    def _wait_for_loads(self) -> bool:
+        """Wait a moment for what tiers are loading; False: they load nothing."""
+        return self.tiers is not None and self.tiers.wait()
 
     @contextmanager
     def _deferring_aborts(self) -> Iterator[None]:

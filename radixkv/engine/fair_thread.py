@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class FairThread:
-    """Runs functions one after the other, one of each party that has any in turn, so that nobody waits for all of another's.
+    """Runs functions one after the other, one of each party that has any in turn, so that none waits for all of another's.
 
     Args:
         name: of the thread.
@@ -51,7 +51,7 @@ class FairThread:
             return
         try:
             result = function()
-        except BaseException as error:  # whoever waits for the result handles it
+        except BaseException as error:  # handled where the result is awaited
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -5,7 +5,7 @@
     pool ── BlockMoves: evicted or reused blocks ──> BlockWriter ──> TierStack: host, disk, shared store ...
          <── PrefixLoads: waiting requests' prefixes ── BlockLoader <──┘
 
-The engine calls `publish_done` and `settle` once a step; all that touches a medium is done by other threads.
+The engine calls `publish_done` and `settle` once per step; all that touches a medium is done by other threads.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class KVTiers:
         prefill_rate: what computing costs, as the engine learns it.
         num_stored: blocks that tiers hold from before, as far as is known.
         pins: that a disk remembers, where there is one that is written.
-        events: of what tiers hold; None: nobody wants them.
+        events: of what tiers hold; None: none are recorded.
         clock: seconds.
     """
 

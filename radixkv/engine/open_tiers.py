@@ -46,7 +46,7 @@ def open_tiers(
         loaded: the model.
         pool: below which they are.
         prefill_rate: the engine's.
-        publish: takes events of what host memory and the disk hold; any thread calls it. None: nobody wants them.
+        publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
 
     Raises:
         ImportError: a key needs cryptography, or a server redis, and that is not installed.

@@ -80,7 +80,7 @@ class OutputProcessor:
         if not budgets:
             return
         scheduler = self._scheduler
-        if scheduler.running or scheduler.waiting:  # else nobody owes anybody anything
+        if scheduler.running or scheduler.waiting:  # otherwise no counter is compared with another
             num_generated = sum(chunk.completes for chunk in batch.chunks)
             num_computed = sum(chunk.num_tokens for chunk in batch.chunks) - num_generated
             served = COMPUTED_TOKEN_COST * num_computed + GENERATED_TOKEN_COST * (num_generated + num_right)

@@ -6,7 +6,7 @@ from __future__ import annotations
 def as_exception(error: BaseException) -> Exception:
     """The error itself or, where it is no `Exception`, a `RuntimeError` with it as its cause.
 
-    For whoever waits for a result, and expects no other errors.
+    For callers that wait for a result and handle no other errors.
     """
     if isinstance(error, Exception):
         return error

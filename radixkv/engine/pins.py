@@ -174,7 +174,7 @@ class Pins:
         try:
             pin = self.cache.pin(tokens, namespace, ttl)
         except PinQuotaExceeded:
-            return  # others have taken its place; it waits
+            return  # other pins fill the quota: it stays stored, and is tried again
         stored.comes_into_force(waiting.name)
         self._named[pin] = _Named(waiting.name, by_tenant=False, tokens=waiting.tokens)
 

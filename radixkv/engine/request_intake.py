@@ -1,4 +1,4 @@
-"""What happens to requests before the engine has them: they are refused, or prepared while they hold places in the queue."""
+"""What happens to requests before the engine has them: they are refused, or prepared while they hold queue slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.scheduling.queue_places import QueuePlaces
+from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare, share_of
 
@@ -104,7 +104,7 @@ class RequestIntake:
         self._grammars = engine.grammars
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
-        self._places = QueuePlaces(max_unfinished, tenants)
+        self._slots = QueueSlots(max_unfinished, tenants)
         self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
         self._grammar_thread = FairThread("radixkv-grammar")
@@ -116,20 +116,20 @@ class RequestIntake:
     @property
     def tenants(self) -> Mapping[str, TenantShare]:
         """What each tenant may have, by its name."""
-        return self._places.tenants
+        return self._slots.tenants
 
     @tenants.setter
     def tenants(self, tenants: Mapping[str, TenantShare]) -> None:
-        self._places.tenants = tenants
+        self._slots.tenants = tenants
 
     @property
     def max_unfinished(self) -> int | None:
         """Requests that may be unfinished at a time; None: any number."""
-        return self._places.num_places
+        return self._slots.num_slots
 
     @max_unfinished.setter
     def max_unfinished(self, count: int | None) -> None:
-        self._places.num_places = count
+        self._slots.num_slots = count
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
@@ -137,13 +137,13 @@ class RequestIntake:
             self._refuse_if_stopped()
         if tenant is None or not num_prompts:
             return await self._run_in(self._tokenizer_thread, tenant or "", function)
-        with self._places_for(num_prompts, tenant):
+        with self._slots_for(num_prompts, tenant):
             return await self._run_in(self._tokenizer_thread, tenant, function)
 
     async def prepare(
         self, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, priority: int, tenant: str
     ) -> list[PreparedRequest]:
-        """Compile the grammars and tokenize the words that the requests need; meanwhile they hold places in the queue.
+        """Compile the grammars and tokenize the words that the requests need; meanwhile they hold queue slots.
 
         Args:
             prompts: tokenized.
@@ -158,7 +158,7 @@ class RequestIntake:
         """
         self._check_num_seqs(params, tenant)
         params_of_each = [with_answer_form(params, prompt.answer_form) for prompt in prompts]
-        with self._places_for(len(prompts), tenant):
+        with self._slots_for(len(prompts), tenant):
             # Mostly one for all.
             for one in {id(each): each for each in params_of_each}.values():
                 if one.structured_outputs is not None:
@@ -180,12 +180,12 @@ class RequestIntake:
         Raises:
             QueueFullError: too many are unfinished.
             DrainingError, EngineDeadError: none may.
-            ValueError: there will never be so many places.
+            ValueError: there will never be so many slots.
         """
         self._refuse_if_stopped()
         if self.max_unfinished is not None and count > self.max_unfinished:
             raise ValueError(f"prompts: expected at most {self.max_unfinished} in one request, got {count}")
-        refusal = self._places.refusal(tenant, count)
+        refusal = self._slots.refusal(tenant, count)
         if refusal is not None:
             # Of n requests that run side by side, one finishes about every n-th of their mean duration.
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
@@ -209,13 +209,13 @@ class RequestIntake:
                 raise ValueError(f"request_id {name!r} belongs to an unfinished request")
         return names
 
-    def take_places(self, count: int, tenant: str) -> None:
-        """Requests come in; each holds a place until it is given back."""
-        self._places.take(tenant, count)
+    def take_slots(self, count: int, tenant: str) -> None:
+        """Requests were accepted; each holds a queue slot until it is given back."""
+        self._slots.take(tenant, count)
 
-    def give_back_place(self, tenant: str) -> None:
+    def give_back_slot(self, tenant: str) -> None:
         """A request is no longer unfinished."""
-        self._places.give_back(tenant)
+        self._slots.give_back(tenant)
 
     def note_duration(self, seconds: float) -> None:
         """A request took so long, from its arrival to its end."""
@@ -265,11 +265,11 @@ class RequestIntake:
             raise DrainingError("no new requests are taken: the server is finishing what it has")
 
     @contextmanager
-    def _places_for(self, count: int, tenant: str) -> Iterator[None]:
-        """Places in the queue while requests are prepared: who tokenizes counts like who generates."""
+    def _slots_for(self, count: int, tenant: str) -> Iterator[None]:
+        """Queue slots while requests are prepared: tokenizing counts like generating."""
         self.refuse_if_full(count, tenant)
-        self._places.take(tenant, count)
+        self._slots.take(tenant, count)
         try:
             yield
         finally:
-            self._places.give_back(tenant, count)
+            self._slots.give_back(tenant, count)

@@ -220,7 +220,7 @@ class Speculator:
                 isinstance(token_id, int) and 0 <= token_id < self._vocab_size for token_id in token_ids
             ):
                 raise ValueError(f"expected ids from 0 to {self._vocab_size - 1}, got {list(token_ids)!r:.80}")
-        except Exception as error:  # a drafter may be anybody's, and a draft is never needed
+        except Exception as error:  # a drafter may be the user's, and a draft is never needed
             if drafter.source not in self._warned:
                 self._warned.add(drafter.source)
                 logger.warning(
@@ -265,8 +265,8 @@ class Speculator:
         sizes = [len(candidate.token_ids) for candidate in candidates]
         num_sampled = sum(chunk.completes for chunk in batch.chunks)
         num_rows = batch.num_tokens
-        room = min(self._max_rows, self._max_batched_tokens - num_rows)
-        lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max(room, 0))
+        max_new_rows = min(self._max_rows, self._max_batched_tokens - num_rows)
+        lengths = choose_lengths(rates, sizes, num_rows, num_sampled, self._times, max(max_new_rows, 0))
         sources: dict[TokenSequence, str] = {}
         for candidate, length in zip(candidates, lengths, strict=True):
             if not length:

@@ -88,7 +88,7 @@ class TenantPins:
         return pin.num_tokens
 
     def _pin(self, tenant: str, namespace: str, tokens: NDArray[np.int32], ttl: float) -> Pin | None:
-        """The pin, for which tenants with more may lose some of theirs; None: nobody has more."""
+        """The pin, for which tenants with more may lose some of theirs; None: no tenant has more."""
         num_blocks = self._num_blocks(tenant) + len(tokens) // self._cache.block_size
         while True:
             try:

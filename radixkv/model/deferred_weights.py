@@ -1,7 +1,7 @@
-"""Weights that are read from files when they are wanted, so that no more of them is in memory than is worked on.
+"""Weights that are read from files when they are needed, so that no more of them is in memory than is worked on.
 
 A model is built without weights: instead of each matrix it has a zero that is repeated, which takes no memory and lets the
-model compute, if not what it should. Whoever replaces a module fills it before, one module at a time.
+model compute, if not what it should. A module is filled before it is replaced, one module at a time.
 """
 
 from __future__ import annotations

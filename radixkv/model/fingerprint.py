@@ -25,8 +25,8 @@ def model_fingerprint(
     """Names a model by its weights' bytes, their types and shapes, its configuration (rope settings among it), and how its
     weights are quantised when it is prepared.
 
-    By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, and does not withstand who makes a
-    model on purpose that is taken for another. Whoever can do that has the weights of both.
+    By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, but is not cryptographic: a collision
+    can be made on purpose, by somebody who has the weights of both models.
 
     Args:
         model: not yet prepared for a CPU, which repacks the weights; or named before that.

@@ -1,7 +1,7 @@
 """Whether one module gives what another gives for random input, so that it can stand in for it.
 
-What a module computes is not told by its class or its parameters' names. So a replacement that was made for a known pattern
-is compared with the original, on input of every size, at positions far apart.
+What a module computes is not known from its class or its parameters' names. So a replacement that was made for a known
+pattern is compared with the original, on input of every size, at positions far apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from radixkv.model.shared_input import is_unchanged
 
-# What an attention function is told of a layer, besides what changes with every batch.
+# Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 
 _PROBE_NAME = "radixkv_probe"
@@ -40,7 +40,7 @@ class Call:
 
 
 def record_calls(model: transformers.PreTrainedModel) -> dict[nn.Module, Call]:
-    """The last call of each module, of those that nobody changed, when the model computes a few tokens."""
+    """The last call of each module, of those whose methods were not changed, when the model computes a few tokens."""
     calls: dict[nn.Module, Call] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

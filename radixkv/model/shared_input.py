@@ -1,6 +1,6 @@
 """Linear layers that read the same input, as query, key and value projections do: one product instead of several.
 
-Which ones do is seen, not known: the model runs once, and who is called one after the other with the same tensor is noted.
+Which layers do is observed: the model runs once, and layers that are called in succession with the same tensor are noted.
 Only speed depends on it. A layer that is called with another input later computes the product then.
 """
 

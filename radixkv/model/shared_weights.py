@@ -1,8 +1,7 @@
 """Packed weights in files that all processes of a machine map, so that several replicas take memory for them once.
 
-A file is named by the bytes in it, and those are compared before it is used. It is never written to again: whoever deletes it
-takes it from nobody who has mapped it. Only who cuts it off ends the processes that read behind its end, as with any mapped
-file.
+A file is named by the bytes in it, and those are compared before it is used. It is never written to again; deleting it does
+not affect processes that have mapped it. Truncating it ends those that read beyond its new end, as with any mapped file.
 """
 
 from __future__ import annotations

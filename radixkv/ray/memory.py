@@ -86,7 +86,7 @@ def check_memory(count: int, replica: ReplicaMemory, available: int | None, besi
     Args:
         count: replicas.
         replica: what each takes.
-        available: bytes that are free or can be freed; None: nobody knows.
+        available: bytes that are free or can be freed; None: unknown.
         beside: bytes that are needed for other things than replicas.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an application under Ray Serve is told: options of the server, the model, the engine, and of their placement."""
+"""The configuration of an application under Ray Serve: options of server, model, engine, and of their placement."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Listing:
 
     Attributes:
         urls: of replicas, by name.
-        complete: whether a replica that is not among them is gone; else it may not have told yet.
+        complete: whether a replica that is not among them is gone; else it may not have reported yet.
     """
 
     urls: Mapping[str, str]

@@ -1,7 +1,7 @@
 """How fast an engine computes prompts, as it says itself.
 
-Only the engine knows which tokens it has computed in which time, for all who send it requests. From outside, the time to the
-first token of a prompt is that of the prompts before it, too, and of some of these a router may know nothing.
+Only the engine knows which tokens it has computed in which time, for all routers that send it requests. From outside, the
+time to the first token of a prompt is that of the prompts before it, too, and of some of these a router may know nothing.
 """
 
 from __future__ import annotations

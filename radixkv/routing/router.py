@@ -2,12 +2,12 @@
 
 Each replica is expected to take::
 
-    seconds a token * (tokens that it was sent and has not computed yet + `decode_weight` * sequences that it decodes
-                       + `move_weight` * tokens of this prompt that it lacks)
+    seconds per token * (tokens that it was sent and has not computed yet + `decode_weight` * sequences that it decodes
+                         + `move_weight` * tokens of this prompt that it lacks)
 
 So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere; a prefix that many
-prompts share gets a second replica when the first has more to do than computing it again takes; and a prompt that nobody
-knows goes to who has least to do, and, of those with nothing to do, to who was sent the least lately.
+prompts share gets a second replica when the first has more to do than computing it again takes; and a prompt of which no
+replica holds anything goes to the least loaded one or, among idle ones, to the one that was sent the least lately.
 
 What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
@@ -73,7 +73,7 @@ class _Replica:
         progressed: when the first of those began to be computed, at the earliest.
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
-        expected: hashes of the blocks that it will hold, or does while no event has told so.
+        expected: hashes of the blocks that it will hold, or holds while no event has said so.
         others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
     """
 
@@ -120,7 +120,7 @@ class Router:
             and evicts what others need.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
         seconds_per_token: of prefill, as long as no replica has reported it.
-        settle_seconds: by when, after a prompt's first token, events have told what is held of it.
+        settle_seconds: by when, after a prompt's first token, events have reported what is held of it.
         clock: seconds, from any beginning on.
 
     Raises:
@@ -202,7 +202,7 @@ class Router:
         num_decoding: int,
         seconds_per_token: float | None = None,
     ) -> None:
-        """Take note of what a replica says that it has to do, for all who send it requests.
+        """Take note of what a replica says that it has to do, for all routers that send it requests.
 
         What exceeds what was sent from here is others': so several routers that know nothing of each other agree, as late as
         the reports come. Those of replicas that are not there are ignored.
@@ -230,7 +230,7 @@ class Router:
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
     def holder(self, block_hashes: Sequence[int]) -> str | None:
-        """The replica that holds, or will hold, most of a prefix; None: nobody holds any of it.
+        """The replica that holds, or will hold, most of a prefix; None: no replica holds any of it.
 
         Of several that hold equally much of it, it is always the same one, and another one for another prefix, which spreads
         them: "rendezvous hashing" (Thaler and Ravishankar 1998).
@@ -339,7 +339,7 @@ class Router:
             self._seconds_per_token = sum(known) / len(known)
 
     def _settle(self, now: float) -> None:
-        """Expect no longer what events must have told by now."""
+        """Expect no longer what events must have reported by now."""
         while self._settling and self._settling[0][0] <= now:
             _, placement = self._settling.popleft()
             replica = self._replicas.get(placement.replica)

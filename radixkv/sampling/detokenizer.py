@@ -51,7 +51,7 @@ class IncrementalDetokenizer:
     starts in the middle of one. (vLLM and text-generation-inference compare the decoded text of two windows; theirs grow for
     as long as the text ends inside a character.)
 
-    Without stop strings, tokens are decoded when somebody reads the text, all at once.
+    Without stop strings, tokens are decoded when the text is read, all at once.
 
     Args:
         tokenizer: a transformers tokenizer.

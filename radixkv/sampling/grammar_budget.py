@@ -1,8 +1,8 @@
 """How much processor time the requests with a grammar may take from all others.
 
-A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once a token and sequence: for 64 sequences
-that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum. Within the
-bound, a tenant pays for the time of its grammars as for tokens (`costs`).
+A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once per token and sequence: for 64
+sequences that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum.
+Within the bound, a tenant pays for the time of its grammars as for tokens (`costs`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GrammarBudget:
 
 
 def costs(budgets: Collection[GrammarBudget], served: float, seconds: float) -> list[float]:
-    """What each request owes for the present step: what all would have been served in the time for which they waited for it.
+    """What each request is charged for this step: what all would have been served in the time for which they waited for it.
 
     Args:
         budgets: of the requests that had a grammar in the step.
@@ -73,8 +73,8 @@ def settle(budgets: Collection[GrammarBudget]) -> list[StructuredOutputError | N
         if budget._settle(share)
         else StructuredOutputError(
             f"structured_outputs: following it took {REQUEST_SECONDS} s of processor time more than the "
-            f"{STEP_SECONDS * 1000:.0f} ms a step that all requests with a grammar have in common: make it simpler, or take "
-            "fewer samples"
+            f"{STEP_SECONDS * 1000:.0f} ms per step that all requests with a grammar have in common: make it simpler, or "
+            "take fewer samples"
         )
         for budget in budgets
     ]

@@ -1,6 +1,6 @@
 """What a request's parameters change of its logits: biases, tokens that may not be sampled, and penalties.
 
-Tensors that stay the same are made once a request; of what grows with the answer, each step adds only the newest tokens.
+Tensors that stay the same are made once per request; of what grows with the answer, each step adds only the newest tokens.
 """
 
 from __future__ import annotations

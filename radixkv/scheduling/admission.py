@@ -45,7 +45,7 @@ class Admission:
         shares: of the tenants.
         blocks: of all sequences.
         loads: from tiers below the pool; None: there are none.
-        on_reuse: called with the group when one is admitted that reuses cached blocks; None: nobody wants to know.
+        on_reuse: called with the group when one is admitted that reuses cached blocks; None: nothing is called.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Admission:
             self._loads.forget(group)
         self._deferred.pop(group, None)
 
-    def groups_to_make_room(self) -> list[SequenceGroup]:
+    def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
         if not self._waiting or not self._running:
             return []
@@ -112,11 +112,11 @@ class Admission:
                     return victims or usage.victims_for_blocks(group)
                 missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
                 if missing > 0:
-                    giving_way = usage.victims_for_seqs(group, missing)
-                    if not giving_way:
+                    more = usage.victims_for_seqs(group, missing)
+                    if not more:
                         return victims
-                    usage.remove(giving_way)
-                    victims += giving_way
+                    usage.remove(more)
+                    victims += more
                 usage.add(group)
         return victims
 

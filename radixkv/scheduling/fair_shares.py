@@ -1,4 +1,4 @@
-"""Which tenant is served next, and who gives way: fair shares of sequences, tokens and blocks.
+"""Which tenant is served next, and whose groups are preempted: fair shares of sequences, tokens and blocks.
 
 Every tenant has a virtual counter of the service that it got, divided by its weight; of the tenants that wait, the one with
 the smallest is admitted next (virtual token counters, VTC: Sheng et al., "Fairness in Serving Large Language Models",
@@ -8,14 +8,15 @@ not claim afterwards what it did not use::
 
     counter   A 900   B 700   C 300, idle        C comes:   A 900   B 700   C 700   ->   C or B, then A
 
-So shares that are idle are used by whoever needs them, and two tenants that both always wait are never further apart than by
-the work of two batches (and of one step more, see below), whatever they ask for.
+So shares that are idle are used by the tenants that need them, and two tenants that both always wait are never further
+apart than by the work of two batches (and of one step more, see below), whatever they ask for.
 
 A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
 preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
 whose tenant would stay within its part of them, and is not ahead of others by more than a step's tokens, comes first and is
-made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`. Of sequences, a tenant's
-part is that of weighted max-min fairness: who wants less than an equal part gets what it wants, and the rest is the others'.
+made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`. Of sequences, a
+tenant's part is that of weighted max-min fairness: a tenant that wants less than an equal part gets that, and the others
+share the rest.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class FairShares:
 
         Args:
             waiting: the tenants that wait already.
-            running: those that have running groups; they count where nobody waits, so that nothing is scarce.
+            running: those that have running groups; they count where no tenant waits, so that nothing is scarce.
         """
         if waiting:
             floor = min(self.counter(other) for other in waiting)
@@ -105,7 +106,7 @@ class FairShares:
         self._charged_at[tenant] = self._num_charges
 
     def reset(self) -> None:
-        """Nobody waits and nothing runs: nobody owes anybody anything."""
+        """Forget the counters: nothing waits and nothing runs, and a busy period is over."""
         self._counters.clear()
         self._charged_at.clear()
 
@@ -115,7 +116,7 @@ class FairShares:
         return max(1, int(amount * self.share(tenant).weight / weights))
 
     def level(self, demands: Mapping[str, int], amount: int) -> float:
-        """What a tenant of weight 1 may have of ``amount``: who wants less gets that, and the others share the rest equally.
+        """What a tenant of weight 1 may have of ``amount``: a smaller demand is met, and the others share the rest equally.
 
         (Weighted max-min fairness, by progressive filling: Bertsekas and Gallager, "Data Networks", 1987.)
 
@@ -134,7 +135,7 @@ class FairShares:
     def keep_order(
         self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]
     ) -> list[SequenceGroup]:
-        """``running``, which is in order of rank, so that the last gives way first: the lowest rank of who has most.
+        """``running``, given in order of rank, in order of preemption from the end: the lowest rank of the tenant with most.
 
         Args:
             size: how much a group has of what is lacking; divided by its tenant's weight.
@@ -145,14 +146,14 @@ class FairShares:
         if len(by_tenant) < 2:
             return list(running)
         used = {tenant: sum(map(size, groups)) for tenant, groups in by_tenant.items()}
-        giving_way = []
+        preempted_first = []
         while by_tenant:
             tenant = max(
                 by_tenant, key=lambda tenant: (used[tenant] / self.share(tenant).weight, by_tenant[tenant][-1].rank)
             )
             group = by_tenant[tenant].pop()
             used[tenant] -= size(group)
-            giving_way.append(group)
+            preempted_first.append(group)
             if not by_tenant[tenant]:
                 del by_tenant[tenant]
-        return giving_way[::-1]
+        return preempted_first[::-1]

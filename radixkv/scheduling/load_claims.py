@@ -1,8 +1,8 @@
 """What waiting groups will take of the pool besides what loads hold for them, so that one load evicts no other's blocks.
 
-Of those whose prefixes were loaded, only they claim blocks that could have been admitted in this step or the one before, and
-thus wait for nothing but blocks: nobody leaves blocks to a tenant that has reached its limit. Who leaves blocks to others
-claims none: no two leave them to each other.
+Of those whose prefixes were loaded, only they claim blocks that could have been admitted in this step or the one before,
+and thus wait for nothing but blocks: no group leaves blocks to a tenant that has reached its limit. A group that leaves
+blocks to others claims none, so that no two leave them to each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoadClaims:
         self._yielding: dict[Claim, None] = {}
 
     def begin_step(self) -> None:
-        """A step begins: who could not be admitted in the last two claims nothing."""
+        """A step begins: groups that could not be admitted in the last two steps claim nothing."""
         self.step += 1
         for claim in self._claims:
             self._count(claim)

@@ -184,7 +184,7 @@ class PrefixLoads:
         return self._reserve(group, wait, wait.look_up, spans, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
-        """The group is admitted, or gone. A load that nobody waits for any more ends as soon as it can."""
+        """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
         wait = self._waits.pop(group, None)
         if wait is None:
             return
@@ -348,7 +348,7 @@ class PrefixLoads:
             self._on_published(active.table)
         num_available = cache.num_available_blocks
         cache.abort(active.table)
-        # What nobody else holds may be evicted again, or is free, and is taken once more by the first that waits.
+        # What no other table holds may be evicted again, or is free; the first group that waits takes it once more.
         num_freed = cache.num_available_blocks - num_available
         is_whole = load.num_loaded == len(load.block_ids)
         for group in active.waiting:

@@ -45,7 +45,7 @@ class Scheduler:
         waiting: the queue to use; by default one with the usual bounds.
         shares: of the tenants; by default equal ones.
         loads: from tiers below the pool; None: there are none.
-        on_reuse: called with each group that is admitted and reuses cached blocks; None: nobody wants to know.
+        on_reuse: called with each group that is admitted and reuses cached blocks; None: nothing is called.
     """
 
     def __init__(
@@ -142,10 +142,11 @@ class Scheduler:
         """The next batch's chunks, with writable slots reserved for each. Empty only if nothing can run."""
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        giving_way = self._admission.groups_to_make_room()
-        # Where blocks became fewer since `reserve_decoding`, their tokens may be in flight: then they give way a step later.
-        if not any(sequence.num_placeholders for group in giving_way for sequence in group.sequences):
-            for group in giving_way:
+        victims = self._admission.groups_to_preempt()
+        # Where blocks became fewer since `reserve_decoding`, their tokens may be in flight: then they are preempted a step
+        # later.
+        if not any(sequence.num_placeholders for group in victims for sequence in group.sequences):
+            for group in victims:
                 self._preempt(group)
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
@@ -165,7 +166,7 @@ class Scheduler:
 
     def reserve_decoding(self) -> bool:
         """Make the next slot of every decoding sequence writable; False, with nothing changed, if one must be preempted."""
-        if self._admission.groups_to_make_room():
+        if self._admission.groups_to_preempt():
             return False
         return self.blocks.reserve_next_slots([group for group in self.running if group.num_pending == 1])
 
@@ -206,8 +207,8 @@ class Scheduler:
             for group in decoding:
                 chunks += self._last_tokens_of(group, budget - len(chunks))
             return chunks
-        # In this order, who gives way is never one that this step has scheduled already. A prompt's blocks were all
-        # reserved when it was admitted.
+        # In this order, no group is preempted that this step has scheduled already. A prompt's blocks were all reserved when
+        # it was admitted.
         running = self.shares.keep_order(self.running, lambda group: group.num_blocks)
         waits_for_slots = set(decoding)
         for group in list(running):

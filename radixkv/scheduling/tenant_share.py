@@ -12,7 +12,7 @@ class TenantShare:
 
     Attributes:
         weight: its share of all, relative to the other tenants' weights.
-        max_num_seqs: sequences that it may run side by side, even where nobody else needs them; None: any number.
+        max_num_seqs: sequences that it may run side by side, even where no other tenant needs them; None: any number.
         max_cached_share: part of all blocks, from 0 to 1, that it may keep cached while others need blocks: what it has
             beyond is evicted first (`PrefixCache.limit_owners`); None: no limit.
 

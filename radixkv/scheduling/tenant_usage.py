@@ -47,11 +47,11 @@ class TenantUsage:
         for group in running:
             self.num_seqs[group.request.tenant] += group.num_seqs
         self.active = {*self.num_seqs, *waiting}
-        # What is admitted or preempted in this step changes nothing of what its tenant wants in all.
+        # What is admitted or preempted in this step does not change its tenant's demand.
         self._level = shares.level({tenant: self._demand(tenant, waiting) for tenant in self.active}, max_num_seqs)
 
     def add(self, group: SequenceGroup) -> None:
-        """Count a group that runs from now on; it does not give way to others."""
+        """Count a group that runs from now on; it is not preempted for others."""
         self.num_seqs[group.request.tenant] += group.num_seqs
 
     def remove(self, groups: Collection[SequenceGroup]) -> None:
@@ -103,7 +103,7 @@ class TenantUsage:
             return []
         victims = []
         used = Counter(self.num_seqs)
-        for victim in self._giving_way(group, lambda group: group.num_seqs):
+        for victim in self._candidates(group, lambda group: group.num_seqs):
             if missing > 0 and used[victim.request.tenant] > self._seqs_part(victim.request.tenant):
                 used[victim.request.tenant] -= victim.num_seqs
                 missing -= victim.num_seqs
@@ -123,14 +123,14 @@ class TenantUsage:
         needed = used[group.request.tenant] + -(-(len(group.prompt) + 1) // self._block_size)
         if needed > self._blocks_part(group.request.tenant):
             return []
-        giving_way = self._giving_way(group, lambda group: group.num_blocks)
+        candidates = self._candidates(group, lambda group: group.num_blocks)
         over = (
-            victim for victim in giving_way if used[victim.request.tenant] > self._blocks_part(victim.request.tenant)
+            victim for victim in candidates if used[victim.request.tenant] > self._blocks_part(victim.request.tenant)
         )
         return list(itertools.islice(over, 1))
 
-    def _giving_way(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
-        """Groups of other tenants that may be preempted for ``group``, first who has most.
+    def _candidates(self, group: SequenceGroup, size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
+        """Groups of other tenants that may be preempted for ``group``, first those of the tenant with most.
 
         Each has computed nothing yet or, where it may be evicted, at least a block since it was started: so preemption costs
         no more than half of the steps, even where everything is evicted before the group resumes.

@@ -23,7 +23,7 @@ class BodyLimit:
     """ASGI middleware, inside of authentication. (FastAPI's own limit answers in plain text, not in OpenAI's error format.)
 
     All bodies of one tenant's unfinished requests together may have sixteen times the length of the longest one. More are
-    answered 429, so that nobody fills the memory with bodies that he never ends.
+    answered 429, so that no client fills the memory with bodies that it never ends.
 
     Args:
         max_bytes: a request with a longer body is answered 413.

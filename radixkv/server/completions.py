@@ -104,7 +104,7 @@ def completion_routes(service: Service) -> APIRouter:
             prompts: list[Prompt] = []
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
-                # Each turn holds places for all of them, and there is no moment between two turns.
+                # Each turn holds queue slots for all of them, and no request comes between two turns.
                 prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             max_model_len = service.llm.loaded.max_model_len

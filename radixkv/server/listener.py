@@ -72,7 +72,7 @@ def address_of(listener: socket.socket, *, encrypted: bool) -> str:
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether there is a socket that nobody listens on: of a process that was killed."""
+    """Whether there is a socket without a listener, left by a process that was killed."""
     if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -3,9 +3,9 @@
 A snapshot is taken on the engine's thread, between two steps, in bounded time whatever the size of tree and queues, and at
 most twice a second per tenant however many pages are open. Token ids are decoded on the tokenizer's thread.
 
-A tenant sees the texts and the tree of its own namespaces. Of others it learns how many blocks and requests there are in all.
-Without API keys, all clients are one tenant, and strangers to each other: then nobody sees what was sent with a cache salt,
-and nobody sees anything of prompts where clients may be of other machines.
+A tenant sees the texts and the tree of its own namespaces. Of others it learns how many blocks and requests there are in
+all. Without API keys, all clients are one tenant, and strangers to each other: then what was sent with a cache salt is not
+shown, and where clients may be of other machines, no part of any prompt is.
 """
 
 from __future__ import annotations

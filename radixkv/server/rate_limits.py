@@ -99,7 +99,7 @@ class RateLimits:
         ``params.max_tokens`` is set to the tenant's limit where the request does not say.
 
         Args:
-            tenant: who asks.
+            tenant: whose request it is.
             params: of each prompt.
             prompt_lengths: tokens of each prompt.
             max_model_len: tokens of prompt and answer together, at most.

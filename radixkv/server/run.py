@@ -207,7 +207,7 @@ class KeysReload:
     Args:
         path: of the file.
         tenants: that it names.
-        llm: which is told what each may have.
+        llm: which gets what each may have.
     """
 
     def __init__(self, path: Path, tenants: Tenants, llm: ServedModel) -> None:
@@ -304,7 +304,7 @@ def listener_for(config: ServerConfig, tenants: Tenants, *, shared: bool = False
 
     Raises:
         OSError: the address cannot be used.
-        ValueError: strangers could reach it.
+        ValueError: other machines could reach it without a key.
     """
     by_port = config.uds is None
     own = tcp_listener(config.host, config.port, shared=shared) if by_port else unix_listener(Path(str(config.uds)))
@@ -327,7 +327,7 @@ def metrics_listener_for(config: ServerConfig, tenants: Tenants) -> Iterator[soc
 
     Raises:
         OSError: the address cannot be used.
-        ValueError: strangers could see prompts there.
+        ValueError: other machines could see prompts there without a key.
     """
     if config.metrics_port is None:
         yield None

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from hashlib import blake2b
 
-# Of records and of the folder. Whoever changes either counts up, and old stores are not read any more.
+# Of records and of the folder. A change of either needs another number; older stores are then not read any more.
 FORMAT_VERSION = 1
 
 

@@ -35,7 +35,7 @@ class BlockKey:
 
 
 def namespace_digest(fingerprint: bytes, namespace: str, secret: bytes = b"") -> bytes:
-    """Names a namespace in a tier; with a secret, nobody else can tell which tenant that is.
+    """Names a namespace in a tier; without the secret, the name does not tell which tenant that is.
 
     Args:
         fingerprint: of everything that the bytes of blocks depend on besides tokens.

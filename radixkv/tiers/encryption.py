@@ -27,7 +27,7 @@ class BlockCipher:
     a key serves 2^32 blocks.
 
     Args:
-        key: 32 bytes that nobody can guess.
+        key: 32 random bytes.
         salt: differs for each format.
 
     Attributes:

@@ -67,7 +67,7 @@ class FolderBlobs:
 
     def clear(self, path: str) -> None:
         folder = self._root / path
-        # At once for all who read, however long removing takes.
+        # At once for all readers, however long removing takes.
         doomed = self._root / f".cleared-{uuid.uuid4().hex}"
         try:
             os.replace(folder, doomed)

@@ -28,7 +28,7 @@ class HostTier:
         clock: seconds, for statistics.
 
     Attributes:
-        observer: is told what is there; None: nobody is.
+        observer: is notified of what is there; None: there is none.
 
     Raises:
         ValueError: not one block fits.

@@ -104,7 +104,7 @@ class BlockLoader:
         clock: seconds.
 
     Attributes:
-        progress: is set when a look-up or a load is done; whoever waits for it clears it.
+        progress: is set when a look-up or a load is done; the waiting thread clears it.
     """
 
     def __init__(

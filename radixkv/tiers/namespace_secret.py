@@ -1,4 +1,4 @@
-"""The secret of stored namespaces: who has it can tell which tenant a block belongs to, and nobody else can."""
+"""The secret of stored namespaces: only with it can one tell which tenant a block belongs to."""
 
 from __future__ import annotations
 

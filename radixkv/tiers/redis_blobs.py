@@ -40,7 +40,7 @@ class RedisBlobs:
         self.description = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._error = redis.RedisError
         self._expire_seconds = expire_seconds
-        # What fails is tried again by `Backoff`, which makes nobody wait.
+        # What fails is tried again by `Backoff`, which does not block.
         self._client = redis.Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
         )

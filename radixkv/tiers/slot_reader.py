@@ -39,7 +39,7 @@ def slot_bytes_of(layout: RecordLayout) -> int:
 
 
 class SlotReader:
-    """Reads the slots of one format; a thread of its own helps whoever calls with long prefixes.
+    """Reads the slots of one format; a thread of its own helps its callers with long prefixes.
 
     Args:
         codec: of the records.
@@ -104,16 +104,16 @@ class SlotReader:
     ) -> list[Verdict]:
         heads, bodies = self._scratch()
         buffers: list[memoryview] = []
-        for place, row in enumerate(run):
-            buffers += (heads[place], bodies[place] if bodies else blocks[row])
+        for index, row in enumerate(run):
+            buffers += (heads[index], bodies[index] if bodies else blocks[row])
         length = files.read(slots[run.start], buffers)
         verdicts = []
-        for place, row in enumerate(run):
-            if length < (place + 1) * self.slot_bytes:  # the file ends before
+        for index, row in enumerate(run):
+            if length < (index + 1) * self.slot_bytes:  # the file ends before
                 verdicts.append(Verdict.CORRUPT)
             else:
-                header = bytes(heads[place][: self._codec.header_bytes])
-                verdicts.append(self._codec.decode(keys[row], header, buffers[2 * place + 1], blocks[row]))
+                header = bytes(heads[index][: self._codec.header_bytes])
+                verdicts.append(self._codec.decode(keys[row], header, buffers[2 * index + 1], blocks[row]))
         return verdicts
 
     def _scratch(self) -> tuple[list[memoryview], list[memoryview]]:

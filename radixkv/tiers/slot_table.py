@@ -17,7 +17,7 @@ class SlotTable:
     """Any thread may call; calls take microseconds.
 
     Attributes:
-        observer: is told what is there, in the order in which it changes; None: nobody is.
+        observer: is notified of what is there, in the order in which it changes; None: there is none.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class SlotTable:
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
-                # What an earlier process wrote it may not know yet; what was evicted meanwhile it should not hear of.
+                # What an earlier process wrote it may not know yet; of what was evicted meanwhile it should not be notified.
                 self.observer.on_stored([key for key, _ in found[:count] if key.digest in self._entries])
                 self.observer.on_removed(forgotten)
         return corrupt
@@ -112,7 +112,7 @@ class SlotTable:
             evicted = [self._entries.popitem(last=False)[1] for _ in range(min(count, len(self._entries)))]
             for entry in evicted:
                 self._used.pop(entry.slot, None)
-            self._tell_removed(evicted)
+            self._notify_removed(evicted)
         return [entry.slot for entry in evicted]
 
     def clear(self, namespace: bytes | None) -> list[int]:
@@ -120,7 +120,7 @@ class SlotTable:
         with self._lock:
             gone = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
             cleared = [self._entries.pop(digest) for digest in gone]
-            self._tell_removed(cleared)
+            self._notify_removed(cleared)
         return [entry.slot for entry in cleared]
 
     def take_changes(self) -> tuple[list[tuple[float, int]], list[int]]:
@@ -130,6 +130,6 @@ class SlotTable:
             self._used, self._gone = {}, []
         return used, gone
 
-    def _tell_removed(self, entries: Sequence[IndexedBlock]) -> None:
+    def _notify_removed(self, entries: Sequence[IndexedBlock]) -> None:
         if self.observer is not None:
             self.observer.on_removed([entry.digest for entry in entries])

@@ -151,7 +151,7 @@ class FolderLock:
 
 
 def owner_of(folder: Path) -> str | None:
-    """Which process writes to a store now; None if none does, or that cannot be told."""
+    """Which process writes to a store now; None if none does, or that is not known."""
     try:
         with open(folder / "lock") as file:
             try:

@@ -21,10 +21,10 @@ _MAX_NOTED = 1 << 16
 
 
 class TierObserver(Protocol):
-    """Is told what one tier holds, by any thread. It must neither wait nor call the tier."""
+    """Is notified of what one tier holds, by any thread. It must neither wait nor call the tier."""
 
     def on_stored(self, keys: Sequence[BlockKey]) -> None:
-        """These blocks are there; it may have been told so before."""
+        """These blocks are there; it may have been notified of them before."""
 
     def on_removed(self, digests: Sequence[bytes]) -> None:
         """These are not there any more."""

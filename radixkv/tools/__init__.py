@@ -3,7 +3,7 @@
 ::
 
     chat_format.py      how a model writes its answers, by its chat template; what follows for a prompt; the parser
-      formats/          the forms in which families of models write calls, one a file
+      formats/          the forms in which families of models write calls, one per file
         json_calls.py   calls as JSON objects, read while they are written
         source.py       the text that a parser reads incrementally
         grammar.py      grammars that let an answer hold only valid calls

@@ -14,7 +14,7 @@ from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutput
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import QueueFullError, RequestTooLargeError
 from radixkv.prompts import Prompt
-from radixkv.scheduling.queue_places import QueuePlaces
+from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.scheduling.request import Request
 
 
@@ -117,14 +117,14 @@ def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatc
     run(test, offline, max_queue=2)
 
 
-def test_one_tenant_s_burst_leaves_places_for_others() -> None:
+def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
     async def test(llm: AsyncLLM) -> None:
         async def submit(tenant: str) -> RequestStream:
             (stream,) = await llm.submit([Prompt([5, 6, 7])], ENDLESS, tenant=tenant)
             return stream
 
         streams = []
-        with pytest.raises(QueueFullError, match="the remaining 4 places are kept for others"):
+        with pytest.raises(QueueFullError, match="the remaining 4 queue slots are kept for others"):
             while True:
                 streams.append(await submit("greedy"))
         assert len(streams) == 12
@@ -146,15 +146,15 @@ def test_one_tenant_s_burst_leaves_places_for_others() -> None:
     run(test, tiny(max_num_seqs=4), max_queue=12)
 
 
-def test_the_only_tenant_may_have_all_places() -> None:
-    places = QueuePlaces(4, {})
-    places.take("", 3)
-    assert places.refusal("", 1) is None
-    assert "at most 4" in (places.refusal("", 2) or "")
-    alone = QueuePlaces(4, {"ann": TenantShare()})
+def test_the_only_tenant_may_have_all_slots() -> None:
+    slots = QueueSlots(4, {})
+    slots.take("", 3)
+    assert slots.refusal("", 1) is None
+    assert "at most 4" in (slots.refusal("", 2) or "")
+    alone = QueueSlots(4, {"ann": TenantShare()})
     alone.take("ann", 3)
     assert alone.refusal("ann", 1) is None
-    several = QueuePlaces(4, {"ann": TenantShare(), "bob": TenantShare()})
+    several = QueueSlots(4, {"ann": TenantShare(), "bob": TenantShare()})
     several.take("ann", 3)
     assert "kept for others" in (several.refusal("ann", 1) or "")
     assert several.refusal("bob", 1) is None

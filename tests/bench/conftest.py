@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 
 from radixkv.bench import cache, plan, scaling
 
 
-@pytest.fixture
-def unfrozen_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def uncollected_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection before every figure takes longer than the figure, among the objects of all tests before."""
+    monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
     for module in (cache, plan, scaling):
         monkeypatch.setattr(module, "frozen_garbage", contextlib.nullcontext)

@@ -20,7 +20,6 @@ insert_cold_32k insert_cold_128k evict_1_of_10k evict_1_of_100k evict_1_of_1m ev
 decode_record_256 fork_16_of_4k beam_step_4_of_32k release_32k pool_100k_construct"""
 
 
-@pytest.mark.usefixtures("unfrozen_garbage")
 def test_every_row_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = cache_bench.rows()
     assert [row.name for row in rows] == NAMES.split()
@@ -46,7 +45,6 @@ def test_the_baseline_knows_what_it_was_told() -> None:
     assert chain.match(tokens) == [7]
 
 
-@pytest.mark.usefixtures("unfrozen_garbage")
 def test_curves_are_measured_drawn_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "_ROUNDS", 1)
     small = [replace(curve, sizes=curve.sizes[:3]) for curve in scaling.curves()]
@@ -63,8 +61,9 @@ def test_an_exponent_is_that_of_the_upper_half() -> None:
     assert scaling.exponent(sizes, [9, 9, 9, 64, 256, 1024]) == pytest.approx(2.0)
 
 
-def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
-    assert soak.run_soak(Console(quiet=True), 0.02, 1, tmp_path / "soak.json")
+def test_a_short_soak_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "_STEPS_PER_CACHE", 2000)
+    assert soak.run_soak(Console(quiet=True), 0.01, 1, tmp_path / "soak.json")
     document = json.loads((tmp_path / "soak.json").read_text())
     assert document["steps"] > 1000
     assert document["failures"] == []

@@ -47,7 +47,6 @@ def test_who_joins_elsewhere_changes_the_tree() -> None:
     assert all({96, 160, 208} == set(tree) for tree in trees)
 
 
-@pytest.mark.usefixtures("unfrozen_garbage")
 def test_every_row_is_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "ROUNDS", 1)
     run_plan(Console(quiet=True), 2, tmp_path / "plan.json")

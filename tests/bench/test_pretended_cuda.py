@@ -48,6 +48,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def small_pool(num_blocks: int, dtype: torch.dtype, device: str, num_layers: int = 1) -> KVPool:
         return layer.make_pool(2, dtype, "cpu", num_layers)
 
+    def drawn(*size: Any, device: Any = None, randn: Any = torch.randn, **options: Any) -> torch.Tensor:
+        """Zeros where kernels would read, since none does."""
+        return (torch.zeros if device == "cuda" else randn)(*size, device=device, **options)
+
     properties = SimpleNamespace(multi_processor_count=132, total_memory=80 * 2**30)
     for name, value in {
         "is_available": True,
@@ -58,6 +62,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "synchronize": None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
+    monkeypatch.setattr(torch, "randn", drawn)
     monkeypatch.setattr(JITFunction, "run", run)
     for module in (gpu_timing, attention, tiles):
         monkeypatch.setattr(module, "median_seconds", seconds_of)

@@ -7,11 +7,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.preloaded_process import COMMAND_LINE, PreloadedProcess
-from support.replica_servers import SECRET, tiny_model
+from support.replica_servers import SECRET
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cluster import ReplicaSet, create_ingress
@@ -33,11 +32,11 @@ NUM_STREAMS = 20
 class ReplicaProcess:
     """A real `radixkv replica`."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.url = f"unix://{folder}/{name}.sock"
+    def __init__(self, model: Path, socket: Path) -> None:
+        self.url = f"unix://{socket}"
         self.process = PreloadedProcess(
             COMMAND_LINE,
-            *("replica", str(folder / "model"), "--listen", f"unix:{folder}/{name}.sock"),
+            *("replica", str(model), "--listen", f"unix:{socket}"),
             *("--dtype", "float32", "--num-blocks", "600"),
         )
 
@@ -53,22 +52,13 @@ class ReplicaProcess:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def model_folder(default_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cluster")
-    model = tiny_model(len(default_tokenizer))
-    model.save_pretrained(folder / "model")
-    default_tokenizer.save_pretrained(folder / "model")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def replica_processes(model_folder: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, ReplicaProcess]]:
+@pytest.fixture
+def replica_processes(tiny_model_folder: Path, tmp_path: Path) -> Iterator[dict[str, ReplicaProcess]]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("RADIXKV_REPLICA_SECRET", SECRET)
         replicas = {}
         for name in ("one", "two"):
-            replicas[name] = ReplicaProcess(model_folder, name)
+            replicas[name] = ReplicaProcess(tiny_model_folder, tmp_path / f"{name}.sock")
             stack.callback(replicas[name].stop)
         for replica in replicas.values():
             replica.wait_until_up()
@@ -96,14 +86,13 @@ async def read(stream: RequestStream, started: asyncio.Event) -> tuple[str, list
 
 @pytest.mark.slow
 def test_every_stream_completes_although_a_replica_is_killed(
-    replica_processes: dict[str, ReplicaProcess], model_folder: Path
+    replica_processes: dict[str, ReplicaProcess], tiny_model_folder: Path
 ) -> None:
-    alone = LLM(str(model_folder / "model"), **OPTIONS)
-    expected = []
-    for prompt, params in requests():
-        (output,) = alone.generate({"prompt_token_ids": prompt.token_ids}, params, use_tqdm=False)
-        (part,) = output.outputs
-        expected.append((part.text, part.token_ids, part.finish_reason))
+    alone = LLM(str(tiny_model_folder), **OPTIONS)
+    prompts, params = zip(*requests(), strict=True)
+    outputs = alone.generate([{"prompt_token_ids": prompt.token_ids} for prompt in prompts], params, use_tqdm=False)
+    parts = [part for output in outputs for part in output.outputs]
+    expected = [(part.text, part.token_ids, part.finish_reason) for part in parts]
 
     async def main() -> None:
         replicas = ReplicaSet(SECRET)

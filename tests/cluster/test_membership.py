@@ -106,7 +106,7 @@ def test_a_removed_replica_s_streams_are_not_those_of_its_successor() -> None:
     asyncio.run(main())
 
 
-def test_a_replica_that_hangs_is_put_down_at_the_first_silence() -> None:
+def test_a_replica_that_hangs_is_marked_down_at_the_first_silence() -> None:
     async def main() -> None:
         cluster = Cluster()
         replicas = cluster.replicas()

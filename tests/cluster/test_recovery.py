@@ -38,7 +38,7 @@ def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
         await replicas.add("a", "http://a")
         llm = llm_of(replicas, max_queue=0)
         await replicas.remove("a")
-        for _ in range(6):  # there are 4 places
+        for _ in range(6):  # there are 4 queue slots
             with pytest.raises(ReplicasLostError, match="there is no replica"):
                 await llm.submit([Prompt([1, 2])], SamplingParams(max_tokens=None))
         assert llm.num_unfinished == 0

@@ -128,7 +128,7 @@ def cluster() -> str:
         )
         for name, runs in results("cluster-cpu")["costs"].items()
     ]
-    return table(("32 streams", "first token, s", "ms a token, of all streams", "tokens a second"), rows)
+    return table(("32 streams", "first token, s", "ms per token, of all streams", "tokens per second"), rows)
 
 
 def microseconds(value: float) -> str:

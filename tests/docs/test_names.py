@@ -53,12 +53,17 @@ def test_every_path_exists(path: Path) -> None:
             assert (ROOT / code).exists(), code
 
 
+@pytest.fixture(scope="module")
+def command_line() -> Any:
+    return get_command(app)  # half a second
+
+
 @PARAMETRIZED
-def test_every_command_and_its_options_exist(path: Path) -> None:
+def test_every_command_and_its_options_exist(path: Path, command_line: Any) -> None:
     for code in inline_code(path):
         if not re.match(r"radixkv [a-z]", code) or "|" in code:
             continue
-        command: Any = get_command(app)
+        command = command_line
         options = set()
         for word in shlex.split(code)[1:]:
             if word.startswith("-"):

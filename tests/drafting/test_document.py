@@ -40,8 +40,8 @@ def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int],
         if draft.strength == REALIGNED or not draft.token_ids:
             continue
         k = draft.strength
-        places = [i for i in range(k, len(tokens)) if tokens[i - k : i] == tokens[-k:]]
-        assert draft.token_ids == tokens[places[-1] : places[-1] + max_tokens]
+        positions = [i for i in range(k, len(tokens)) if tokens[i - k : i] == tokens[-k:]]
+        assert draft.token_ids == tokens[positions[-1] : positions[-1] + max_tokens]
         longer = [n for n in RUNS if n > k and any(tokens[i - n : i] == tokens[-n:] for i in range(n, len(tokens)))]
         assert not longer
 

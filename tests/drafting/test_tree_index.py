@@ -61,7 +61,7 @@ def test_what_is_evicted_or_cleared_is_no_longer_found() -> None:
 
 def test_memory_is_bounded_by_the_blocks() -> None:
     index = TreeIndex(1000, 16)
-    assert index.nbytes == 2 * 4 * 65_536 + 12 * 1000  # 32 bytes a token, rounded up, and 12 a block
+    assert index.nbytes == 2 * 4 * 65_536 + 12 * 1000  # 32 bytes per token, rounded up, and 12 per block
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,10 +28,10 @@ class Late(Drafter):
         self.asked: list[tuple[int, int]] = []
 
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
-        prompt, place = context.token_ids[0], len(context.token_ids)
-        self.asked.append((prompt, place))
-        token_id = self.answers[prompt][place]
-        return Draft([token_id if place > NUM_WRONG else (token_id + 1) % VOCAB_SIZE])
+        prompt, position = context.token_ids[0], len(context.token_ids)
+        self.asked.append((prompt, position))
+        token_id = self.answers[prompt][position]
+        return Draft([token_id if position > NUM_WRONG else (token_id + 1) % VOCAB_SIZE])
 
 
 def asked(num_sequences: int) -> list[list[int]]:
@@ -47,15 +47,15 @@ def asked(num_sequences: int) -> list[list[int]]:
     llm.engine._speculator._drafters = [late]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in expected]
-    return [[place for prompt, place in late.asked if prompt == first] for first in late.answers]
+    return [[position for prompt, position in late.asked if prompt == first] for first in late.answers]
 
 
 def test_among_many_those_that_drafts_never_fit_are_asked_about_seldom_and_together() -> None:
-    places = asked(6)
-    assert all(len([place for place in each if place <= NUM_WRONG]) <= 12 for each in places)
-    assert all([p for p in each if p <= NUM_WRONG] == [p for p in places[0] if p <= NUM_WRONG] for each in places)
+    positions = asked(6)
+    assert all(len([position for position in each if position <= NUM_WRONG]) <= 12 for each in positions)
+    assert all([p for p in each if p <= NUM_WRONG] == [p for p in positions[0] if p <= NUM_WRONG] for each in positions)
     # When drafts become right, they are soon asked for in every step again; each brings two tokens.
-    assert all(len([place for place in each if place > NUM_WRONG]) >= 18 for each in places)
+    assert all(len([position for position in each if position > NUM_WRONG]) >= 18 for each in positions)
 
 
 def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
@@ -87,5 +87,5 @@ def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
 
 def test_few_are_always_asked_about() -> None:
     """A step of few rows takes as long as the weights take to be read, and asking is nothing beside it."""
-    (places,) = asked(1)
-    assert places[:NUM_WRONG] == list(range(1, NUM_WRONG + 1))
+    (positions,) = asked(1)
+    assert positions[:NUM_WRONG] == list(range(1, NUM_WRONG + 1))

@@ -31,7 +31,7 @@ class SteppingClock:
 def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
 ) -> None:
-    """Masks of up to 720 ms a token went on for as long as the request did."""
+    """Masks of up to 720 ms per token went on for as long as the request did."""
     engine = llm.engine
     clock = SteppingClock()
     monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
@@ -55,7 +55,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
         steps += failing.failure is None
     assert isinstance(failing.failure, StructuredOutputError)
     assert "processor time" in str(failing.failure)
-    # A mask and a token take 100 ms a step, of which 25 to 50 are the request's share.
+    # A mask and a token take 100 ms per step, of which 25 to 50 are the request's share.
     assert 1 <= steps <= 12
     assert other.failure is None
     assert re.fullmatch(

@@ -66,8 +66,8 @@ def test_nothing_of_other_tenants(server: ServerProcess) -> None:
 
 
 def test_a_wide_tree_is_truncated_and_counts_the_hidden_nodes(http: httpx.Client) -> None:
-    complete(http, [[1000 + number] * 16 for number in range(60)], max_tokens=1)
-    complete(http, [[2000 + number] * 16 for number in range(100)], max_tokens=1)
+    complete(http, [[1000 + number] * 2 for number in range(60)], max_tokens=1)
+    complete(http, [[2000 + number] * 2 for number in range(100)], max_tokens=1)
     state = live(http, lambda state: state["trees"] and state["trees"][0]["hidden"])
     (tree,) = state["trees"]
     assert len(nodes_of(tree["children"])) == 120

@@ -99,22 +99,22 @@ def test_a_signal_while_draining_gives_up_what_still_runs() -> None:
         assert server.process.wait(600) == 0
 
 
-def test_a_dead_engine_ends_the_process_with_status_1() -> None:
+def test_a_dead_engine_ends_the_process_with_status_1(tiny_model_folder: Path) -> None:
     broken = "from radixkv.scheduling.scheduler import Scheduler\nScheduler.schedule = lambda self: 1 / 0"
-    with ServerProcess(prelude=broken) as server:
+    with ServerProcess(str(tiny_model_folder), prelude=broken) as server:
         with server.client() as client:
             assert client.post("/v1/completions", json={"prompt": "Once"}).status_code == 500
         assert server.process.wait(600) == 1
 
 
-def test_a_stuck_engine_ends_the_process_with_status_1(tmp_path: Path) -> None:
+def test_a_stuck_engine_ends_the_process_with_status_1(tiny_model_folder: Path, tmp_path: Path) -> None:
     """And half a request, sent to the same server, is answered 408."""
     imports = "import time\nfrom radixkv.scheduling.scheduler import Scheduler"
     stuck = f"{imports}\nScheduler.schedule = lambda self: time.sleep(1e6)"
     path, log = str(tmp_path / "socket"), tmp_path / "access.log"
     # Long enough for the whole request to arrive in time, however busy the machine.
     options = ("--uds", path, "--step-timeout", "1", "--receive-timeout", "3", "--access-log", str(log))
-    with ServerProcess(*options, prelude=stuck) as server:
+    with ServerProcess(str(tiny_model_folder), *options, prelude=stuck) as server:
         assert server.url == f"unix:{path}"
         with socket.socket(socket.AF_UNIX) as half:
             half.connect(path)
@@ -159,18 +159,15 @@ def test_a_port_in_use_is_one_line_on_standard_error() -> None:
     assert result.stderr == f"radixkv: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-def test_a_server_records_a_trace_without_text_and_reads_its_keys_again(tmp_path: Path) -> None:
+def test_a_server_records_a_trace_without_text_and_reads_its_keys_again(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
     trace, keys = tmp_path / "trace.jsonl", tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hash_of("key-of-ann")}"\n')
     options = (
-        "--record-trace",
-        f"{trace}",
-        "--eviction-policy",
-        "adaptive",
-        "--num-blocks",
-        "200",
-        "--keys-file",
-        f"{keys}",
+        str(tiny_model_folder),
+        *("--record-trace", f"{trace}", "--keys-file", f"{keys}"),
+        *("--eviction-policy", "adaptive", "--num-blocks", "200"),
     )
     with ServerProcess(*options) as server:
         body = {"prompt": "A secret that nobody may read. " * 8, "max_tokens": 2, "temperature": 0}

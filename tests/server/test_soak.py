@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
+from support.server_process import ADMIN_KEY, MODEL, TENANT_A, TENANT_B, ServerProcess
 
 from radixkv.bench import soak_server
 from radixkv.bench.soak_server import ServerSoak, Target, soak
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model_folder: Path) -> Iterator[ServerProcess]:
+    keys = ("--api-key", TENANT_A, "--api-key", TENANT_B)
+    with ServerProcess(str(tiny_model_folder), "--served-model-name", MODEL, *keys, "--num-blocks", "2000") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak_server, "_NUM_FULL_STEPS", 1)
+    monkeypatch.setattr(soak_server, "_FULL_STEP_WORDS", 16)
 
 
 def run(server: ServerProcess, seconds: float, bound: float) -> ServerSoak:

@@ -67,7 +67,7 @@ def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> No
     turns: list[str] = []
 
     async def run_tokenizer(function: Any, *, tenant: str, num_prompts: int) -> dict[float, list[int]]:
-        assert num_prompts == 0  # the request has its place
+        assert num_prompts == 0  # the request has its queue slot
         turns.append(tenant)
         return {}
 

@@ -15,10 +15,10 @@ def random_blocks(kind: str, rows: int, weights: int, generator: np.random.Gener
     """Blocks of random bytes, uint8 ``[rows, bytes of a row]``, but for float16 numbers, which are about 0.01."""
     per_block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = generator.integers(0, 256, (rows, weights // per_block, num_bytes), dtype=np.uint8)
-    places = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]
-    for place in places:
+    offsets = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]
+    for offset in offsets:
         numbers = (generator.standard_normal(blocks.shape[:2]) / 100).astype(np.float16)
-        blocks[..., place : place + 2] = numbers[..., None].view(np.uint8)
+        blocks[..., offset : offset + 2] = numbers[..., None].view(np.uint8)
     return torch.from_numpy(blocks.reshape(rows, -1))
 
 

@@ -14,7 +14,7 @@ NAN = float("nan")
 
 @dataclass
 class Case:
-    """One layer's caches, one row a sequence, and the work that a tree of sequences makes."""
+    """One layer's caches, one row per sequence, and the work that a tree of sequences makes."""
 
     query: torch.Tensor
     key_cache: torch.Tensor
@@ -83,9 +83,9 @@ def make_tree(
             tokens = rng.randint(1, most) if private else rng.randint(1, most // block_size) * block_size
             blocks = [free.pop() for _ in range(-(-tokens // block_size))]
             for offset in range(tokens):
-                place = blocks[offset // block_size], offset % block_size
-                key_cache[place] = torch.randn(kv_heads, key_dim, generator=generator).to(cache_dtype)
-                value_cache[place] = torch.randn(kv_heads, value_dim, generator=generator).to(cache_dtype)
+                slot = blocks[offset // block_size], offset % block_size
+                key_cache[slot] = torch.randn(kv_heads, key_dim, generator=generator).to(cache_dtype)
+                value_cache[slot] = torch.randn(kv_heads, value_dim, generator=generator).to(cache_dtype)
             begin = lengths[rows[0]]
             for row in rows:
                 first = begin // block_size

@@ -148,7 +148,7 @@ class TritonAttention:
         buffers: the tables, and the rows of a decoding batch, padding included.
         dtype: of queries.
         placement: how tile classes share the GPU. Those of a batch with a prompt of more than 32 new tokens, whose wide tiles
-            fill it, run one after the other; those of other batches, with drafts of any length, as the backend was told.
+            fill it, run one after the other; those of other batches, with drafts of any length, as configured.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class Placement:
         """Rows of the widest tile that a decoding batch takes, unless a group has more heads."""
         return 64 if self.side_by_side else self.widest_tile
 
-    def places(self, tile_rows: int, alone: bool) -> int:
+    def num_concurrent(self, tile_rows: int, alone: bool) -> int:
         """Programs of a tile class that run at once, ``alone`` or beside another class."""
         programs = PROGRAMS_SIDE_BY_SIDE if self.side_by_side and not alone else PROGRAMS_PER_MULTIPROCESSOR
         return self.multiprocessors * programs[tile_rows]
@@ -154,35 +154,37 @@ def num_pieces(
     classes = np.unique(tile_class).tolist()
     for index in classes:
         own = tile_class == index
-        places = placement.places(TILE_ROWS[index], len(classes) == 1)
-        pieces[own] = _pieces_of_class(num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, places)
+        num_concurrent = placement.num_concurrent(TILE_ROWS[index], len(classes) == 1)
+        pieces[own] = _pieces_of_class(
+            num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, num_concurrent
+        )
     return pieces
 
 
-# Lengths of pieces that are weighed, by the number of waves that they may make, as shares of what each place would have if
-# all could have the same: from all ranges whole on. Some are a little longer than that, for pieces that would just not fit.
+# Lengths of pieces that are weighed, by the number of waves that they may make, as shares of an even division of the
+# work over the concurrent programs: from all ranges whole on. Some are a little longer, for pieces that would just not fit.
 _ONE_WAVE = [np.inf, 2.0, 1.5, 1.25, 1.1, 1.0]
 _MORE_WAVES = [longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0)]
 _SHARES = {1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]}
 
 
 def _pieces_of_class(
-    num_keys: NDArray[np.int64], num_programs: NDArray[np.int64], work: NDArray[np.int64], places: int
+    num_keys: NDArray[np.int64], num_programs: NDArray[np.int64], work: NDArray[np.int64], num_concurrent: int
 ) -> NDArray[np.int64]:
     """Pieces of each range: among a few lengths the one with which the work is done first, by a model of two numbers.
 
-    Programs start in order as places become free. So they take as long as the longest one, or as many waves as there are
-    programs to a place, each as long as programs are on average.
+    Programs start in order as others end. So they take as long as the longest one, or as many waves as there are programs
+    per concurrent one, each as long as programs are on average.
 
     Args:
         num_programs: of each range, per piece.
         work: keys that those see in all.
-        places: programs that run at once.
+        num_concurrent: programs that run at once.
     """
-    share = work.sum() / places
-    most_waves = _most_waves(int(num_programs.sum()), places)
-    if num_programs.sum() >= MAX_WAVES * places and num_keys.max() <= share:
-        return np.ones_like(num_keys)  # many short ones fill the places evenly
+    share = work.sum() / num_concurrent
+    most_waves = _most_waves(int(num_programs.sum()), num_concurrent)
+    if num_programs.sum() >= MAX_WAVES * num_concurrent and num_keys.max() <= share:
+        return np.ones_like(num_keys)  # many short ones fill the device evenly
     most_pieces = np.maximum(1, num_keys // MIN_PIECE_KEYS)
     pieces: NDArray[np.int64] = np.clip(np.ceil(num_keys / (share * _SHARES[most_waves])), 1, most_pieces).astype(
         np.int64
@@ -190,7 +192,7 @@ def _pieces_of_class(
     # Pieces that none of a tile's rows sees are no programs.
     seen = work / num_keys
     programs = pieces @ seen + (num_programs - seen).sum()
-    waves = np.ceil(programs / places)
+    waves = np.ceil(programs / num_concurrent)
     longest = (num_keys / pieces).max(axis=1)
     times = np.maximum(longest + START_KEYS, waves * (work.sum() / programs + START_KEYS))
     # Fewer pieces have fewer results to merge: the first that is about as good as the best.
@@ -200,8 +202,8 @@ def _pieces_of_class(
 
 def max_pieces(tile_rows: int, num_tiles: int, num_kv_heads: int, placement: Placement) -> int:
     """How many items of a tile class `num_pieces` makes at most, beyond one for each of so many tiles over ranges."""
-    places = placement.places(tile_rows, alone=True)  # at least as many as beside others
-    return -(-_most_waves(num_tiles * num_kv_heads, places) * places // num_kv_heads)
+    num_concurrent = placement.num_concurrent(tile_rows, alone=True)  # at least as many as beside others
+    return -(-_most_waves(num_tiles * num_kv_heads, num_concurrent) * num_concurrent // num_kv_heads)
 
 
 def whole_from(num_kv_heads: int, placement: Placement) -> int:
@@ -210,12 +212,12 @@ def whole_from(num_kv_heads: int, placement: Placement) -> int:
     Args:
         num_kv_heads: of the layers that have the fewest.
     """
-    return -(-MAX_WAVES * placement.places(TILE_ROWS[0], alone=True) // num_kv_heads)
+    return -(-MAX_WAVES * placement.num_concurrent(TILE_ROWS[0], alone=True) // num_kv_heads)
 
 
-def _most_waves(num_programs: int, places: int) -> int:
-    """Few programs are cut to fill the places once, which leaves at most a fifth empty; more may need several waves."""
-    return MAX_WAVES if num_programs * MAX_WAVES > places else 1
+def _most_waves(num_programs: int, num_concurrent: int) -> int:
+    """Few programs are cut into one wave, which leaves at most a fifth of the device idle; more may need several waves."""
+    return MAX_WAVES if num_programs * MAX_WAVES > num_concurrent else 1
 
 
 def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, placement: Placement) -> int:

@@ -74,12 +74,12 @@ class LayerTensors(NamedTuple):
 class PartialResults:
     """Memory for partial results, shared by all layers: each is done with it before the next begins.
 
-    Fewer lie in the first rows of the most that were asked for, and are best asked for after them.
+    A smaller buffer is the first rows of the largest one, so the largest is best requested first.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # By heads and value dim. The last is the largest; graphs go on to use those before it.
+        # By heads and value dim. The last is the largest; captured graphs still use those before it.
         self._buffers: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def of(self, num_partials: int, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

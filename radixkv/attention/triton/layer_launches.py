@@ -83,7 +83,7 @@ class LayerLaunches:
         )
         repeated = self._repeated.get(alike)
         if repeated is not None:
-            # What lies in the same way needs no view of the kernels' shape: only its address is asked for.
+            # Tensors of the same layout need no view of the kernels' shape: only their addresses are passed.
             changing = tensors._asdict()
             run_stages([[partial(launch, changing) for launch in stage] for stage in repeated], device)
             return output

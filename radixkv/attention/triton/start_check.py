@@ -206,7 +206,7 @@ class _Problem:
     def _random(self, *size: int) -> torch.Tensor:
         return torch.randn(size, generator=self._generator).to(self._dtype)
 
-    def _there(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def _to_device(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """Copies on the device: the reference computes on the host."""
         return [tensor.to(self._device, copy=True) for tensor in tensors]
 
@@ -214,8 +214,10 @@ class _Problem:
         shape, count = self._layer.shape, self._block_size + 3
         key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
         slots = torch.arange(count)
-        ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]
-        _call(write_cache, *self._there(key, value), *ours, *self._there(slots), **self._on_device(self._scales))
+        ours, truth = self._to_device(*self._caches), [cache.clone() for cache in self._caches]
+        _call(
+            write_cache, *self._to_device(key, value), *ours, *self._to_device(slots), **self._on_device(self._scales)
+        )
         _call(reference.write_cache, key, value, *truth, slots, **self._scales)
         return zip(ours, truth, strict=True)
 
@@ -226,13 +228,13 @@ class _Problem:
         angles = torch.rand(count, rotary_dim // 2, generator=self._generator).repeat(1, 2)
         slots, cosines, sines = torch.arange(count), angles.cos().to(self._dtype), angles.sin().to(self._dtype)
         truth, true_query = [cache.clone() for cache in self._caches], torch.empty_like(query)
-        ours, (our_query,) = self._there(*self._caches), self._there(true_query)
+        ours, (our_query,) = self._to_device(*self._caches), self._to_device(true_query)
         new = query, key, value, cosines, sines
         _call(
             rotate_and_write,
-            *self._there(*new),
+            *self._to_device(*new),
             *ours,
-            *self._there(slots),
+            *self._to_device(slots),
             rotated=our_query,
             **self._on_device(self._scales),
         )
@@ -240,7 +242,7 @@ class _Problem:
         return [*zip(ours, truth, strict=True), (our_query, true_query)]
 
     def _copy(self) -> Pairs:
-        ours, truth = self._there(*self._caches), [cache.clone() for cache in self._caches]
+        ours, truth = self._to_device(*self._caches), [cache.clone() for cache in self._caches]
         copies = [(0, 1, self._block_size), (2, 3, 5)]
         BlockCopier(ours).copy(copies)
         reference.copy_blocks(truth, copies)
@@ -248,8 +250,10 @@ class _Problem:
 
     def _advance(self) -> Pairs:
         before = torch.tensor([3, -1, self._block_size - 1], dtype=torch.int32)
-        positions, slots, row_tables = self._there(before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before))
-        _call(advance_rows, positions, slots, *self._there(_TABLES), row_tables, block_size=self._block_size)
+        positions, slots, row_tables = self._to_device(
+            before, torch.zeros(3, dtype=torch.int64), torch.zeros_like(before)
+        )
+        _call(advance_rows, positions, slots, *self._to_device(_TABLES), row_tables, block_size=self._block_size)
         first, second = _TABLES[0, :2].tolist()
         return [
             (positions, torch.tensor([4, -1, self._block_size])),
@@ -293,13 +297,13 @@ class _Problem:
             truth,
             sinks=None if sinks is None else sinks.cpu(),
         )
-        (ours,), ours_partials = self._there(output), self._there(*self._partials(2 * count))
+        (ours,), ours_partials = self._to_device(output), self._to_device(*self._partials(2 * count))
         options = self._on_device(self._options)
         # Before: a dependent merge may begin while what was launched last still writes.
-        lists = self._there(starts, partials, positions)
+        lists = self._to_device(starts, partials, positions)
         _call(
             attend_items,
-            *self._there(*arguments),
+            *self._to_device(*arguments),
             ours,
             *ours_partials,
             tile_rows=tile_rows,
@@ -324,9 +328,9 @@ class _Problem:
         truth, unused = output.clone(), self._partials(0)
         arguments = query, *self._caches, _TABLES
         _call(reference.attend_items, *arguments, positions, items, truth, *unused, **self._options)
-        (ours,), partials = self._there(output), self._there(*self._partials(4))
+        (ours,), partials = self._to_device(output), self._to_device(*self._partials(4))
         options = self._on_device(self._options)
-        there = self._there(*arguments, row_tables, positions)
+        there = self._to_device(*arguments, row_tables, positions)
         _call(attend_split, *there, ours, *partials, num_splits=2, launch_dependents=dependent, **options)
         _call(merge_splits, *partials, ours, num_splits=2, sinks=options["sinks"], dependent=dependent)
         return [(ours, truth)]
@@ -335,7 +339,7 @@ class _Problem:
         """Of each row one id alone can be drawn."""
         drawn = torch.tensor([4999, 0, 3000])
         logits = torch.full((3, 5000), float("-inf")).index_put((torch.arange(3), drawn), torch.tensor(2.0))
-        return [(draw_tokens(*self._there(logits, torch.ones(3), torch.arange(3))), drawn)]
+        return [(draw_tokens(*self._to_device(logits, torch.ones(3), torch.arange(3))), drawn)]
 
     def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -32,7 +32,7 @@ def response_routes(service: Service) -> APIRouter:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
                 f"{param}: no response {response_id!r:.80} is stored: it was sent with store=false, was deleted, "
-                "is another's, or had to give way to later ones",
+                "belongs to another client, or was displaced by later ones",
                 param=param,
                 code="response_not_found",
             )

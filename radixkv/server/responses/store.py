@@ -26,7 +26,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The responses of all tenants, each within bounds of its own, so that nobody can displace another's.
+    """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
 
     Args:
         max_responses: responses kept for a tenant at most.

@@ -1,1 +1,1 @@
-"""The forms in which families of models write calls of tools, one a file."""
+"""The forms in which families of models write calls of tools, one per file."""

@@ -47,10 +47,10 @@ def test_the_last_program_ends_soon_after_the_others_could(num_sequences: int) -
     keys = np.full(num_sequences, 4096)
     ones = np.ones_like(keys)
     pieces = num_pieces(keys, ones, keys, KV_HEADS, 0 * keys, Placement(MULTIPROCESSORS))
-    places = MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR[16]
-    waves = np.ceil(KV_HEADS * pieces.sum() / places)
-    # No piece has fewer than 256 keys, so that one sequence alone fills a third of the places.
-    ideal = max(num_sequences * KV_HEADS * 4096 / places, 256)
+    num_concurrent = MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR[16]
+    waves = np.ceil(KV_HEADS * pieces.sum() / num_concurrent)
+    # No piece has fewer than 256 keys, so that one sequence alone fills a third of the device.
+    ideal = max(num_sequences * KV_HEADS * 4096 / num_concurrent, 256)
     assert waves * 4096 / pieces.max() <= 1.3 * ideal
 
 

@@ -40,7 +40,7 @@ def test_greedy_tokens_equal_the_cpu_backends(name: str) -> None:
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.nightly)])
 def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

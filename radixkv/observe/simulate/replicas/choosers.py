@@ -12,7 +12,7 @@ from radixkv.routing import Placement, Router
 
 
 class Chooser(Protocol):
-    """Chooses replicas, numbered from 0 on. `finish` and `prefilled` are told of every request by its number."""
+    """Chooses replicas, numbered from 0 on. `finish` and `prefilled` are called for every request, with its number."""
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
         """The replica for a request.
@@ -155,7 +155,7 @@ class RayPrefixAffinity(PowerOfTwo):
 
 
 class Prefix:
-    """`radixkv.routing.Router`, one for each ingress: all hear of all replicas, and each knows only what it has sent itself.
+    """`radixkv.routing.Router`, one for each ingress, which gets the events of all replicas and knows only its own requests.
 
     Args:
         num_replicas: that they choose from.

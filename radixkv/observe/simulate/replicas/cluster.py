@@ -176,7 +176,7 @@ class Cluster:
         self._chooser.prefilled(number)
         if table is not None:
             replica.cache.append(table, request.prompt[num_hits:])
-            self._tell(replica)
+            self._publish_events(replica)
         num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
         self._change(replica, 0, begins=(num_tokens, number))
         self._start(replica)
@@ -210,21 +210,21 @@ class Cluster:
         if table is not None:
             replica.cache.append(table, self._trace.requests[number].output)
             replica.cache.close(table)
-            self._tell(replica)
+            self._publish_events(replica)
         self._change(replica, replica.prompt_tokens)
         self._chooser.finish(number)
         self._start(replica)
 
-    def _tell(self, replica: _Replica) -> None:
+    def _publish_events(self, replica: _Replica) -> None:
         assert replica.cache.events is not None
         events = replica.cache.events.take()
 
-        def tell() -> None:
+        def publish() -> None:
             for event in events:
                 self._chooser.update(replica.number, event)
 
         if events:
-            self._later(self._event_delay, tell)
+            self._later(self._event_delay, publish)
 
     def _report_later(self, replica: _Replica) -> None:
         if not replica.reporting:

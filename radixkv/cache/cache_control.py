@@ -1,0 +1,91 @@
+"""What is decided about all that is cached: pins, owners' limits, clearing, and who observes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from radixkv.cache.arguments import check_count, check_namespace
+from radixkv.cache.cache_view import CacheView
+from radixkv.cache.errors import InvalidArgumentError
+from radixkv.cache.observer import TreeObserver
+from radixkv.cache.pin import Pin
+from radixkv.cache.tokens import TokenIds, encode
+
+
+class CacheControl(CacheView):
+    """The part of `PrefixCache` that is for operators: no call is about one sequence."""
+
+    def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None) -> Pin:
+        """Keep the cached whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
+
+        Raises:
+            InvalidArgumentError: ``tokens`` are no token ids, ``namespace`` is no string, or ``ttl`` not above 0.
+            PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
+        """
+        check_namespace(namespace)
+        if ttl is not None and not (isinstance(ttl, int | float) and ttl > 0):
+            raise InvalidArgumentError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
+        match = self._tree.match(encode(tokens), namespace)
+        if match is None or match.num_tokens < self.block_size:
+            return Pin(namespace, 0, None, None)
+        return self._pins.add(match, namespace, ttl)
+
+    def pins(self) -> list[Pin]:
+        """The pins that are in force."""
+        self._pins.release_expired()
+        return list(self._pins)
+
+    def release(self, pin: Pin) -> None:
+        """Let a pinned prefix be evicted again; a pin that was released, expired or cleared is left as it is.
+
+        Raises:
+            InvalidArgumentError: ``pin`` is no Pin.
+            ClosedError: it belongs to another cache.
+        """
+        self._pins.release(pin)
+
+    def clear(self, namespace: str | None = None) -> int:
+        """Drop everything that is cached, of one namespace or of all; returns how many blocks became free.
+
+        Live sequences keep their blocks and go on, but publish nothing any more: it could depend on what was to be
+        dropped, such as old weights. Pins of what is dropped are released, and what was evicted of it is no longer
+        remembered.
+
+        Raises:
+            InvalidArgumentError: ``namespace`` is neither a string nor None.
+        """
+        if namespace is not None:
+            check_namespace(namespace)
+        free_before = self._pool.num_free
+        for table in self._tables:
+            if namespace in (None, table.namespace):
+                table.detach()
+        self._pins.forget(namespace)
+        self._tree.clear(namespace)
+        return self._pool.num_free - free_before
+
+    def limit_owners(self, limits: Mapping[str, int]) -> None:
+        """From now on, where blocks are needed, evict first what an owner has cached beyond its limit.
+
+        What sequences use counts, too, though it is not evicted. Of an owner beyond its limit, the least recently used leaf
+        goes first, whatever the policy. It costs one look at every node of the tree.
+
+        Args:
+            limits: blocks by owner (`open`), in place of the limits before; owners that are not named have none.
+
+        Raises:
+            InvalidArgumentError: a limit is no whole number of at least 0, or an owner no string; nothing is changed.
+        """
+        for owner, limit in limits.items():
+            if not isinstance(owner, str):
+                raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")
+            check_count(f"limits[{owner!r}]", limit, 0)
+        self._tree.limit_owners(limits)
+
+    def add_observer(self, observer: TreeObserver) -> None:
+        """Notify an observer of changes of the tree from now on; what is cached already, `block_hashes` tells."""
+        self._tree.add_observer(observer)
+
+    def remove_observer(self, observer: TreeObserver) -> None:
+        """Notify it no more."""
+        self._tree.remove_observer(observer)

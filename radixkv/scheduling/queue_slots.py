@@ -1,0 +1,65 @@
+"""How many requests each tenant may have unfinished, so that no burst takes all queue slots.
+
+An accepted request is not refused afterwards. So a tenant may have only so many times the slots that are still free
+(dynamic thresholds, Choudhury and Hahne 1998, which share the memory of a switch among its ports)::
+
+    320 slots, no other tenant   240 for one that wants all, 80 stay free
+    three that want all           96 each, 32 stay free
+    a fourth arrives              may have 3 x 32, and the free ones become fewer for all
+
+What one tenant does not need, the others may use, except for the few slots that stay free for another tenant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from radixkv.scheduling.tenant_share import TenantShare, share_of
+
+# A tenant of mean weight may have so many times what is free.
+_SLOTS_PER_FREE_SLOT = 3
+
+
+class QueueSlots:
+    """Counts the unfinished requests by tenant.
+
+    Args:
+        num_slots: for all tenants; None: any number.
+        tenants: what each may have, see `share_of`. The only tenant may have all slots: one that is named alone here, or the
+            nameless one.
+    """
+
+    def __init__(self, num_slots: int | None, tenants: Mapping[str, TenantShare]) -> None:
+        self.num_slots = num_slots
+        self.tenants = tenants
+        self._taken: Counter[str] = Counter()
+
+    def refusal(self, tenant: str, count: int) -> str | None:
+        """Why ``tenant`` may not have ``count`` more slots now; None: it may."""
+        if self.num_slots is None:
+            return None
+        num_taken = self._taken.total()
+        if num_taken + count > self.num_slots:
+            return f"{num_taken} requests are unfinished, and at most {self.num_slots} may be"
+        if {tenant, *self.tenants, *self._taken} == {tenant} and (not tenant or tenant in self.tenants):
+            return None
+        weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
+        of_mean = weights[tenant] * len(weights) / sum(weights.values())
+        allowed = _SLOTS_PER_FREE_SLOT * of_mean * (self.num_slots - num_taken)
+        if self._taken[tenant] + count > allowed:
+            return (
+                f"{self._taken[tenant]} requests of yours are unfinished, of {num_taken} in all; "
+                f"the remaining {self.num_slots - num_taken} queue slots are kept for others"
+            )
+        return None
+
+    def take(self, tenant: str, count: int) -> None:
+        """Take slots."""
+        self._taken[tenant] += count
+
+    def give_back(self, tenant: str, count: int = 1) -> None:
+        """Give back slots."""
+        self._taken[tenant] -= count
+        if not self._taken[tenant]:
+            del self._taken[tenant]
