@@ -158,6 +158,7 @@ class DiskTier:
                 try:
                     self._opened.index.clear(namespace)
                     self.pins.commit(self._opened.index)
+                    self._writer.call(self._write_pins)  # what was deleted is still in the index's log
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
@@ -298,6 +299,7 @@ class DiskTier:
         try:
             with self._index_lock:
                 self.pins.commit(self._opened.index)
+                self._opened.index.erase_deleted()
         except MediumErrors as error:
             self._failed(self._writes, error)
 
