@@ -134,12 +134,11 @@ class DiskTier:
         return count
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        self._codec.check_rows(keys, blocks)
-        if self._writer is None:
-            return
-        # What is there must not make room for the rest of its prefix.
-        self.table.touch(keys)
-        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys)))
+        self._put(keys, blocks, lent=False)
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        """See `radixkv.tiers.tier.Borrower`."""
+        self._put(keys, blocks, lent=True)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
@@ -233,7 +232,17 @@ class DiskTier:
             self._counters.add(corrupt_blocks=self.table.settle(found, verdicts, count))
         return count
 
-    # Writing: in the writer's thread
+    # Writing
+
+    def _put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> None:
+        self._codec.check_rows(keys, blocks)
+        if self._writer is None:
+            return
+        # What is there must not make room for the rest of its prefix.
+        self.table.touch(keys)
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys), lent=lent))
+
+    # In the writer's thread
 
     def _write(self, batch: list[PendingBlock]) -> None:
         begin = self._clock()
