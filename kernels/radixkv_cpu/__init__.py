@@ -10,6 +10,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     attention     partial results over ranges of keys, merged
     layer         a decoder layer in one call, of all these
     elementwise   norms, rotary positions, writing into the cache
+    rows          blocks of the cache as rows of bytes
     checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
       calls.h       the functions and their arguments
@@ -28,11 +29,13 @@ from radixkv_cpu.layer import DecoderLayer, RMSNorm
 from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
+from radixkv_cpu.rows import BlockParts
 
 __all__ = [
     "ACTIVATIONS",
     "QUANTIZATIONS",
     "VARIANTS",
+    "BlockParts",
     "BlockWeight",
     "Blocks",
     "DecoderLayer",

@@ -39,6 +39,7 @@ class Library:
         self.rope = self._function("rope")
         self.write = self._function("write")
         self.layer = self._function("layer")
+        self.rows = self._function("rows")
 
     def _function(self, name: str) -> Callable[[int, bool], None]:
         function = getattr(self._dll, f"radixkv_{name}")

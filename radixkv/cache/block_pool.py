@@ -54,11 +54,12 @@ class BlockPool:
         self._loose: list[BlockIds] = []  # free, and not filed yet; ascending
         self._add_run(0, num_blocks)
 
-    def allocate(self, count: int, after: int | None = None) -> BlockIds:
+    def allocate(self, count: int, after: int | None = None, *, low: bool = False) -> BlockIds:
         """Allocate ``count`` free blocks, with one owner each, in few runs of consecutive ids.
 
         Args:
             after: the block that the first of them should follow, where that one is free.
+            low: else take the free run of lowest ids that is long enough, after a look at all runs. So few ids are ever used.
 
         Raises:
             InvalidArgumentError: ``count`` is not a whole number of at least 0.
@@ -69,7 +70,7 @@ class BlockPool:
             raise OutOfBlocks(count, self.num_free, 0)
         if count == 1:
             return np.array([self.allocate_one(after)], dtype=np.int32)
-        blocks = self._allocate_all(after) if count == self.num_free else self._allocate_some(count, after)
+        blocks = self._allocate_all(after) if count == self.num_free else self._allocate_some(count, after, low)
         self.ref_counts[blocks] = 1
         self.num_free -= count
         return blocks
@@ -161,8 +162,8 @@ class BlockPool:
                 blocks = np.concatenate([blocks[start:], blocks[:start]])
         return blocks
 
-    def _allocate_some(self, count: int, after: int | None) -> BlockIds:
-        """Some of the free blocks: first those that follow ``after``, then from the largest runs."""
+    def _allocate_some(self, count: int, after: int | None, low: bool) -> BlockIds:
+        """Some of the free blocks: first those that follow ``after``, then from the lowest run or the largest ones."""
         self._file_loose()
         parts: list[BlockIds] = []
         missing = count
@@ -170,6 +171,11 @@ class BlockPool:
             num_here = min(missing, self._stop_of[after + 1] - after - 1)
             parts.append(self._allocate_run(after + 1, 0, num_here))
             missing -= num_here
+        if missing and low:
+            lowest = min((start for start, stop in self._stop_of.items() if stop - start >= missing), default=None)
+            if lowest is not None:
+                parts.append(self._allocate_run(lowest, 0, missing))
+                missing = 0
         while missing:
             start, size = self._large_run()
             num_here = min(missing, size)

@@ -57,13 +57,13 @@ class BlockStore:
             if count > self.num_available:
                 raise OutOfBlocks(count, self.pool.num_free, self.tree.num_evictable_blocks)
 
-    def allocate(self, count: int, after: int | None) -> BlockIds:
-        """Blocks with one owner each, the first of them block ``after + 1`` where that is free.
+    def allocate(self, count: int, after: int | None, *, low: bool = False) -> BlockIds:
+        """`BlockPool.allocate`, of blocks that are made free if need be.
 
         `require` comes first.
         """
         self._make_free(count)
-        return self.pool.allocate(count, after)
+        return self.pool.allocate(count, after, low=low)
 
     def allocate_one(self, after: int | None) -> int:
         """`allocate` of one block, without an array."""

@@ -43,6 +43,7 @@ class BlockTable:
 
     __slots__ = (
         "_ids",
+        "_low",
         "_node",
         "_num_blocks",
         "_num_published",
@@ -63,7 +64,15 @@ class BlockTable:
     )
 
     def __init__(
-        self, store: BlockStore, namespace: str, num_prompt_tokens: int, write: bool, priority: int, owner: str
+        self,
+        store: BlockStore,
+        namespace: str,
+        num_prompt_tokens: int,
+        write: bool,
+        priority: int,
+        owner: str,
+        *,
+        low: bool = False,
     ) -> None:
         self.namespace = namespace
         self.owner = owner
@@ -82,6 +91,7 @@ class BlockTable:
         self._num_unaccounted = 0  # prompt tokens neither reused nor computed yet
         self._past: Sequence[tuple[int, int]] = ()  # `EvictedPrefixes.recall`
         self._write = write
+        self._low = low  # `BlockPool.allocate`
         self._node: Node | None = None  # the locked node; None once the cache was cleared under the table
 
     @property
@@ -292,7 +302,7 @@ class BlockTable:
             # Allocated all at once, before the table changes.
             tail = self._num_tokens // store.block_size
             before = (int(self._ids[tail - 1]) if tail else None) if copies_tail else self._last_block()
-            blocks = store.allocate(num_new + copies_tail, before)
+            blocks = store.allocate(num_new + copies_tail, before, low=self._low)
             if copies_tail:
                 shared = self._ids[tail : tail + 1].copy()
                 store.queue_copy(int(shared[0]), int(blocks[0]), self._num_tokens % store.block_size)

@@ -140,7 +140,8 @@ class PrefixCache(CacheControl):
         """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
 
         The table holds the whole blocks of ``tokens`` that are cached. What follows is as for a sequence: `reserve`, the
-        blocks are written, `append` publishes them, `abort` ends it.
+        blocks are written, `append` publishes them, `abort` ends it. Blocks of low ids are reserved: whoever fills them in
+        can have their memory ready before.
 
         Args:
             tokens: of the prefix; only whole blocks of them are used.
@@ -158,7 +159,7 @@ class PrefixCache(CacheControl):
         if match is not None:
             match = Match(match.num_tokens - match.num_partial_tokens, match.node, match.num_node_blocks)
         num_cached = 0 if match is None else match.num_tokens
-        table = BlockTable(self._store, namespace, num_cached, True, priority, owner)
+        table = BlockTable(self._store, namespace, num_cached, True, priority, owner, low=True)
         self._begin(table, match, prefix, True)
         return table
 

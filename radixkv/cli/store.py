@@ -107,7 +107,8 @@ def _lines(info: StoreInfo) -> Iterator[str]:
     import datetime
 
     block = info.header.block_format
-    yield f"model {block.model or 'unknown'}, {block.dtype or 'unknown type'}, fingerprint {block.fingerprint.hex()[:16]}"
+    yield f"model {block.model or 'unknown'}, fingerprint {block.fingerprint.hex()[:16]}"
+    yield f"keys and values in {_precision(block.dtype)}"
     yield f"{info.num_blocks:,} blocks of {block.block_size} tokens and {block.block_bytes:,} bytes"
     used = info.num_blocks * info.slot_bytes
     yield f"{_number(len(info.namespaces), 'namespace')}, {used / 1e6:,.0f} MB of {info.taken_bytes / 1e6:,.0f} MB taken"
@@ -115,6 +116,13 @@ def _lines(info: StoreInfo) -> Iterator[str]:
         yield f"last used {datetime.datetime.fromtimestamp(info.last_used).isoformat(' ', 'seconds')}"
     yield "encrypted" if info.header.sealed else "not encrypted"
     yield f"written by {info.owner}" if info.owner else "no process writes to it"
+
+
+def _precision(dtype: str) -> str:
+    """How keys and values are stored, from the name of torch's type."""
+    if dtype.startswith("float8"):
+        return f"fp8 ({dtype}, quantised with scales)"
+    return f"{dtype}, not quantised" if dtype else "an unknown type"
 
 
 def _number(count: int, noun: str) -> str:

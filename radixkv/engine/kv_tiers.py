@@ -27,6 +27,7 @@ from radixkv.config import CacheWritePolicy
 from radixkv.engine.block_moves import BlockMoves
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
+from radixkv.memory.pages import take_pages
 from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import Below
 from radixkv.routing import PrefillRate
@@ -298,4 +299,6 @@ def pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
 
 
 def _ordinary_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
-    return np.empty((num_blocks, block_nbytes), dtype=np.uint8)
+    array: NDArray[np.uint8] = np.empty((num_blocks, block_nbytes), dtype=np.uint8)
+    take_pages(array.ctypes.data, array.nbytes)
+    return array

@@ -19,6 +19,7 @@ from radixkv.memory.pages import take_pages
 from radixkv.memory.spare_rows import SpareRows
 from radixkv.memory.upload import to_device
 from radixkv.tiers.pool_rows import PoolRows
+from radixkv_cpu import BlockParts, library
 
 Index = slice | NDArray[np.int32]
 
@@ -49,12 +50,17 @@ class BlockRows(PoolRows):
             starts = [0, *(stop // self._word.itemsize for stop in self._stops)]
             columns = [slice(*ends) for ends in pairwise(starts)]
             self._host_rows = [(rows.numpy().view(self._word), c) for rows, c in zip(self._rows, columns, strict=True)]
+        self._parts: BlockParts | None = None
+        if self._device.type == "cpu" and library() is not None:
+            self._parts = BlockParts(self._rows)
         self._spare = SpareRows(self.nbytes)
         # Blocks of which `prepare` has taken the pages.
         self._prepared = np.zeros(pool.num_blocks, dtype=bool)
 
     def read(self, block_ids: NDArray[np.int32]) -> torch.Tensor:
         """The bytes of blocks, uint8 ``[blocks, nbytes]``, on the pool's device, as they are when what was launched has run.
+
+        For the thread that computes: on a CPU, its threads copy.
 
         Args:
             block_ids: int32 ``[blocks]``.
@@ -64,6 +70,9 @@ class BlockRows(PoolRows):
         """
         if self._device.type != "cuda":
             out = self._spare.take(len(block_ids))
+            if self._parts is not None:
+                self._parts.read(torch.from_numpy(block_ids), out, in_parallel=len(block_ids) > 1)
+                return out
             words = out.numpy().view(self._word)
             for run, blocks in _runs(block_ids):
                 for part, columns in self._host_rows:
@@ -134,6 +143,9 @@ class BlockRows(PoolRows):
         """
         if isinstance(fence, torch.cuda.Event):
             self._write_on_gpu(block_ids, torch.from_numpy(data), fence)
+            return
+        if self._parts is not None:
+            self._parts.write(torch.from_numpy(block_ids), torch.from_numpy(data))
             return
         words = data.view(self._word)
         for run, blocks in _runs(block_ids):

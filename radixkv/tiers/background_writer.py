@@ -24,19 +24,21 @@ class PendingBlock:
 
     Attributes:
         key: the block's.
-        block: its bytes, in the queue's memory.
+        block: its bytes.
+        lent: they are in memory of whoever put them, and not in the queue's.
         prefix: all keys that were put together, with the last of them that was queued.
         cancelled: it was cleared meanwhile, and must not be found again.
     """
 
     key: BlockKey
     block: BlockBytes
+    lent: bool
     prefix: Sequence[BlockKey] = ()
     cancelled: bool = False
 
 
 class BackgroundWriter:
-    """Copies blocks into memory of its own, and has a thread write them in batches.
+    """Has a thread write blocks in batches, out of memory of its own or of whoever puts them.
 
     Args:
         name: of the thread.
@@ -52,7 +54,7 @@ class BackgroundWriter:
         self._write = write
         # Rows that were never used cost no memory; those used last are taken first.
         self._rows = np.empty((max(1, queue_bytes // block_bytes), block_bytes), dtype=np.uint8)
-        self._num_rows_used = 0
+        self._num_rows_used = self._num_waiting = 0
         self._free: list[BlockBytes] = []
         self._pending: dict[bytes, PendingBlock] = {}
         self._queue: deque[PendingBlock | Callable[[], None]] = deque()
@@ -62,8 +64,14 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int]) -> int:
+    def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, rows: Sequence[int], *, lent: bool = False) -> int:
         """Queue the named rows of ``blocks``, but for those that wait already.
+
+        Args:
+            keys: one per row.
+            blocks: are copied, unless they are lent.
+            rows: of ``blocks``.
+            lent: the blocks stay as they are until `flush` has returned True, or nothing refers to them any more.
 
         Returns:
             How many were dropped. The last are, since a prefix is of use only as far as it is without gaps.
@@ -75,16 +83,18 @@ class BackgroundWriter:
                 key = keys[row]
                 if key.digest in self._pending:
                     continue
-                memory = None if self._closing or self._broken else self._memory()
-                if memory is None:
+                if self._closing or self._broken or self._num_waiting == len(self._rows):
                     dropped += 1
                     continue
-                pending = self._pending[key.digest] = PendingBlock(key, memory)
+                pending = PendingBlock(key, blocks[row] if lent else self._memory(), lent)
+                self._pending[key.digest] = pending
+                self._num_waiting += 1
                 taken.append((row, pending))
             if taken:
                 taken[-1][1].prefix = tuple(keys)
-        for row, pending in taken:
-            pending.block[:] = blocks[row]
+        if not lent:
+            for row, pending in taken:
+                pending.block[:] = blocks[row]
         with self._changed:
             self._queue.extend(pending for _, pending in taken)
             self._num_put += len(taken)
@@ -123,11 +133,9 @@ class BackgroundWriter:
             self._changed.notify_all()
         self._thread.join()
 
-    def _memory(self) -> BlockBytes | None:
+    def _memory(self) -> BlockBytes:
         if self._free:
             return self._free.pop()
-        if self._num_rows_used == len(self._rows):
-            return None
         row: BlockBytes = self._rows[self._num_rows_used]
         self._num_rows_used += 1
         return row
@@ -160,6 +168,8 @@ class BackgroundWriter:
                     for pending in blocks:
                         if self._pending.get(pending.key.digest) is pending:
                             del self._pending[pending.key.digest]
-                        self._free.append(pending.block)
+                        if not pending.lent:
+                            self._free.append(pending.block)
+                    self._num_waiting -= len(blocks)
                     self._num_done += len(work)
                     self._changed.notify_all()

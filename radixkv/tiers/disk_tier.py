@@ -134,12 +134,11 @@ class DiskTier:
         return count
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        self._codec.check_rows(keys, blocks)
-        if self._writer is None:
-            return
-        # What is there must not make room for the rest of its prefix.
-        self.table.touch(keys)
-        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys)))
+        self._put(keys, blocks, lent=False)
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        """See `radixkv.tiers.tier.Borrower`."""
+        self._put(keys, blocks, lent=True)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
@@ -158,6 +157,7 @@ class DiskTier:
                 try:
                     self._opened.index.clear(namespace)
                     self.pins.commit(self._opened.index)
+                    self._writer.call(self._write_pins)  # what was deleted is still in the index's log
                 except MediumErrors as error:
                     self._stale.update(slots)
                     self._failed(self._writes, error)
@@ -232,7 +232,17 @@ class DiskTier:
             self._counters.add(corrupt_blocks=self.table.settle(found, verdicts, count))
         return count
 
-    # Writing: in the writer's thread
+    # Writing
+
+    def _put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> None:
+        self._codec.check_rows(keys, blocks)
+        if self._writer is None:
+            return
+        # What is there must not make room for the rest of its prefix.
+        self.table.touch(keys)
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys), lent=lent))
+
+    # In the writer's thread
 
     def _write(self, batch: list[PendingBlock]) -> None:
         begin = self._clock()
@@ -298,6 +308,7 @@ class DiskTier:
         try:
             with self._index_lock:
                 self.pins.commit(self._opened.index)
+                self._opened.index.erase_deleted()
         except MediumErrors as error:
             self._failed(self._writes, error)
 

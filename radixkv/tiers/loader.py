@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +20,8 @@ from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
-# Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast.
+# Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast. While one chunk is
+# written, the next is read.
 _CHUNK_BLOCKS = 16
 # Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's has its turn.
 _MAX_PREPARED_BYTES = 1 << 30
@@ -122,11 +124,12 @@ class BlockLoader:
         self._writer = writer
         self._keys = keys
         self._rows = rows
-        self._buffer = make_buffer(_CHUNK_BLOCKS, rows.nbytes)
+        self._buffers = [make_buffer(_CHUNK_BLOCKS, rows.nbytes) for _ in range(2)]
         self._clock = clock
         self._finder = Worker("radixkv-tier-finder")
         self._reader = Worker("radixkv-tier-reader")
         self._preparer = Worker("radixkv-tier-memory")
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="radixkv-tier-copier")
         self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
         self._prepare_some(0)
 
@@ -145,6 +148,7 @@ class BlockLoader:
         finished = True
         for worker in (self._finder, self._reader, self._preparer):
             finished &= worker.stop(None if deadline is None else max(0.0, deadline - self._clock()))
+        self._copier.shutdown(wait=False)
         return finished
 
     def _prepare_some(self, start: int) -> None:
@@ -188,21 +192,26 @@ class BlockLoader:
 
     def _read(self, load: Load) -> None:
         try:
-            for span in load.spans:
-                for start in range(span.start, span.stop, _CHUNK_BLOCKS):
-                    if load.cancelled or not self._read_chunk(
-                        load, Span(span.tier, start, min(start + _CHUNK_BLOCKS, span.stop))
-                    ):
-                        return
+            writing: Future[bool] | None = None
+            for number, span in enumerate(_chunks(load.spans)):
+                began = self._clock()
+                buffer = self._buffers[number % 2][: span.stop - span.start]
+                found = 0 if load.cancelled else self._stack.read(span, load.keys, buffer)
+                if load.cancelled or (writing is not None and not writing.result()):
+                    return
+                if found:
+                    writing = self._copier.submit(load.write, self._rows, buffer[:found])
+                load.read.append((span.tier, found, self._clock() - began))
+                if found < len(buffer):
+                    break
+            if writing is not None:
+                writing.result()
         finally:
             load.done.set()
             self.progress.set()
 
-    def _read_chunk(self, load: Load, span: Span) -> bool:
-        """Whether all of it came."""
-        began = self._clock()
-        buffer = self._buffer[: span.stop - span.start]
-        found = self._stack.read(span, load.keys, buffer)
-        written = found == 0 or load.write(self._rows, buffer[:found])
-        load.read.append((span.tier, found, self._clock() - began))
-        return written and found == len(buffer)
+
+def _chunks(spans: Sequence[Span]) -> Iterator[Span]:
+    for span in spans:
+        for start in range(span.start, span.stop, _CHUNK_BLOCKS):
+            yield Span(span.tier, start, min(start + _CHUNK_BLOCKS, span.stop))

@@ -120,8 +120,11 @@ class SharedTier:
         return count
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
-        self._codec.check_rows(keys, blocks)
-        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, range(len(keys))))
+        self._put(keys, blocks, lent=False)
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        """See `radixkv.tiers.tier.Borrower`."""
+        self._put(keys, blocks, lent=True)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
@@ -168,6 +171,10 @@ class SharedTier:
                 self._writer.call(partial(self._delete, names[row]))
                 return row
         return len(keys)
+
+    def _put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> None:
+        self._codec.check_rows(keys, blocks)
+        self._counters.add(dropped_blocks=self._writer.put(keys, blocks, range(len(keys)), lent=lent))
 
     # In the writer's thread
 

@@ -92,6 +92,8 @@ class SlotIndex:
             check_same_thread=False,
             timeout=5,
         )
+        # Of an earlier process, perhaps.
+        self._log_has_deleted = writable
         try:
             if writable:
                 self._database.execute("PRAGMA journal_mode=WAL")
@@ -160,6 +162,8 @@ class SlotIndex:
         Raises:
             sqlite3.Error: nothing was changed.
         """
+        cleared, gone = list(cleared), list(gone)
+        self._log_has_deleted |= bool(cleared or gone)
         with self._transaction():
             for group in cleared:
                 self._clear("pins", "family", group)
@@ -175,9 +179,22 @@ class SlotIndex:
         Raises:
             sqlite3.Error: nothing was changed.
         """
+        self._log_has_deleted = True
         with self._transaction():
             self._clear("blocks", "namespace", namespace)
             self._clear("pins", "family", namespace)
+
+    def erase_deleted(self) -> None:
+        """Have nothing of deleted pins in the files any more: SQLite's log keeps what was written until it is written over.
+
+        Where another process reads just now, the log stays, and the next call tries again.
+
+        Raises:
+            sqlite3.Error: it stays, too.
+        """
+        if self._log_has_deleted:
+            busy, _, _ = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._log_has_deleted = bool(busy)
 
     def close(self) -> None:
         """Close the file."""

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
-from radixkv.tiers.tier import BlockBytes, Tier
+from radixkv.tiers.tier import BlockBytes, Borrower, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -93,20 +93,23 @@ class TierStack:
         with self._guarded(span.tier):
             found = self._tiers[span.tier].get_many(wanted, out)
         if found:
-            self._put(range(span.tier), wanted[:found], out[:found], generation)
+            self._put(range(span.tier), wanted[:found], out[:found], generation, lent=False)
         return found
 
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
-        """Put blocks into all tiers, unless their namespace was cleared since it had this generation."""
-        self._put(range(len(self._tiers)), keys, blocks, generation)
+        """Put blocks into all tiers, unless their namespace was cleared since it had this generation.
+
+        Until `flush` has returned True the blocks must stay as they are: tiers may write them out of this memory.
+        """
+        self._put(range(len(self._tiers)), keys, blocks, generation, lent=True)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them."""
-        finished = True
+        num_finished = 0
         for index, tier in enumerate(self._tiers):
             with self._guarded(index):
-                finished &= tier.flush(timeout)
-        return finished
+                num_finished += tier.flush(timeout)
+        return num_finished == len(self._tiers)
 
     def clear(self, namespace: bytes | None) -> None:
         """Forget one namespace (`BlockKey.namespace`), or everything, in all tiers. Waits for what is being put."""
@@ -140,7 +143,9 @@ class TierStack:
         with self._guarded(index):
             self._tiers[index].close()
 
-    def _put(self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
+    def _put(
+        self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int, *, lent: bool
+    ) -> None:
         if not indices:
             return
         with self._put_lock:
@@ -150,7 +155,9 @@ class TierStack:
             blocks.flags.writeable = False
             for index in indices:
                 with self._guarded(index):
-                    self._tiers[index].put_many(keys, blocks)
+                    tier = self._tiers[index]
+                    put = tier.borrow_many if lent and isinstance(tier, Borrower) else tier.put_many
+                    put(keys, blocks)
 
     @contextmanager
     def _guarded(self, index: int) -> Iterator[None]:

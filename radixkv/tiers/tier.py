@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -71,3 +71,16 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Write what is pending and give back what is held open."""
+
+
+@runtime_checkable
+class Borrower(Protocol):
+    """What a tier may do besides: write blocks out of the memory of whoever has them, without a copy of its own."""
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        """`Tier.put_many` of blocks that stay as they are until `Tier.flush` has returned True, or nothing refers to them.
+
+        Args:
+            keys: one per row.
+            blocks: ``[len(keys), bytes of a block]``, read-only.
+        """

@@ -47,12 +47,14 @@ class QueuedBlocks:
         parts: which they are.
         generations: of the parts' namespaces when they were queued.
         fetch: returns their bytes.
-        jobs: called when they are written or lost; None: they are.
+        release: called when nothing uses these bytes any more.
+        jobs: called when the blocks are written or lost; None: they are.
     """
 
     parts: Sequence[PrefixBlocks]
     generations: Sequence[int]
     fetch: Callable[[], BlockBytes]
+    release: Callable[[], None]
     jobs: list[Callable[[], None]] | None = field(default_factory=list)
 
 
@@ -119,10 +121,10 @@ class BlockWriter:
         Args:
             parts: what the rows are, part by part.
             fetch: called by the thread that writes, for the rows.
-            release: called by it when the rows are not used any more.
+            release: called by it when nothing uses the rows any more; never, if a tier hangs that has borrowed them.
         """
         generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
-        queued = QueuedBlocks(parts, generations, fetch, [release])
+        queued = QueuedBlocks(parts, generations, fetch, release)
         with self._changed:
             self._queue[queued] = None
         self._worker.submit(partial(self._write, queued))
@@ -163,7 +165,8 @@ class BlockWriter:
                 self._stack.write(keys, rows[start : start + len(keys)], generation)
                 start += len(keys)
             # Tiers have queues of their own, and drop what is too much: only here can it wait, and be counted.
-            self._stack.flush(_FLUSH_SECONDS)
+            if self._stack.flush(_FLUSH_SECONDS):
+                queued.release()
         finally:
             with self._changed:
                 del self._queue[queued]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from radixkv.cache import BlockPool, InvalidArgumentError, InvariantViolation, OutOfBlocks
 
 
-@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(-1, 40))))
-def test_random_use_keeps_the_free_runs_right(num_blocks: int, steps: list[tuple[bool, int, int]]) -> None:
+@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.integers(-1, 40))), st.booleans())
+def test_random_use_keeps_the_free_runs_right(num_blocks: int, steps: list[tuple[bool, int, int]], low: bool) -> None:
     pool = BlockPool(num_blocks)
     held: list[np.ndarray] = []
     for takes, count, pick in steps:
         if takes:
             try:
-                blocks = pool.allocate(count, after=pick if pick >= 0 else None)
+                blocks = pool.allocate(count, after=pick if pick >= 0 else None, low=low)
             except OutOfBlocks:
                 assert count > pool.num_free
                 continue
@@ -63,6 +63,19 @@ def test_a_sequence_grows_where_it_stands() -> None:
         for number, tail in enumerate(tails):
             tails[number] = int(pool.allocate(1, after=tail)[0])
             assert tails[number] == tail + 1
+
+
+def test_low_blocks_are_taken_where_enough_of_them_follow_each_other() -> None:
+    pool = BlockPool(64)
+    first = pool.allocate(4)
+    pool.release(first[:3])
+    assert pool.allocate(3, low=True).tolist() == [0, 1, 2]
+    assert pool.allocate(3, low=True).tolist() == [4, 5, 6]  # without, it would be in the middle of what is free
+    pool.release(first[3:])
+    assert pool.allocate(2, low=True).tolist() == [7, 8]  # not 3 alone
+    assert pool.allocate(2, after=20, low=True).tolist() == [9, 10]
+    assert pool.allocate(2, after=10, low=True).tolist() == [11, 12]
+    pool.check()
 
 
 def test_a_large_request_gets_one_run_where_there_is_one() -> None:

@@ -79,10 +79,11 @@ def test_what_is_filled_in_is_cached_and_counts_as_no_sequence() -> None:
     cache = PrefixCache(20, 2)
     leave(cache, SHORT)
     before = cache.stats
-    for namespace, cached in (("", 4), ("empty", 0)):
+    for namespace, cached, low in (("", 4, [2, 3, 4]), ("empty", 0, [5, 6, 7, 8, 9])):
         table = cache.open_fill(LONG, namespace)
         assert table.num_tokens == cached
         cache.reserve(table, len(LONG))
+        assert table.own_block_ids.tolist() == low  # where memory is ready
         cache.append(table, LONG[cached:])
         cache.abort(table)
         assert len(cache.cached_blocks(LONG, namespace)) == 5

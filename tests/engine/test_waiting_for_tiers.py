@@ -56,6 +56,21 @@ class SlowlyWritten(DictTier):
         super().put_many(keys, blocks)
 
 
+class Borrowing(DictTier):
+    """Writes out of memory of others, and may never be done."""
+
+    def __init__(self, gives_back: bool) -> None:
+        super().__init__()
+        self.borrowed: list[BlockBytes] = []
+        self._gives_back = gives_back
+
+    def borrow_many(self, keys: Any, blocks: BlockBytes) -> None:
+        self.borrowed.append(blocks)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return self._gives_back
+
+
 class _Rows:
     nbytes = 8
     num_blocks = 0
@@ -87,6 +102,29 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     assert wanted.spans == [Span(0, 0, 3)]
     assert writer.stop(60)
     assert loader.stop(60)
+
+
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_memory_that_a_tier_still_writes_from_is_not_used_again(gives_back: bool) -> None:
+    tier, blocks, released = Borrowing(gives_back), np.ones((3, 8), np.uint8), list[bool]()
+    writer, loader = around(tier)
+    assert writer.reserve(3)
+    writer.put([PrefixBlocks("", bytes(range(48)), 0, 3)], lambda: blocks, lambda: released.append(True))
+    assert writer.stop(60)
+    assert np.shares_memory(tier.borrowed[0], blocks)  # no copy was made of it
+    assert released == [True] * gives_back
+    assert loader.stop(60)
+
+
+def test_what_was_read_is_lent_to_no_nearer_tier() -> None:
+    """The memory is the loader's, which reads the next blocks into it."""
+    near, far, keys = Borrowing(True), DictTier(), PrefixKeys(b"model", b"", 16)
+    prefix = keys.of("", bytes(range(32)))
+    far.put_many(prefix, np.ones((2, 8), np.uint8))
+    out = np.zeros((2, 8), np.uint8)
+    assert TierStack([near, far]).read(Span(1, 0, 2), prefix, out) == 2
+    assert not near.borrowed
+    assert len(near.blocks) == 2
 
 
 def test_a_prefix_that_was_evicted_in_two_steps_is_found_while_it_is_written() -> None:

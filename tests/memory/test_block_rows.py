@@ -32,9 +32,12 @@ LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
 @pytest.mark.parametrize(
     "ids", [[5, 6, 7, 8, 9, 10], [9, 2, 7, 0, 4, 11], [3, 4, 5, 6, 7, 8, 9, 0, 1, 2], [11], []], ids=str
 )
+@pytest.mark.parametrize("compiled", [True, False])
 def test_blocks_come_back_as_they_were_wherever_they_are_put(
-    layers: list[LayerShape], dtype: torch.dtype, ids: list[int]
+    layers: list[LayerShape], dtype: torch.dtype, ids: list[int], compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not compiled:
+        monkeypatch.setattr(block_rows, "library", lambda: None)
     pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype)
     tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
     for seed, tensor in enumerate(tensors):

@@ -50,7 +50,8 @@ def run(root: Path) -> Run:
 
 def test_info_says_what_is_there(run: Run, root: Path) -> None:
     shown = run("info", "--namespaces").output
-    assert "model tiny, float32, fingerprint 61206d6f64656c" in shown
+    assert "model tiny, fingerprint 61206d6f64656c" in shown
+    assert "keys and values in float32, not quantised" in shown
     assert "9 blocks of 4 tokens and 100 bytes" in shown
     assert "2 namespaces, 0 MB of 0 MB taken" in shown
     assert "not encrypted" in shown
@@ -64,6 +65,17 @@ def test_info_says_what_is_there(run: Run, root: Path) -> None:
         "encrypted",
         "not encrypted",
     ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shown"),
+    [("float8_e4m3fn", "in fp8 (float8_e4m3fn, quantised with scales)"), ("", "in an unknown type")],
+)
+def test_info_says_how_keys_and_values_are_stored(run: Run, root: Path, dtype: str, shown: str) -> None:
+    (folder,) = store_folders(root)
+    header = folder / "format.json"
+    header.write_text(json.dumps(json.loads(header.read_text()) | {"dtype": dtype}))
+    assert f"keys and values {shown}" in run("info").output
 
 
 def test_info_says_what_is_never_hit(run: Run, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,28 @@ def test_pins_are_there_again_until_they_expire(open_tier: OpenTier, tmp_path: P
     assert tier.pins.waiting(ANN) == kept[2:]
     tier.close()
     assert open_tier(key=key).pins.waiting() == kept
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_of_a_pin_that_is_gone_nothing_is_left_in_the_index_and_its_log(
+    open_tier: OpenTier, tmp_path: Path, cleared: bool
+) -> None:
+    tier = open_tier()
+    for name in ("one", "other"):
+        tier.pins.add(replace(pin(name, BEN), tokens=name.encode() * 4 * BLOCK_SIZE))
+        assert tier.flush(600)
+
+    def is_found(name: str) -> bool:
+        return any(name.encode() * 4 in path.read_bytes() for path in tmp_path.glob("store/*/index.sqlite*"))
+
+    assert is_found("one")
+    if cleared:
+        tier.clear(BEN)
+    else:
+        tier.pins.remove("one")
+    assert tier.flush(600)
+    assert not is_found("one")
+    assert is_found("other") != cleared
 
 
 def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,15 +56,19 @@ class TierMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.tier = self.open_tier()
 
-    @rule(namespace=NAMESPACES, prefix=PREFIXES)
-    def put(self, namespace: str, prefix: list[int]) -> None:
+    @rule(namespace=NAMESPACES, prefix=PREFIXES, lent=st.booleans())
+    def put(self, namespace: str, prefix: list[int], lent: bool) -> None:
         keys = prefix_keys(namespace, *prefix)
         self.version += 1
         blocks = random_blocks(self.version, len(keys))
         self.model.put(keys, blocks)
-        self.tier.put_many(keys, blocks)
-        blocks[:] = 0  # what was put is not kept by reference
+        if lent:
+            self.tier.borrow_many(keys, blocks)
+        else:
+            self.tier.put_many(keys, blocks)
+            blocks[:] = 0  # what was put is not kept by reference
         assert self.tier.flush(600)
+        blocks[:] = 0  # what was lent is given back
         if self.healthy:
             assert self.tier.contains_prefix(keys) == len(keys)
 

@@ -38,6 +38,16 @@ struct Write {
     int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;  // bytes
 };
 
+// A block is a row: what it has in each part, one after the other.
+struct Rows {
+    char* const* parts;         // [parts] of [blocks, bytes of the part]
+    const int64_t* part_bytes;  // [parts]
+    char* rows;                 // [rows, row bytes]
+    const int32_t* block_ids;   // [rows]
+    int64_t num_parts, num_rows, row_bytes;
+    int32_t in_parallel;
+};
+
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
 // Of weights: floats in T, or those of quantised.h.
@@ -101,6 +111,8 @@ struct Layer {
 RADIXKV_API void radixkv_rms_norm(const radixkv::Norm* call, int32_t is_bf16);
 RADIXKV_API void radixkv_rope(const radixkv::Rope* call, int32_t is_bf16);
 RADIXKV_API void radixkv_write(const radixkv::Write* call, int32_t is_bf16);
+// The last argument says whether blocks become rows, or rows blocks.
+RADIXKV_API void radixkv_rows(const radixkv::Rows* call, int32_t into_rows);
 RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
 RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
 RADIXKV_API void radixkv_layer(const radixkv::Layer* call, int32_t is_bf16);
