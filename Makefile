@@ -9,7 +9,7 @@
 # make bench        end-to-end speed against transformers' generate, and what the cache's bookkeeping costs
 # make bench-check  the fast benches against the committed figures: what got slower by more than the noise
 # make soak         random work on the cache for half an hour, every rule checked; for nightly runs
-# make fuzz-server  5,760 generated requests to a real server, with and without keys; /health may wait for a second of its work
+# make fuzz-server  6,960 generated requests to a real server, with and without keys; /health may wait for a second of its work
 # make chaos        kill replicas every few seconds during 200 streams: every one must complete with its text
 # make soak-server  hostile clients beside normal ones on a real server for ten minutes
 # make mutate       break the cache on purpose, line by line, and see which tests notice (20 minutes)

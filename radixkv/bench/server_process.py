@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class BenchProcess:
@@ -16,10 +17,14 @@ class BenchProcess:
     Args:
         arguments: of `radixkv`.
         environment: variables beside those of this process.
+        folder: where it runs, which is where Python looks for `radixkv` first; None: where this process does.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> None:
         self._arguments = list(arguments)
+        self._folder = folder
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -39,7 +44,12 @@ class BenchProcess:
         """Start it, and do not wait."""
         command = [sys.executable, "-m", "radixkv", *self._arguments]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self._environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=self._environment,
+            cwd=self._folder,
         )
 
     def wait_until_up(self) -> None:
@@ -72,16 +82,20 @@ class BenchProcess:
 
 
 @contextmanager
-def server_process(*arguments: str) -> Iterator[BenchProcess]:
+def server_process(
+    *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Iterator[BenchProcess]:
     """Start a server on a free port; yields it when it is up.
 
     Args:
         arguments: of `radixkv serve`.
+        environment: variables beside those of this process.
+        folder: where it runs.
 
     Raises:
         ValueError: it did not start.
     """
-    server = BenchProcess(["serve", "--port", "0", *arguments])
+    server = BenchProcess(["serve", "--port", "0", *arguments], environment, folder)
     try:
         server.start()
         server.wait_until_up()

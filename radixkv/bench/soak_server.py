@@ -5,7 +5,9 @@ the answer is known from before: another answer, an error, or a long wait is a f
 check stalls, whose memory grows, or whose cache has broken a rule at the end.
 
 How long something takes is counted in what the server computes meanwhile (`processor_time`), and what is long, in full steps
-of the same server, measured before: so the bounds are the same on a slow or a busy machine.
+of the same server, measured before: so the bounds are the same on a slow or a busy machine. A first token may wait for the
+end of a step, and for one or two that others fill with it: 1.7 full steps were measured, and 4 are allowed. /health waits for
+the event loop only: 0.2 full steps were measured, and 1 is allowed.
 """
 
 from __future__ import annotations

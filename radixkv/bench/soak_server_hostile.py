@@ -37,10 +37,12 @@ class HostileClient:
             "an answer that is not read": self.unread_answer,
             "a burst": self.burst,
             "as many samples as are allowed": self.many_samples,
+            "samples that wait for a stream to end": self.waiting_samples,
             "an answer that is left": self.left_answer,
             "a grammar that is dear": self.dear_grammar,
             "a list of choices": self.many_choices,
             "a bias for every token": self.many_biases,
+            "log-probabilities of long prompts": self.many_logprobs,
             "empty messages": self.empty_messages,
             "ids to decode": self.many_ids,
             "deep JSON": self.deep_json,
@@ -70,6 +72,11 @@ class HostileClient:
             "/v1/chat/completions", json=self._chat(n=self._rng.choice((4, 8, 128)), max_tokens=200)
         )
 
+    async def waiting_samples(self) -> str:
+        stream = self._post("/v1/chat/completions", json=self._chat(max_tokens=200, ignore_eos=True))
+        samples = self._post("/v1/chat/completions", json=self._chat(n=8, max_tokens=16, temperature=1))
+        return max(await asyncio.gather(stream, samples))
+
     async def left_answer(self) -> str:
         body = self._chat(max_tokens=500, stream=True)
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -89,6 +96,11 @@ class HostileClient:
 
     async def many_biases(self) -> str:
         return await self._post("/v1/chat/completions", json=self._chat(logit_bias={str(i): 1 for i in range(49_152)}))
+
+    async def many_logprobs(self) -> str:
+        prompts = [[self._rng.randrange(1000, 40_000) for _ in range(1000)] for _ in range(3)]
+        body = {"prompt": prompts, "max_tokens": 1, "echo": True, "logprobs": 20}
+        return await self._post("/v1/completions", json=body)
 
     async def empty_messages(self) -> str:
         body = self._chat() | {"messages": [{"role": "user", "content": ""}] * 100_000}

@@ -231,8 +231,8 @@ def soak_server(
     seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
     max_wait: Annotated[
         float, typer.Option(help="full steps to the first token of 99 % of normal answers, at most")
-    ] = 8.0,
-    max_stall: Annotated[float, typer.Option(help="full steps of a health check, at most")] = 2.0,
+    ] = 4.0,
+    max_stall: Annotated[float, typer.Option(help="full steps of a health check, at most")] = 1.0,
     json_path: JsonPath = None,
 ) -> None:
     """Hostile clients beside normal ones on a real server."""
@@ -240,6 +240,21 @@ def soak_server(
 
     if not run_soak_server(Console(), minutes, seed, max_wait, max_stall, json_path):
         raise typer.Exit(1)
+
+
+@app.command()
+def attacks(
+    seconds: Annotated[float, typer.Option(min=0.1, help="for each attack")] = 4.0,
+    seed: Annotated[int, typer.Option(help="of what the attackers do")] = 0,
+    checkout: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="folder of another version, to attack it, too")
+    ] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """What each way of attacking a server costs the others: first tokens, gaps between tokens, health checks."""
+    from radixkv.bench.attacks import run_attacks
+
+    run_attacks(Console(), seconds, seed, checkout, json_path)
 
 
 @app.command()

@@ -61,8 +61,10 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
 
     @admin.post("/clear_cache")
     async def clear_cache(body: ClearRequest) -> ClearResponse:
-        """Clear cached prefixes on all replicas that are up: all, one tenant's, or one salt's."""
-        return ClearResponse(**(await llm.clear(selection_of(body, service.tenants)))._asdict())
+        """Clear responses stored here, and cached prefixes on all replicas: everybody's, one tenant's, or one salt's."""
+        selection = selection_of(body, service.tenants)
+        service.responses.clear(selection)
+        return ClearResponse(**(await llm.clear(selection))._asdict())
 
     @admin.post("/drain")
     async def drain() -> DrainResponse:

@@ -59,8 +59,10 @@ def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
 
     @router.post("/clear_cache")
     async def clear_cache(body: ClearRequest) -> ClearResponse:
-        """Clear cached prefixes: all, one tenant's, or one salt's."""
-        return ClearResponse(**(await llm.call(selection_of(body, service.tenants).clear))._asdict())
+        """Clear cached prefixes and stored responses: all, one tenant's, or one salt's."""
+        selection = selection_of(body, service.tenants)
+        service.responses.clear(selection)
+        return ClearResponse(**(await llm.call(selection.clear))._asdict())
 
     @router.post("/check")
     async def check() -> CheckResponse:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from radixkv import __version__
@@ -17,6 +16,7 @@ from radixkv.server.body_limit import BodyLimit
 from radixkv.server.cache_insight import insight_routes
 from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
+from radixkv.server.cors import Cors
 from radixkv.server.errors import ErrorBody, add_error_handlers
 from radixkv.server.live_state import live_state_routes
 from radixkv.server.messages.errors import MessagesErrors
@@ -25,7 +25,7 @@ from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
 from radixkv.server.page import page_routes
 from radixkv.server.rate_limits import RateLimitHeaders
-from radixkv.server.request_log import HEADER, RequestLog
+from radixkv.server.request_log import RequestLog
 from radixkv.server.responses.routes import response_routes
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
@@ -70,13 +70,7 @@ def create_app(
     app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
     app.add_middleware(Authentication, tenants=service.tenants, metrics_key=metrics_key, local_only=local_only)
     if cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, "Retry-After"],
-        )
+        app.add_middleware(Cors, origins=cors_origins)
     app.add_middleware(MessagesErrors)
     add_error_handlers(app)
     app.include_router(chat_completion_routes(service))

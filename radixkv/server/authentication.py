@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.errors import ApiError
-from radixkv.server.ports import PAGE_PATHS, Port, port_of, serves
+from radixkv.server.ports import PAGE_PATHS, Port, is_private, port_of, serves
 from radixkv.server.tenants import Credentials, Tenant, Tenants, unauthorized
 
 _OPEN_PATHS = PAGE_PATHS | {"/health", "/ready", "/version", "/openapi.json"}
@@ -40,7 +40,7 @@ class Authentication:
         metrics_key: for /metrics, and for /live where there are no API keys.
         local_only: while there are no API keys, answer only requests that name this machine in their header ``Host``. A web
             site whose name is pointed at this machine (DNS rebinding) could otherwise be a client, in the browser of whoever
-            visits it.
+            visits it. On a port of the metrics that other machines cannot reach, it is so wherever there is no metrics key.
     """
 
     def __init__(
@@ -66,11 +66,8 @@ class Authentication:
         if not serves(port, path):
             raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
         headers = Headers(scope=scope)
-        if self._local_only and self._tenants.open_to_all and not _is_local(headers.get("host", "")):
-            raise ApiError(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                "without API keys, this server answers to localhost only (api_keys, keys_file, allow_unauthenticated)",
-            )
+        if not _is_local(headers.get("host", "")):
+            self._refuse_web_sites(scope)
         if path in _OPEN_PATHS:
             return
         credentials = sent_credentials(headers)
@@ -84,6 +81,18 @@ class Authentication:
             if self._tenants.open_to_all and (path == "/live" or port is Port.METRICS):
                 self._authenticate_operator(credentials)
             scope.setdefault("state", {})["tenant"] = self._tenants.authenticate(credentials)
+
+    def _refuse_web_sites(self, scope: Scope) -> None:
+        """Where no key keeps them out: what requests that do not name this machine get."""
+        if port_of(scope) is Port.METRICS:
+            if self._metrics_key is None and is_private(scope):
+                message = "without a metrics key, this port answers to localhost only (metrics_key)"
+                raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, message)
+        elif self._local_only and self._tenants.open_to_all:
+            message = (
+                "without API keys, this server answers to localhost only (api_keys, keys_file, allow_unauthenticated)"
+            )
+            raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, message)
 
     def _authenticate_operator(self, credentials: HTTPAuthorizationCredentials | None) -> None:
         if self._metrics_key is not None:

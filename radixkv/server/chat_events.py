@@ -23,6 +23,7 @@ from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import Generation
 from radixkv.server.protocol import Usage, finish_reason
+from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
@@ -93,6 +94,7 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             body.prompt_logprobs,
             service.remaining_tokens([prompt]),
         )
+        check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
         return ChatEvents(generation, prompt.answer_form)
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field, SerializeAsAny
 
+from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.server.authentication import CurrentTenant
@@ -26,7 +27,9 @@ from radixkv.server.logprobs import (
 )
 from radixkv.server.not_supported import NotSupportedInCompletions
 from radixkv.server.protocol import MAX_LOGPROBS, FinishReason, GenerationRequest, ResponseHead, Usage, finish_reason
+from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
+from radixkv.server.tenants import Tenant
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
@@ -118,8 +121,11 @@ def completion_routes(service: Service) -> APIRouter:
                 _most(body.prompt_logprobs, body.logprobs if body.echo else None),
                 service.remaining_tokens(prompts),
             )
+            repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
+            remaining = service.remaining_tokens(prompts)
+            check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
             request_id = new_id("cmpl")
-            writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only)
+            writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)
             generation = await Generation.start(service, tenant, prompts, params, body, request_id)
         return await respond(request, generation, writer, bool(body.stream))
 
@@ -130,7 +136,13 @@ class _CompletionResponseWriter:
     """Writes one request's response."""
 
     def __init__(
-        self, body: CompletionRequest, request_id: str, service: Service, prompts: list[Prompt], score_only: bool
+        self,
+        body: CompletionRequest,
+        request_id: str,
+        service: Service,
+        prompts: list[Prompt],
+        score_only: bool,
+        tenant: Tenant,
     ) -> None:
         self._body = body
         self._score_only = score_only
@@ -138,7 +150,9 @@ class _CompletionResponseWriter:
         self._texts = service.token_texts
         self._encoder = service.encoder
         self._head = ResponseHead(id=response_id(request_id, body), created=int(time.time()), model=service.model_name)
-        self._tokenizer = service.llm.loaded.tokenizer
+        self._llm = service.llm
+        self._tenant = tenant.name
+        self._prompt_texts: dict[int, str] = {}
         # By choice: characters so far of the tokens whose log-probabilities were returned; the next `text_offset`.
         self._offsets: dict[int, int] = {}
 
@@ -167,7 +181,7 @@ class _CompletionResponseWriter:
         entries: list[tuple[int, dict[int, Logprob] | None]] = []
         prompt = self._prompts[delta.prompt]
         if echo:
-            text = self._prompt_text(prompt) + text
+            text = await self._prompt_text(delta.prompt) + text
             entries += zip(prompt.token_ids, generation.prompt_logprobs[delta.prompt] or [], strict=False)
         if not self._score_only:
             entries += zip(output.token_ids, output.logprobs or [], strict=False)
@@ -202,11 +216,19 @@ class _CompletionResponseWriter:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
 
-    def _prompt_text(self, prompt: Prompt) -> str:
+    async def _prompt_text(self, index: int) -> str:
+        """Of a prompt; one that was sent as ids is decoded once, where it holds up nobody's stream."""
+        prompt = self._prompts[index]
         if prompt.text is not None:
             return prompt.text
-        text: str = self._tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
-        return text
+        if index not in self._prompt_texts:
+
+            def decode(loaded: TextInterface) -> str:
+                text: str = loaded.require_tokenizer().decode(list(prompt.token_ids), skip_special_tokens=False)
+                return text
+
+            self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_prompts=0)
+        return self._prompt_texts[index]
 
 
 def _sent_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:

@@ -40,6 +40,12 @@ class ServerConfig(Config):
     """Serve HTTPS with this certificate (PEM, with its chain)."""
     ssl_keyfile: str | Path | None = None
     """Private key of ssl_certfile, where it is not in the same file."""
+    ssl_keyfile_password: str | None = Field(default=None, repr=False)
+    """What the private key is encrypted with."""
+    ssl_ca_certs: str | Path | None = None
+    """Clients must have a certificate that one of these (PEM) has signed."""
+    ssl_ciphers: str | None = None
+    """Ciphers of TLS 1.2 in OpenSSL's notation; by default those of Python."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origins, such as https://app.example, whose pages may call the server from a browser; *: any. None by default."""
     served_model_name: tuple[str, ...] = Field(default=(), strict=False)
@@ -71,6 +77,7 @@ class ServerConfig(Config):
 
     @model_validator(mode="after")
     def _one_address(self) -> ServerConfig:
-        if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl_keyfile: expected an ssl_certfile with it")
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ValueError(f"{name}: expected an ssl_certfile with it")
         return self

@@ -14,8 +14,9 @@ import asyncio
 import itertools
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -156,6 +157,15 @@ class _EngineSnapshot:
     block_size: int
 
 
+@dataclass(slots=True)
+class _Latest:
+    """A tenant's latest snapshot, and when it was taken."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    state: LiveState | None = None
+    captured_at: float = 0.0
+
+
 class LiveStateCache:
     """Takes snapshots of the engine, and keeps each tenant's latest for half a second.
 
@@ -167,8 +177,8 @@ class LiveStateCache:
     def __init__(self, service: Service, llm: AsyncLLM) -> None:
         self._service = service
         self._llm = llm
-        self._latest: dict[str, tuple[float, LiveState]] = {}
-        self._lock = asyncio.Lock()
+        # By tenant. What one asked for may wait for all else that it has the tokenizer do; the others do not wait for that.
+        self._latest: defaultdict[str, _Latest] = defaultdict(_Latest)
 
     async def get(self, tenant: Tenant) -> LiveState:
         """The engine's state that ``tenant`` may see, at most half a second old.
@@ -176,12 +186,12 @@ class LiveStateCache:
         Raises:
             EngineDeadError: the engine runs no more steps.
         """
-        async with self._lock:
-            captured_at, state = self._latest.get(tenant.name, (0.0, None))
-            if state is None or time.monotonic() - captured_at > _REFRESH_SECONDS:
-                state = await self._refresh(tenant)
-                self._latest[tenant.name] = time.monotonic(), state
-            return state
+        latest = self._latest[tenant.name]
+        async with latest.lock:
+            if latest.state is None or time.monotonic() - latest.captured_at > _REFRESH_SECONDS:
+                latest.state = await self._refresh(tenant)
+                latest.captured_at = time.monotonic()
+            return latest.state
 
     async def _refresh(self, tenant: Tenant) -> LiveState:
         service, llm = self._service, self._llm

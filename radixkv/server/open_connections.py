@@ -30,6 +30,8 @@ class OpenConnections:
         self._max_connections = max_connections
         self._max_unsent_bytes = max_unsent_bytes
         self._num_open = 0
+        # Given up, and not closed yet: that takes a turn of the event loop, in which hundreds may be accepted.
+        self._leaving: set[Connection] = set()
         # Both with the longest first; `_unread` with the bytes that wait.
         self._idle: dict[Connection, None] = {}
         self._unread: dict[Connection, int] = {}
@@ -39,8 +41,11 @@ class OpenConnections:
         """A client has connected."""
         self._num_open += 1
         self._idle[connection] = None
-        if self._num_open > self._max_connections:
-            next(iter(self._idle)).give_up()
+        if self._num_open - len(self._leaving) > self._max_connections:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            self._leaving.add(oldest)
+            oldest.give_up()
 
     def busy(self, connection: Connection) -> None:
         """A request has arrived whole."""
@@ -49,7 +54,8 @@ class OpenConnections:
     def idle(self, connection: Connection) -> None:
         """A request was answered."""
         self._idle.pop(connection, None)
-        self._idle[connection] = None
+        if connection not in self._leaving:
+            self._idle[connection] = None
 
     def unread(self, connection: Connection, num_bytes: int) -> None:
         """So much of an answer waits for the client to read it, and no more is written meanwhile."""
@@ -68,6 +74,7 @@ class OpenConnections:
     def closed(self, connection: Connection) -> None:
         """A connection has ended, for whatever reason."""
         self._num_open -= 1
+        self._leaving.discard(connection)
         self._idle.pop(connection, None)
         self.read(connection)
 

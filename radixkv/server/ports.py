@@ -42,19 +42,26 @@ def port_of(scope: Scope) -> Port:
     return port
 
 
+def is_private(scope: Scope) -> bool:
+    """Whether the port where a request came in is one of two, and only processes of this machine can connect to it."""
+    private: bool = scope.get("state", {}).get("port_is_private", False)
+    return private
+
+
 class OnPort:
     """ASGI middleware: notes where requests came in.
 
     Args:
         app: the application, the same on both ports.
         port: which one this is.
+        private: whether only processes of this machine can connect to it.
     """
 
-    def __init__(self, app: ASGIApp, port: Port) -> None:
+    def __init__(self, app: ASGIApp, port: Port, *, private: bool) -> None:
         self._app = app
-        self._port = port
+        self._noted = {"port": port, "port_is_private": private}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["port"] = self._port
+            scope.setdefault("state", {}).update(self._noted)
         await self._app(scope, receive, send)

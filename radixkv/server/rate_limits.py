@@ -27,6 +27,9 @@ class TokenBucket:
     Args:
         per_minute: the amount.
         clock: seconds, monotonic.
+
+    Attributes:
+        per_minute: the amount.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -42,6 +45,11 @@ class TokenBucket:
         self._level = min(self.per_minute, self._level + (now - self._filled_at) * self.per_minute / 60)
         self._filled_at = now
         return self._level
+
+    def change(self, per_minute: int) -> None:
+        """From now on so much a minute; the bucket stays as full as it is, measured by its size."""
+        self._level = self.level * per_minute / self.per_minute
+        self.per_minute = per_minute
 
     def seconds_until(self, amount: float) -> float:
         """How long until ``amount`` can be taken; 0: now."""
@@ -142,16 +150,22 @@ class RateLimits:
         return headers
 
     def _bucket(self, tenant: Tenant, name: str) -> TokenBucket | None:
+        """The tenant's bucket; None: it has no such limit.
+
+        There is one for each name, whatever becomes of its limits: requests from before the keys were read anew are told
+        theirs at their end, and a bucket made anew for that would be full.
+        """
         per_minute = None
         if tenant.key is not None:
             limits = {"requests": tenant.key.requests_per_minute, "tokens": tenant.key.tokens_per_minute}
             per_minute = limits[name]
         if per_minute is None:
-            self._buckets.pop((tenant.name, name), None)
             return None
         bucket = self._buckets.get((tenant.name, name))
-        if bucket is None or bucket.per_minute != per_minute:
+        if bucket is None:
             bucket = self._buckets[tenant.name, name] = TokenBucket(per_minute, self._clock)
+        elif bucket.per_minute != per_minute:
+            bucket.change(per_minute)
         return bucket
 
     @staticmethod

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = "X-Request-Id"
 # What a log can hold without being misread: no spaces, no quotes, no line ends.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Of a path as many characters are logged: whoever has no key can send 64 KiB of it.
+_MAX_PATH = 512
 
 
 class RequestLog:
@@ -63,11 +65,17 @@ class RequestLog:
                     "request_id": request_id,
                     "tenant": state["tenant"].label if "tenant" in state else None,
                     "method": scope["method"],
-                    "path": scope["path"],
+                    "path": logged_path(scope),
                     "status": status,
                     "seconds": round(self._clock() - began, 6),
                 }
                 self._write(json.dumps(fields | _generated(state)))
+
+
+def logged_path(scope: Scope) -> str:
+    """A request's path, cut off where it is longer than any that is served."""
+    path: str = scope["path"]
+    return path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
 
 
 def _generated(state: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from copy import copy
 from functools import partial
@@ -138,7 +137,9 @@ async def serve(
     drain, abort = drain or asyncio.Event(), asyncio.Event()
     name, app = make_app(drain.set)
     encrypted = config.ssl_certfile is not None
-    server_config = uvicorn_config(config, app if metrics_listener is None else OnPort(app, Port.API))
+    server_config = uvicorn_config(
+        config, app if metrics_listener is None else OnPort(app, Port.API, private=is_private(listener))
+    )
     server = _Server(server_config, f"{name} at {address_of(listener, encrypted=encrypted)}")
     watching = None if watch is None else asyncio.ensure_future(watch())
     loop = asyncio.get_running_loop()
@@ -152,7 +153,7 @@ async def serve(
     servers = {server: serving}
     if metrics_listener is not None:
         metrics_config = copy(server_config)  # the bound of connections is one for both
-        metrics_config.app = OnPort(app, Port.METRICS)
+        metrics_config.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
         metrics_server = _Server(metrics_config)
         servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
         _log.info("metrics at %s", address_of(metrics_listener, encrypted=encrypted))
@@ -185,19 +186,22 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = _
     """
     from radixkv.server.connection import ConnectionLimits, LimitedProtocol
     from radixkv.server.open_connections import OpenConnections, possible_connections
+    from radixkv.server.tls import TlsConnection, tls_context
 
     open_connections = OpenConnections(possible_connections())
     limits = ConnectionLimits(config.receive_timeout, config.send_timeout, open_connections)
+    context = tls_context(config)
+    protocol: Callable[..., asyncio.Protocol] = partial(LimitedProtocol, limits)
+    if context is not None:
+        protocol = partial(TlsConnection, limits, context)
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
+        http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=ceil(seconds_to_end),
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
     )
 
 
@@ -214,7 +218,7 @@ class KeysReload:
         self._path = path
         self._tenants = tenants
         self._llm = llm
-        self._pending: asyncio.Future[None] | None = None
+        self._telling: asyncio.Future[None] | None = None
 
     def __call__(self) -> None:
         try:
@@ -224,7 +228,13 @@ class KeysReload:
             _log.error("keys are kept as they were: %s", error)
             return
         _log.info("%d keys read from %s", len(keys), self._path)
-        self._pending = asyncio.ensure_future(self._llm.set_tenants(self._tenants.shares))
+        self._telling = asyncio.ensure_future(self._tell(self._telling))
+
+    async def _tell(self, earlier: asyncio.Future[None] | None) -> None:
+        """One after the other: what replicas are told at the same time may reach them in any order."""
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        await self._llm.set_tenants(self._tenants.shares)
 
 
 async def _first(*awaitables: Any) -> None:
@@ -268,14 +278,9 @@ def check_config(config: ServerConfig) -> None:
     key = config.metrics_key
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise ValueError("metrics_key: expected printable ASCII characters, at least one")
-    if config.ssl_certfile is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-        except OSError as error:
-            message = (
-                f"ssl_certfile: {config.ssl_certfile} with ssl_keyfile {config.ssl_keyfile} cannot be used: {error}"
-            )
-            raise ValueError(message) from error
+    from radixkv.server.tls import tls_context
+
+    tls_context(config)
 
 
 def namespaces_secret(options: LLMOptions) -> bytes | None:

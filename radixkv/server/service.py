@@ -19,6 +19,7 @@ from radixkv.server.errors import ApiError
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.protocol import GenerationRequest
 from radixkv.server.rate_limits import RateLimits
+from radixkv.server.responses.store import ResponseStore
 from radixkv.server.served import ServedModel
 from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import TimeLimits
@@ -39,6 +40,7 @@ class Service:
         other_names: by which requests select the model, too.
         time_limits: of every request.
         rate_limits: of tenants that have such.
+        responses: that may be continued.
         step_timeout: seconds after which a step of the engine is taken to be stuck.
         shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
         obstacle: why no request can be answered now, for /ready; None: they can.
@@ -56,6 +58,7 @@ class Service:
     other_names: tuple[str, ...] = ()
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     rate_limits: RateLimits = field(default_factory=RateLimits)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     step_timeout: float = 300.0
     shows_prompts_without_keys: bool = True
     obstacle: Callable[[], str | None] = lambda: None

@@ -20,6 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixkv.server.request_log import logged_path
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
@@ -45,7 +47,7 @@ class Tracing:
             await self._app(scope, receive, send)
             return
         parent = self._propagator.extract(dict(Headers(scope=scope)))
-        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        attributes = {"http.request.method": scope["method"], "url.path": logged_path(scope)}
         with self._tracer.start_as_current_span(
             scope["method"], parent, kind=trace.SpanKind.SERVER, attributes=attributes
         ) as span:

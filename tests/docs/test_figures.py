@@ -115,6 +115,20 @@ def fairness() -> str:
     return table(header, rows)
 
 
+def attacks() -> str:
+    def columns(then: Any, now: Any) -> Iterable[str]:
+        for figure in ("first_token", "gap", "health"):
+            yield from (f"{cost[figure]:.2f}" for cost in (then, now))
+
+    costs = results("attacks-cpu")["costs"]
+    rows = [
+        (then["attack"], *columns(then, now))
+        for then, now in zip(costs["the other version"], costs["this version"], strict=True)
+    ]
+    header = [f"{what}, {when}" for what in ("first token", "token gap", "/health") for when in ("before", "now")]
+    return table(("", *header), rows)
+
+
 def cluster() -> str:
     def median(runs: Any, figure: Callable[[Any], float]) -> float:
         return statistics.median(figure(run) for run in runs)
@@ -270,6 +284,7 @@ def reserved_memory() -> str:
         (CPU, float32_against_vllm),
         (CPU, against_llama_cpp),
         (OPERATE, fairness),
+        (OPERATE, attacks),
         (BENCHMARKS, end_to_end),
         (BENCHMARKS, bookkeeping),
         (BENCHMARKS, eviction),
@@ -297,6 +312,10 @@ def _sentences() -> list[tuple[Path, str]]:
         1000 / over_http["output_tokens_per_s"] - 1000 / direct["output_tokens_per_s"]
         for over_http, direct in zip(http["http"], http["direct"], strict=True)
     )
+    attacked = results("soak-server")
+    p99_wait = sorted(attacked["waits"])[int(0.99 * len(attacked["waits"]))]
+    quarter = len(attacked["rss"]) // 4
+    second, last = (statistics.median(attacked["rss"][begin:][:quarter]) for begin in (quarter, -quarter))
     trace = results("policies")[0]
     machine = results("e2e-cpu")["machine"]
     tiers = results("tiers-cpu")
@@ -315,6 +334,12 @@ def _sentences() -> list[tuple[Path, str]]:
         (BENCHMARKS, f"torch {machine['torch'].partition('+')[0]}, transformers {machine['transformers']}"),
         (README, f"transformers {machine['transformers']}"),
         (README, f"then takes {known['loaded']:.2f} s, and {known['cold']:.2f} s cold"),
+        (OPERATE, f"ended with {attacked['answered']} normal answers"),
+        (OPERATE, f"at most {p99_wait:.2f} s of the server's processor time"),
+        (OPERATE, f"{p99_wait / attacked['full_step']:.1f} times a step"),
+        (OPERATE, f"a health check at most {max(attacked['stalls']):.2f} s"),
+        (OPERATE, f"{second:,.0f} MB in the second quarter"),
+        (OPERATE, f"{last:,.0f} MB in the last"),
         (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
         (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
     ]
@@ -326,4 +351,4 @@ def test_a_sentence_says_what_was_measured(path: Path, figure: str) -> None:
 
 
 def test_what_was_soaked_did_not_fail() -> None:
-    assert results("soak")["failures"] == []
+    assert results("soak")["failures"] == results("soak-server")["failures"] == []

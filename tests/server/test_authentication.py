@@ -44,6 +44,7 @@ def answer(
     metrics_key: str | None = None,
     local_only: bool = False,
     port: Port = Port.ONLY,
+    private: bool = False,
 ) -> tuple[int, Any]:
     """The status, and the tenant for whom the application was called; the body may not be read."""
     endpoint, sent = Endpoint(), list[Message]()
@@ -56,7 +57,7 @@ def answer(
 
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": encoded}
-    app = OnPort(Authentication(endpoint, tenants, metrics_key, local_only), port)
+    app = OnPort(Authentication(endpoint, tenants, metrics_key, local_only), port, private=private)
     asyncio.run(app(scope, receive, send))
     status: int = sent[0]["status"]
     assert (status == 200) == bool(endpoint.tenants)
@@ -184,6 +185,25 @@ def test_without_keys_no_web_site_can_be_a_client_in_a_visitor_s_browser(host: s
         assert answer(path, {"host": host}, Tenants(), local_only=False)[0] == 200
         # Where there are keys, a site would need one.
         assert answer(path, {"host": host} | bearer(ANN), Tenants([ANN]), local_only=True)[0] == 200
+
+
+def test_no_web_site_reads_the_metrics_in_an_operator_s_browser() -> None:
+    """Neither where there are API keys, nor beside a Unix socket or a server that is open to all."""
+
+    def status(path: str, host: str, tenants: Tenants, key: str | None = None, private: bool = True) -> int:
+        return answer(path, {"host": host}, tenants, key, False, Port.METRICS, private)[0]
+
+    for tenants in (Tenants([ANN], ADMIN), Tenants()):
+        for path in ("/metrics", "/", "/health"):
+            assert status(path, "evil.example:9090", tenants) == 421
+            assert status(path, "localhost:9090", tenants) == 200
+            # Other machines reach it by a name that is not known here.
+            assert status(path, "metrics.example:9090", tenants, private=False) == 200
+    # A site would need the key.
+    assert status("/metrics", "evil.example:9090", Tenants(), METRICS) == 401
+    headers = {"host": "metrics.example:9090"} | bearer(METRICS)
+    for path in ("/metrics", "/live", "/v1/chat/completions"):
+        assert answer(path, headers, Tenants(), METRICS, True, Port.METRICS)[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,21 @@ def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
     asyncio.run(main())
 
 
+def test_of_many_connections_at_once_as_many_are_closed() -> None:
+    """All that were accepted in one turn of the event loop had the same one closed, and the others stayed."""
+
+    async def main() -> None:
+        everyone = OpenConnections(max_connections=3)
+        burst = [Connection(everyone) for _ in range(7)]
+        assert [each.transport.aborted for each in burst] == [True] * 4 + [False] * 3
+        for each in burst[:4]:
+            each.protocol.connection_lost(None)
+        assert Connection(everyone).transport.aborted is False
+        assert [each.transport.aborted for each in burst[4:]] == [True, False, False]
+
+    asyncio.run(main())
+
+
 def test_of_too_much_that_is_not_read_the_oldest_is_dropped() -> None:
     """Answers that nobody read filled the memory: each was bounded, and their number was not."""
 

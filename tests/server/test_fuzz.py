@@ -21,7 +21,7 @@ from support.server_process import ADMIN_KEY, MODEL, TENANT_A, ServerProcess
 
 from radixkv.bench.processor_time import processor_seconds
 
-# By endpoint: the number of cases that violate the description, and of those that follow it; 480 in all.
+# By endpoint: the number of cases that violate the description, and of those that follow it; 500 in all.
 # Most time goes into generating; what was found, few tens found.
 CASES = {
     "/v1/chat/completions": (60, 60),
@@ -32,7 +32,29 @@ CASES = {
     "/tokenize": (30, 30),
     "/detokenize": (30, 30),
     "/admin/clear_cache": (15, 15),
+    "/admin/pins": (10, 10),
 }
+# What has no body: endpoints with a name in their path, with one whose requests are answered, and the others.
+NAMED = {
+    ("GET", "/v1/models/{name}"): MODEL,
+    ("GET", "/v1/responses/{name}"): None,
+    ("DELETE", "/v1/responses/{name}"): None,
+    ("DELETE", "/admin/pins/{name}"): None,
+}
+PLAIN = {
+    ("GET", "/v1/models"),
+    ("GET", "/version"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/live"),
+    ("GET", "/tokenizer_info"),
+    ("GET", "/admin/snapshot"),
+    ("GET", "/admin/pins"),
+    ("POST", "/admin/check"),
+}
+_NO_KEY = {"/version", "/health", "/ready"}
+_NUM_NAMES = 10
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE, GenerationMode.POSITIVE], ids=lambda mode: mode.value)
@@ -44,18 +66,10 @@ def test_no_request_breaks_the_server(
     num_cases = factor * CASES[path][mode is GenerationMode.POSITIVE]
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     statuses: Counter[int] = Counter()
-    session = requests.Session()
-    session.headers["Authorization"] = f"Bearer {ADMIN_KEY if path.startswith('/admin') else TENANT_A}"
+    session = session_for(path)
 
     @given(case=schema[path]["POST"].as_strategy(generation_mode=mode))
-    @settings(
-        max_examples=num_cases,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @many(num_cases)
     def fuzz(case: Any) -> None:
         _make_answerable(path, case.body)
         if statuses.total() % 10 == 9:
@@ -81,6 +95,61 @@ def test_no_request_breaks_the_server(
     server.admin("clear_cache", {})  # what valid messages have pinned
     assert statuses.total() == num_cases
     assert statuses[400 if mode is GenerationMode.NEGATIVE else 200]
+
+
+def test_all_endpoints_are_asked(server: ServerProcess) -> None:
+    paths = requests.get(f"{server.url}/openapi.json", timeout=600).json()["paths"]
+    described = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    # Draining ends the server.
+    assert described - {("POST", "/admin/drain")} == {("POST", path) for path in CASES} | NAMED.keys() | PLAIN
+
+
+@pytest.mark.parametrize(("method", "path"), NAMED)
+def test_no_name_breaks_the_server(
+    server: ServerProcess, method: str, path: str, request: pytest.FixtureRequest
+) -> None:
+    factor: int = request.config.getoption("--fuzz-factor")
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    session, known = session_for(path), NAMED[method, path]
+
+    @given(case=schema[path][method].as_strategy(generation_mode=GenerationMode.POSITIVE))
+    @many(factor * _NUM_NAMES)
+    def fuzz(case: Any) -> None:
+        assert 400 <= case.call(session=session, timeout=600).status_code < 500
+        assert case.call(timeout=600).status_code == 401
+
+    fuzz()
+    if known is not None:
+        answer = session.request(method, server.url + path.replace("{name}", known), timeout=600)
+        assert answer.status_code == 200, answer.text
+
+
+def test_what_has_no_arguments(server: ServerProcess) -> None:
+    for method, path in sorted(PLAIN):
+        with_key = session_for(path).request(method, server.url + path, timeout=600)
+        assert with_key.status_code == 200, (path, with_key.text)
+        without = requests.request(method, server.url + path, timeout=600)
+        assert without.status_code == (200 if path in _NO_KEY else 401), (path, without.text)
+
+
+def session_for(path: str) -> requests.Session:
+    """With the key that an endpoint needs."""
+    session = requests.Session()
+    is_admin = path.startswith("/admin") or path == "/metrics"
+    session.headers["Authorization"] = f"Bearer {ADMIN_KEY if is_admin else TENANT_A}"
+    return session
+
+
+def many(num_cases: int) -> settings:
+    """As many cases, the same ones each time."""
+    return settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @contextmanager
@@ -125,3 +194,5 @@ def _make_answerable(path: str, body: Any) -> None:
             body["max_tokens"] = 2
         if isinstance(body.get("n"), int):
             body["n"] = min(body["n"], 3)
+        if path == "/admin/pins" and isinstance(body.get("api_key"), str | None):
+            body["api_key"] = TENANT_A  # there are several tenants

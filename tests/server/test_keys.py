@@ -174,6 +174,33 @@ def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
     asyncio.run(main())
 
 
+def test_of_two_reloads_the_last_one_counts(tmp_path: Path) -> None:
+    """What was told first could arrive last: replicas kept weights that were in no file any more."""
+    path = tmp_path / "keys.toml"
+    tenants = Tenants(keys={})
+    told: list[list[float]] = []
+    may_go_on = asyncio.Event()
+
+    class SlowAtFirst:
+        async def set_tenants(self, shares: dict[str, TenantShare]) -> None:
+            if [share.weight for share in shares.values()] == [2.0]:
+                await may_go_on.wait()
+            told.append([share.weight for share in shares.values()])
+
+    async def main() -> None:
+        reload = KeysReload(path, tenants, SlowAtFirst())  # type: ignore[arg-type]
+        for weight in (2.0, 3.0):
+            keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = {weight}')
+            reload()
+            await asyncio.sleep(0)
+        may_go_on.set()
+        while len(told) < 2:
+            await asyncio.sleep(0)
+        assert told == [[2.0], [3.0]]
+
+    asyncio.run(main())
+
+
 def test_a_bucket_holds_a_minute_and_refills_steadily() -> None:
     now = [100.0]
     bucket = TokenBucket(60, lambda: now[0])
@@ -205,6 +232,28 @@ def test_no_minute_has_more_than_its_limit() -> None:
         assert in_a_minute * 50 <= 2000
     # Tokens are what is scarce here: 20 requests of 50 a minute.
     assert len(admitted) >= (now[0] // 60) * 19
+
+
+def test_keys_that_are_read_anew_fill_no_bucket() -> None:
+    """Requests from before had the old limit at their end, those after it the new one, and each time the bucket was full."""
+    limits = RateLimits(lambda: 0.0)
+    old, new = (
+        Tenant("ann", b"", "ann", entry("a", requests_per_minute=requests, tokens_per_minute=1000))
+        for requests in (4, 8)
+    )
+    unlimited = Tenant("ann", b"", "ann", entry("a"))
+    for _ in range(3):
+        limits.admit(old, SamplingParams(max_tokens=40), [10], 2048)
+    reservation = limits.admit(new, SamplingParams(max_tokens=40), [10], 2048)
+    for tenant in (old, unlimited, new):
+        limits.headers(tenant)
+    with pytest.raises(ApiError):
+        limits.admit(old, SamplingParams(max_tokens=40), [10], 2048)
+    assert limits.headers(new)["x-ratelimit-remaining-requests"] == "1"
+    # What is put back is put back into the same bucket.
+    reservation.cancel()
+    assert limits.headers(new)["x-ratelimit-remaining-requests"] == "2"
+    assert limits.headers(new)["x-ratelimit-remaining-tokens"] == "850"
 
 
 def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:

@@ -130,3 +130,34 @@ def test_without_keys_strangers_from_elsewhere_see_no_prompts(llm: LLM) -> None:
     text = seen_without_keys(llm, shows_prompts_without_keys=False)
     assert "plain" not in text
     assert '"trees":[]' in text
+
+
+def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
+    """One lock was held for all tenants while one waited for its turn behind a hundred long texts of its own."""
+
+    async def main() -> None:
+        tenants, may_go_on = Tenants(["ann", "bob"]), asyncio.Event()
+        ann = tenants.by_api_key("ann").name
+        async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants) as client:
+            run_tokenizer = engine.run_tokenizer
+
+            async def held_up(function: Any, *, tenant: str | None = "", num_prompts: int = 1) -> Any:
+                if tenant == ann:
+                    waiting.set()
+                    await may_go_on.wait()
+                return await run_tokenizer(function, tenant=tenant, num_prompts=num_prompts)
+
+            def get(key: str) -> asyncio.Future[httpx.Response]:
+                return asyncio.ensure_future(client.get("/live", headers={"Authorization": f"Bearer {key}"}))
+
+            waiting = asyncio.Event()
+            engine.run_tokenizer = held_up  # type: ignore[method-assign]
+            first = get("ann")
+            await waiting.wait()
+            async with asyncio.timeout(60):
+                assert (await get("bob")).status_code == 200
+            assert not first.done()
+            may_go_on.set()
+            assert (await first).status_code == 200
+
+    asyncio.run(main())

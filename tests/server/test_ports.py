@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from radixkv.server.config import ServerConfig
+from radixkv.server.cors import Cors
 from radixkv.server.listener import address_of
-from radixkv.server.ports import port_of
+from radixkv.server.ports import OnPort, Port, is_private, port_of
 from radixkv.server.run import listener_for, metrics_listener_for, run_server, serve
 from radixkv.server.tenants import Tenants
 
@@ -19,7 +20,7 @@ from radixkv.server.tenants import Tenants
 async def tell_port(scope: Any, receive: Any, send: Any) -> None:
     """An application."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": port_of(scope).name.encode()})
+    await send({"type": "http.response.body", "body": f"{port_of(scope).name} {is_private(scope)}".encode()})
 
 
 @pytest.mark.parametrize("metrics_port", [None, 0])
@@ -46,7 +47,17 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
                 drain.set()
                 return answers, await serving
 
-    assert asyncio.run(main()) == (["ONLY"] if metrics_port is None else ["API", "METRICS"], 0)
+    assert asyncio.run(main()) == (["ONLY False"] if metrics_port is None else ["API True", "METRICS True"], 0)
+
+
+def test_pages_that_may_call_the_server_do_not_read_the_metrics() -> None:
+    async def allowed_origin(port: Port) -> str | None:
+        app = OnPort(Cors(tell_port, ["*"]), port, private=True)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            response = await client.get("/metrics", headers={"Origin": "https://app.example"})
+            return response.headers.get("access-control-allow-origin")
+
+    assert [asyncio.run(allowed_origin(port)) for port in (Port.ONLY, Port.API, Port.METRICS)] == ["*", "*", None]
 
 
 @pytest.mark.parametrize(

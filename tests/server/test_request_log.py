@@ -58,6 +58,13 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             _, refused = await log_of("POST", "/v1/completions", json=TEXT, headers={"Authorization": "Bearer wrong"})
             assert refused["tenant"] is None
             assert "prompt_tokens" not in refused
+            # Whoever has no key may not fill the disk with what he asks for, and writes no line of his own.
+            lines.clear()
+            await client.get("/%0A" + "x" * 60_000, headers={"Authorization": ""})
+            (line,) = lines
+            assert json.loads(line)["path"].startswith("/\nxxx")
+            assert len(line) < 1000
+            assert "\n" not in line
             for name in ('"quoted"', "two words", "x" * 129, "caf\xe9", ""):
                 response, _ = await log_of("GET", "/health", headers={b"x-request-id": name.encode("latin-1")})
                 assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
@@ -84,6 +91,10 @@ def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
             response = await client.get("/version", headers={"Origin": "https://app.example"})
             assert "access-control-allow-origin" not in response.headers
             assert "x-request-id" in response.headers
+            # What a browser sends for any page without asking first is not taken for JSON: nobody's visitors work for him.
+            for headers in ({"content-type": "text/plain"}, {}):
+                refused = await client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
+                assert (refused.status_code, "application/json" in refused.text) == (400, True), refused.text
 
     asyncio.run(main())
 

@@ -142,15 +142,38 @@ def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
     serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
 
 
+def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
+    """Their texts stayed, although whoever clears a tenant's cache wants nothing of it left."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        async def stored(key: str, **options: Any) -> tuple[str, str]:
+            body = BODY | {"max_output_tokens": 1} | options
+            return key, (await client.post("/v1/responses", json=body, headers=headers[key])).json()["id"]
+
+        async def left(**selection: Any) -> list[int]:
+            cleared = await client.post("/admin/clear_cache", json=selection, headers=headers["admin"])
+            assert cleared.status_code == 200, cleared.text
+            answers = [await client.get(f"/v1/responses/{name}", headers=headers[key]) for key, name in responses]
+            return [number for number, answer in enumerate(answers) if answer.status_code == 200]
+
+        headers = {key: {"Authorization": f"Bearer {key}"} for key in ("ann", "bob", "admin")}
+        responses = [await stored("ann"), await stored("ann", cache_salt="x"), await stored("bob")]
+        assert await left(api_key="ann", cache_salt="x") == [0, 2]
+        assert await left(api_key="ann") == [2]
+        assert await left() == []
+
+    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
+
+
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     def stored(name: str, num_bytes: int) -> StoredResponse:
         response = ResponseObject.model_construct(id=name)
-        return StoredResponse(response, [], num_bytes)
+        return StoredResponse(response, [], num_bytes, "namespace")
 
     def kept(tenant: str) -> set[str]:
         return {name for name in "abcdefgh" if store.get(tenant, name) is not None}
 
-    store = ResponseStore(max_responses=3, max_bytes=100)
+    store = ResponseStore(max_responses=3, max_bytes=100, max_total_bytes=250)
     store.add("other", stored("h", 100))
     for name in "abc":
         store.add("tenant", stored(name, 10))
@@ -168,6 +191,10 @@ def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     store.add("tenant", stored("a", 100))
     assert kept("tenant") == {"a"}
     assert kept("other") == {"h"}
+    # A hundred keys could have a hundred times as much: who has most gives way.
+    for name in "bcd":
+        store.add("modest", stored(name, 20))
+    assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})
 
 
 def test_text_of_a_schema(llm: LLM) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from support.server_process import ADMIN_KEY, MODEL, TENANT_A, TENANT_B, ServerProcess
 
 from radixkv.bench import soak_server
+from radixkv.bench.attacks import AttackCost, measure_attacks
 from radixkv.bench.soak_server import ServerSoak, Target, soak
+from radixkv.bench.soak_server_hostile import HostileClient
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +50,18 @@ def test_what_takes_too_long_is_a_failure(server: ServerProcess, monkeypatch: py
     failures = run(server, 0.0, -1.0).failures
     assert any(failure.startswith("the first token took") for failure in failures)
     assert any(failure.startswith("/health took") for failure in failures)
+
+
+def test_each_attack_is_measured_by_itself(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostileClient, "attacks", property(lambda client: {"deep JSON": client.deep_json}))
+
+    async def measure() -> list[AttackCost]:
+        return [cost async for cost in measure_attacks(server.url, TENANT_A, TENANT_B, 0.0)]
+
+    alone, attacked = asyncio.run(measure())
+    assert (alone.attack, alone.outcomes) == ("nobody attacks", {})
+    assert (attacked.attack, attacked.outcomes) == ("deep JSON", {"400": 1})
+    for cost in (alone, attacked):
+        assert cost.failed == 0
+        assert min(cost.first_token, cost.health) > 0
+        assert json.dumps(asdict(cost))  # it is written into a file

@@ -14,7 +14,7 @@ from radixkv.server.generation import respond
 from radixkv.server.named_events import named_events
 from radixkv.server.responses.objects import DeletedResponse, ResponseObject
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.responses.store import ResponseStore, StoredResponse
+from radixkv.server.responses.store import StoredResponse
 from radixkv.server.responses.translation import FIELD_NAMES, as_chat_request, input_messages
 from radixkv.server.responses.writer import ResponsesWriter
 from radixkv.server.service import Service, new_id
@@ -22,9 +22,9 @@ from radixkv.server.translated_chat import translate
 
 
 def response_routes(service: Service) -> APIRouter:
-    """The endpoints, with one store of responses for all of them."""
+    """The endpoints."""
     router = APIRouter(prefix="/v1/responses", tags=["generation"])
-    store = ResponseStore()
+    store = service.responses
 
     def stored(tenant: str, response_id: str, param: str) -> StoredResponse:
         found = store.get(tenant, response_id)
@@ -54,7 +54,13 @@ def response_routes(service: Service) -> APIRouter:
             store.add(tenant.name, finished)
 
         writer = ResponsesWriter(
-            body, response_id, service.model_name, messages, 0 if earlier is None else earlier.num_bytes, keep
+            body,
+            response_id,
+            service.model_name,
+            messages,
+            0 if earlier is None else earlier.num_bytes,
+            tenant.namespace(body.cache_salt),
+            keep,
         )
         return await respond(request, events, writer, bool(body.stream), named_events)
 

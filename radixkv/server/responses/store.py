@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.responses.objects import ResponseObject
 
 
@@ -18,24 +19,30 @@ class StoredResponse:
         messages: the conversation in the form of chat completions, the answer included, without instructions. The
             messages are shared with the responses that it continues.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
+        namespace: in which its prompt was cached.
     """
 
     response: ResponseObject
     messages: Sequence[Mapping[str, Any]]
     num_bytes: int
+    namespace: str
 
 
 class ResponseStore:
     """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
 
+    Many tenants are bounded together: the one with the most gives way, so that nobody is displaced by who has more.
+
     Args:
         max_responses: responses kept for a tenant at most.
         max_bytes: bytes kept for a tenant at most; a longer response is not kept at all.
+        max_total_bytes: bytes kept for all tenants together.
     """
 
-    def __init__(self, max_responses: int = 1024, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, max_responses: int = 1024, max_bytes: int = 64 << 20, max_total_bytes: int = 512 << 20) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
         # By tenant, then by id, the most recently used last.
         self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}
         self._num_bytes: dict[str, int] = {}
@@ -48,8 +55,9 @@ class ResponseStore:
         own[stored.response.id] = stored
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + stored.num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
-            _, oldest = own.popitem(last=False)
-            self._num_bytes[tenant] -= oldest.num_bytes
+            self._forget_oldest(tenant)
+        while sum(self._num_bytes.values()) > self._max_total_bytes:
+            self._forget_oldest(max(self._num_bytes, key=self._num_bytes.__getitem__))
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The tenant's response with this id; None: it has none, or no longer."""
@@ -66,3 +74,13 @@ class ResponseStore:
             return False
         self._num_bytes[tenant] -= stored.num_bytes
         return True
+
+    def clear(self, namespaces: NamespaceSelection) -> None:
+        """Forget all whose prompts were cached in these namespaces."""
+        for tenant, own in self._responses.items():
+            for stored in [stored for stored in own.values() if stored.namespace in namespaces]:
+                self.remove(tenant, stored.response.id)
+
+    def _forget_oldest(self, tenant: str) -> None:
+        _, oldest = self._responses[tenant].popitem(last=False)
+        self._num_bytes[tenant] -= oldest.num_bytes

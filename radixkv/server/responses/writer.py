@@ -31,6 +31,7 @@ class ResponsesWriter:
     Args:
         messages: the conversation that is answered, without instructions.
         earlier_bytes: what the response that is continued counts for in the store.
+        namespace: in which the prompt is cached.
         keep: stores the response, unless the request forbids it.
     """
 
@@ -41,11 +42,13 @@ class ResponsesWriter:
         model_name: str,
         messages: Sequence[Mapping[str, Any]],
         earlier_bytes: int,
+        namespace: str,
         keep: Callable[[StoredResponse], None],
     ) -> None:
         self._body = body
         self._messages = messages
         self._earlier_bytes = earlier_bytes
+        self._namespace = namespace
         self._keep = keep
         self._response = _head(body, response_id, model_name)
 
@@ -109,7 +112,7 @@ class ResponsesWriter:
         if response.store:
             messages = [*self._messages, *output_messages(output.items)]
             num_bytes = len(response.model_dump_json()) + len(self._body.model_dump_json()) + self._earlier_bytes
-            self._keep(StoredResponse(response, messages, num_bytes))
+            self._keep(StoredResponse(response, messages, num_bytes, self._namespace))
 
     def _response_event(
         self,

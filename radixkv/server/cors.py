@@ -1,0 +1,34 @@
+"""Which web pages may call the server from a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from radixkv.server.ports import Port, port_of
+from radixkv.server.request_log import HEADER
+
+
+class Cors(CORSMiddleware):
+    """ASGI middleware: lets pages of some origins be clients, and none on a port of the metrics, which may need no key.
+
+    Args:
+        origins: theirs; "*": any.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=[HEADER, "Retry-After"],
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if port_of(scope) is Port.METRICS:
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)

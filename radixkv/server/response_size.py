@@ -1,0 +1,61 @@
+"""How large a response may get that is not streamed: all of it is in memory at once, in several forms.
+
+A request of a few megabytes could ask for gigabytes: hundreds of prompts that are cached, each repeated in a hundred choices,
+or the likeliest tokens at every place of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.server.protocol import GenerationRequest
+
+# Of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
+MAX_REPEATED_TOKENS = 1 << 20
+# Of all choices together; some 150 bytes each.
+MAX_LOGPROBS = 1 << 22
+
+
+def check_response_size(
+    body: GenerationRequest,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | BeamSearchParams,
+    remaining_tokens: int,
+    *,
+    num_copies: int = 1,
+    repeating: str | None = None,
+) -> None:
+    """Refuse what would make a response too large.
+
+    Args:
+        body: the request.
+        prompts: of it.
+        params: of each prompt.
+        remaining_tokens: that fit into the model's length after the prompts.
+        num_copies: of each prompt, and of its log-probabilities, where the response has them.
+        repeating: the field for which it has the prompts; None: it has none.
+
+    Raises:
+        ValueError: the message names the field.
+    """
+    if body.stream:
+        return
+    num_prompt_tokens = num_copies * sum(len(prompt.token_ids) for prompt in prompts)
+    if repeating is not None and num_prompt_tokens > MAX_REPEATED_TOKENS:
+        raise ValueError(
+            f"{repeating}: {num_prompt_tokens:,} tokens of prompts are more than the {MAX_REPEATED_TOKENS:,} that a response "
+            "may repeat; send fewer prompts in one request, or stream"
+        )
+    num_logprobs = 0
+    if params.logprobs is not None:
+        most = remaining_tokens if params.max_tokens is None else min(params.max_tokens, remaining_tokens)
+        num_logprobs += body.num_choices * len(prompts) * most * (1 + params.logprobs)
+    if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
+        num_logprobs += num_prompt_tokens * (1 + params.prompt_logprobs)
+    if num_logprobs > MAX_LOGPROBS:
+        raise ValueError(
+            f"logprobs: up to {num_logprobs:,} of them are more than the {MAX_LOGPROBS:,} that a response may have; ask for "
+            "fewer tokens, choices or prompts, or stream"
+        )

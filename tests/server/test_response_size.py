@@ -1,0 +1,84 @@
+"""What a small request could have a response hold many times."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import serve
+
+from radixkv import LLM
+from radixkv.server import response_size
+
+PROMPT = [5] * 100
+COMPLETION = {"prompt": [PROMPT, PROMPT], "max_tokens": 1, "temperature": 1, "seed": 0}
+CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 50, "logprobs": True, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("completions", COMPLETION | {"n": 3, "echo": True}, "echo"),
+        ("completions", COMPLETION | {"n": 3, "return_token_ids": True}, "return_token_ids"),
+        ("completions", COMPLETION | {"max_tokens": 100, "logprobs": 9}, "logprobs"),
+        ("completions", COMPLETION | {"echo": True, "logprobs": 9}, "logprobs"),
+        ("completions", COMPLETION | {"max_tokens": 100, "n": 10, "use_beam_search": True, "logprobs": 0}, "logprobs"),
+        ("chat/completions", CHAT | {"n": 4, "top_logprobs": 9}, "logprobs"),
+        ("chat/completions", CHAT | {"prompt_logprobs": 20}, "logprobs"),
+    ],
+)
+def test_a_response_is_bounded_before_anything_is_computed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
+) -> None:
+    """A request of 8 MB could have a response of gigabytes, all of it in memory."""
+    monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 500)
+    monkeypatch.setattr(response_size, "MAX_LOGPROBS", 600)
+    num_steps = llm.engine.num_steps
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await client.post(f"/v1/{path}", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
+        assert llm.engine.num_steps == num_steps
+
+    serve(llm, scenario)
+
+
+def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 400)
+    monkeypatch.setattr(response_size, "MAX_LOGPROBS", 1000)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for options in ({"n": 2}, {"n": 3, "stream": True}, {"n": 1, "logprobs": 0}):
+            answer = await client.post("/v1/completions", json=COMPLETION | {"echo": True} | options)
+            assert answer.status_code == 200, answer.text
+
+    serve(llm, scenario)
+
+
+def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hundred of them, all cached, took the event loop for seconds; each choice decoded its own again."""
+    tokenizer, threads = llm.get_tokenizer(), list[threading.Thread]()
+    decode = tokenizer.decode
+
+    def noting(token_ids: list[int], *arguments: Any, **options: Any) -> str:
+        if len(token_ids) == len(PROMPT):
+            threads.append(threading.current_thread())
+        text: str = decode(token_ids, *arguments, **options)
+        return text
+
+    monkeypatch.setattr(tokenizer, "decode", noting)
+    texts = []
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/completions", json=COMPLETION | {"n": 2, "echo": True})
+        texts.extend(choice["text"] for choice in answer.json()["choices"])
+
+    serve(llm, scenario)
+    assert len(texts) == 4
+    assert all(text.startswith(decode(PROMPT)) for text in texts)
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
