@@ -1,4 +1,4 @@
-"""Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, with floats for 16 or 32 inputs.
+"""Linear layers whose weights were quantised elsewhere: integers of 8 or 4 bits, or float8, with floats for 16 or 32 inputs.
 
 They are kept as they are: products are those of ``integers * scales + centres``, computed in float32, to the
 last bit. ``src/quantised.h`` says how they lie in memory; `quantised` makes such weights itself.
@@ -23,7 +23,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         bits: 8, or 4 where all integers are from 0 to 15.
-        integers: int8 ``[features, inputs]``.
+        integers: int8 ``[features, inputs]``; or float8_e4m3fn without NaN, and then no centres, and scales of 32 inputs.
         scales: float16 or float32 ``[features, inputs / 32]`` or ``[features, inputs / 16]``.
         centres: of the same shape and type; None: zeros, with 8 bits.
     """
@@ -35,7 +35,7 @@ class Blocks(NamedTuple):
 
     def dequantise(self) -> torch.Tensor:
         """The weights that these stand for: float32 ``[features, inputs]``."""
-        groups = self.integers.unflatten(-1, (self.scales.shape[1], -1)) * self.scales.float().unsqueeze(-1)
+        groups = self.integers.float().unflatten(-1, (self.scales.shape[1], -1)) * self.scales.float().unsqueeze(-1)
         if self.centres is not None:
             groups += self.centres.float().unsqueeze(-1)
         weights: torch.Tensor = groups.flatten(-2)
@@ -49,6 +49,18 @@ class _Format(NamedTuple):
     dtype: torch.dtype
     parts: int
     is_centred: bool
+    integer: torch.dtype = torch.int8
+
+    def holds(self, blocks: Blocks) -> bool:
+        """Whether there is room for all of these, to the last bit."""
+        parts = GROUP * blocks.scales.shape[1] // blocks.integers.shape[1]
+        return (
+            self.integer == blocks.integers.dtype
+            and self.bits >= blocks.bits
+            and self.dtype.itemsize >= blocks.scales.dtype.itemsize
+            and self.parts >= parts
+            and (self.is_centred or blocks.centres is None)
+        )
 
     @property
     def num_kinds(self) -> int:
@@ -63,16 +75,15 @@ class _Format(NamedTuple):
         return self.header_bytes + GROUP * PANEL * self.bits // 8
 
 
-_ANY = _Format(6, 8, torch.float32, 2, True)
-_FORMATS = {
-    (format_.bits, format_.dtype, format_.parts, format_.is_centred): format_
-    for format_ in (
-        _Format(3, 8, torch.float16, 1, False),
-        _Format(4, 4, torch.float16, 1, True),
-        _Format(5, 4, torch.float32, 1, True),
-        _ANY,
-    )
-}
+# The smaller first.
+_FORMATS = (
+    _Format(4, 4, torch.float16, 1, True),
+    _Format(5, 4, torch.float32, 1, True),
+    _Format(3, 8, torch.float16, 1, False),
+    _Format(7, 8, torch.float32, 1, False),
+    _Format(6, 8, torch.float32, 2, True),
+    _Format(8, 8, torch.float32, 1, False, torch.float8_e4m3fn),
+)
 
 
 class BlockWeight(Weight):
@@ -80,17 +91,17 @@ class BlockWeight(Weight):
 
     Args:
         blocks: one or more weights with the same number of inputs, a multiple of 32. Where they are not of the same kind, all
-            are kept with 8 bits and numbers in float32 for 16 inputs, which stands for the same.
+            are kept as one that can stand for each of them: at most 8 bits and numbers in float32 for 16 inputs.
         dtype: of inputs and products, float32 or bfloat16.
         biases: one per weight, or None.
         activation: a key of `ACTIVATIONS`, as of `PackedWeight`.
 
     Raises:
-        ValueError: the blocks, their biases and the activation do not belong together.
+        ValueError: the blocks, their biases and the activation do not belong together; or there are integers and float8.
 
     Attributes:
         num_weights: how many it is made of.
-        kind: what it is kept as, in words: bits of an integer, and the type of scales.
+        kind: what it is kept as, in words: bits of an integer, or float8, and the type of scales.
     """
 
     def __init__(
@@ -107,7 +118,8 @@ class BlockWeight(Weight):
             raise ValueError(f"blocks: expected a multiple of {GROUP} inputs, got {list(shapes[0].shape)}")
         self.num_weights = len(blocks)
         self._format = _format_of(blocks)
-        self.kind = f"{self._format.bits} bits by {str(self._format.dtype).removeprefix('torch.')}"
+        what = f"{self._format.bits} bits" if self._format.integer == torch.int8 else "float8"
+        self.kind = f"{what} by {str(self._format.dtype).removeprefix('torch.')}"
         super().__init__(_panels(blocks, self._format, activation), shapes, biases, activation, self._format.number)
 
     def rows(self, features: torch.Tensor) -> torch.Tensor:
@@ -129,7 +141,9 @@ class BlockWeight(Weight):
         header, body = self.panels[:, 0].split((kind.header_bytes, kind.group_bytes - kind.header_bytes), dim=-1)
         numbers = header.view(kind.dtype).unflatten(-1, (-1, PANEL))[panel, :, :, lane].float()
         if kind.bits == 8:
-            integers = body.view(torch.int8).unflatten(-1, (GROUP, PANEL))[panel, :, :, lane]
+            integers = (
+                body.view(torch.uint8).unflatten(-1, (GROUP, PANEL))[panel, :, :, lane].view(kind.integer).float()
+            )
         else:
             # A word has the nibbles of 4 inputs, of this feature and of the one 16 further on in turns.
             words = body.view(torch.int32).unflatten(-1, (GROUP // 4, 16))[panel, :, :, lane % 16]
@@ -143,17 +157,17 @@ class BlockWeight(Weight):
 
 
 def _format_of(blocks: Sequence[Blocks]) -> _Format:
-    """The one in which all stand for what they do."""
-    keys = {
-        (part.bits, part.scales.dtype, GROUP * part.scales.shape[1] // part.integers.shape[1], part.centres is not None)
-        for part in blocks
-    }
-    return _FORMATS.get(keys.pop(), _ANY) if len(keys) == 1 else _ANY
+    """The smallest in which all stand for what they do."""
+    found = next((kind for kind in _FORMATS if all(kind.holds(part) for part in blocks)), None)
+    if found is None:
+        given = [(part.integers.dtype, part.bits, list(part.scales.shape)) for part in blocks]
+        raise ValueError(f"blocks: expected integers of 4 or 8 bits, or float8 with scales of 32 inputs, got {given}")
+    return found
 
 
 def _panels(blocks: Sequence[Blocks], kind: _Format, activation: str | None) -> torch.Tensor:
     """uint8 ``[panels, weights, inputs / 32, bytes of a group]``."""
-    integers = stack([part.integers for part in blocks], activation)
+    integers = stack([part.integers.view(torch.int8) for part in blocks], activation)
     count, features, inputs = integers.shape
     numbers = [stack([_in_parts(part.scales, inputs, kind) for part in blocks], activation)]
     if kind.is_centred:

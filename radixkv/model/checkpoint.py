@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers.quantizers import AutoHfQuantizer
 
+from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import BLOCKS_FILE
 from radixkv.model.deferred_weights import (
     BlockFile,
@@ -16,6 +20,7 @@ from radixkv.model.deferred_weights import (
     DeferredWeights,
     build_without_weights,
 )
+from radixkv.model.quantised import METHODS, OtherNamesError, QuantisedFiles, UnreadableError, quantisation_of
 
 
 def read_checkpoint(
@@ -24,8 +29,9 @@ def read_checkpoint(
     """Build a model, and read its weights if they are to be in memory.
 
     On a CPU, where compiled code packs weights one module at a time, they are read then, so that a file in another type is
-    never in memory whole. That is done with what a GGUF file was converted to, and with folders of
-    safetensors that have a tensor for each parameter; all others are loaded as transformers does it.
+    never in memory whole. That is done with what a GGUF file was converted to, with quantised checkpoints of a kind that is
+    read here, and with folders of safetensors that have a tensor for each parameter; all others are loaded as transformers
+    does it.
 
     Args:
         folder: of the model, or a hub id.
@@ -37,39 +43,84 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
+        ModelLoadError: it is quantised, and neither this nor transformers can read how.
         OSError, ValueError, KeyError: as transformers raises them.
     """
     path = Path(folder)
-    is_in_blocks = (path / BLOCKS_FILE).exists()
-    found = None
-    if is_in_blocks:
-        model = build_without_weights(transformers.AutoConfig.from_pretrained(folder), dtype)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    quantisation = quantisation_of(config, path)
+    if quantisation is not None and not path.is_dir():
+        path = Path(huggingface_hub.snapshot_download(folder, allow_patterns=["*.json", "*.safetensors"]))
+    found: tuple[transformers.PreTrainedModel, DeferredWeights | None] | None = None
+    if (path / BLOCKS_FILE).exists():
+        model = build_without_weights(config, dtype)
         found = model, DeferredWeights(model, BlockFile(path))
+    elif quantisation is not None:
+        found = _open_quantised(path, config, quantisation, dtype)
     elif may_defer and device.type == "cpu" and path.is_dir():
-        found = _defer(path, dtype)
+        found = _defer(path, config, dtype)
     if found is None:
         return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device), None
     model, deferred = found
     if (path / "generation_config.json").exists():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(path)
     if may_defer and device.type == "cpu":
         return model, deferred
-    deferred.fill(model)
+    if deferred is not None:
+        deferred.fill(model)
     moved: Any = model.to(device)
     return moved, None
 
 
-def _defer(folder: Path, dtype: torch.dtype) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
+def _defer(
+    folder: Path, config: Any, dtype: torch.dtype
+) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
     """None: the folder's tensors are not the model's parameters one by one."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    if getattr(config, "quantization_config", None) is not None:
-        return None
     try:
         files = CheckpointFiles(folder)
     except (OSError, SafetensorError):
         return None
     model = build_without_weights(config, dtype)
-    keeps_float32 = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
-    if (keeps_float32 and dtype != torch.float32) or not files.holds(model):
+    if _keeps_float32(model) or not files.holds(model):
         return None
     return model, DeferredWeights(model, files)
+
+
+def _keeps_float32(model: transformers.PreTrainedModel) -> bool:
+    """Whether the model wants parameters in another type than its own."""
+    return model.dtype != torch.float32 and bool(model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict)
+
+
+def _open_quantised(
+    folder: Path, config: Any, quantisation: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
+    """A quantised checkpoint, read here if it is of `METHODS` and has a tensor for each parameter, else by transformers.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
+    method = quantisation.get("quant_method")
+    reason = f"{method!r} is none of {', '.join(METHODS)}"
+    if method in METHODS:
+        config.quantization_config = dict(quantisation)  # also where it stood elsewhere: models are named by it
+        model = build_without_weights(config, dtype)
+        reason = f"some of its parameters stay in float32 beside {str(dtype).removeprefix('torch.')}"
+        try:
+            if not _keeps_float32(model):
+                return model, DeferredWeights(model, QuantisedFiles(folder, quantisation, model))
+        except OtherNamesError as error:
+            reason = str(error)
+        except (UnreadableError, SafetensorError, FileNotFoundError) as error:
+            raise ModelLoadError(f"{folder}: its weights, quantised by {method}, cannot be read: {error}") from error
+    refusal: Exception | str = "it does not know the method"
+    try:
+        # Of a method that it does not know, it would make up the weights.
+        if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
+            return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), None
+    except (ImportError, RuntimeError, ValueError) as error:
+        refusal = error
+    raise ModelLoadError(
+        f"{folder}: its weights, quantised by {method}, cannot be read here ({reason}), nor by transformers "
+        f"({str(refusal).strip().splitlines()[0]}); possible are dense models of {', '.join(METHODS)}, GGUF files, and "
+        "models that are not quantised, with quantization='int8' or 'int4'"
+    )

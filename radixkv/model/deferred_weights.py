@@ -69,18 +69,15 @@ class CheckpointFiles(WeightFiles):
     """A folder's safetensors.
 
     Args:
-        folder: with ``model.safetensors``, or with several files and ``model.safetensors.index.json``.
+        folder: with ``model.safetensors``, with several files and ``model.safetensors.index.json``, or with one file of
+            another name.
 
     Raises:
-        OSError: there are none, or they cannot be read.
+        OSError, SafetensorError: there are none, or they cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
-        index = folder / "model.safetensors.index.json"
-        names = (
-            sorted({*json.loads(index.read_text())["weight_map"].values()}) if index.exists() else ["model.safetensors"]
-        )
-        files: list[Any] = [safe_open(folder / name, framework="pt", backend="pread") for name in names]
+        files: list[Any] = [safe_open(path, framework="pt", backend="pread") for path in _safetensors_of(folder)]
         self._files: dict[str, Any] = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no dictionary)
 
     def read(self, name: str) -> torch.Tensor:
@@ -98,6 +95,14 @@ class CheckpointFiles(WeightFiles):
             and self._files[found].get_slice(found).get_shape() == list(wanted[found].shape)
             for names in tied.values()
         )
+
+
+def _safetensors_of(folder: Path) -> list[Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        return [folder / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})]
+    others = [*folder.glob("*.safetensors")]
+    return others if len(others) == 1 else [single]
 
 
 class DeferredWeights:

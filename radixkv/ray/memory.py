@@ -26,8 +26,11 @@ _PROCESS_BYTES = 450 << 20
 _DOWNWARD_BYTES = (256 + 128) << 20
 _QUEUE_BYTES = 256 << 20
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
-# Of a byte of a GGUF file's blocks, at most: those of Q6_K are kept with 12 bits instead of 6.6.
+# Of a byte of a GGUF file's blocks, or of weights that others quantised, at most: those of Q6_K are kept with 12 bits instead
+# of 6.6.
 _BLOCK_BYTES = 2.0
+# Of safetensors' types, that of words which quantised weights are packed into, and its bytes.
+_WORD, _WORD_BYTES = "I32", 4
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,13 @@ def replica_memory(model: str | None, options: LLMOptions, *, on_gpu: bool) -> R
     if on_gpu:
         return ReplicaMemory(_PROCESS_BYTES, 0, 0, tier_bytes)
     folder = _folder_of(model)
-    config = {} if folder is None else _text_config(json.loads((folder / "config.json").read_text()))
+    given = {} if folder is None else json.loads((folder / "config.json").read_text())
+    config = _text_config(given)
     # As bfloat16 where it might be: refused is what cannot fit, whatever the processor.
     item_bytes = 4 if options.get("dtype") == "float32" else 2
     count = None if folder is None else _num_weights(folder)
     quantised = _QUANTISED_BYTES.get(str(options.get("quantization")))
-    if folder is not None and (folder / BLOCKS_FILE).exists():
+    if folder is not None and (given.get("quantization_config") or (folder / BLOCKS_FILE).exists()):
         quantised = _BLOCK_BYTES
     weights = None if count is None else math.ceil(count * (quantised or item_bytes))
     return ReplicaMemory(_PROCESS_BYTES, weights, _pool_bytes(config, options, item_bytes), tier_bytes)
@@ -150,13 +154,17 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _num_weights(folder: Path) -> int | None:
-    """Counted by the headers of its safetensors files: 8 bytes with the length of a JSON object with all shapes."""
+    """Counted by the headers of its safetensors files: 8 bytes with the length of a JSON object with all shapes.
+
+    Of words that others are packed into, their bytes.
+    """
     total = 0
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        total += sum(math.prod(each["shape"]) * (_WORD_BYTES if each["dtype"] == _WORD else 1) for each in tensors)
     return total or None
 
 

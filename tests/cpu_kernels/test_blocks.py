@@ -13,7 +13,7 @@ from support.gguf_files import random_blocks
 from torch.nn import functional
 
 from radixkv.model.gguf_blocks import KINDS, dequantise, unpack
-from radixkv_cpu import BlockWeight, PackedWeight, library
+from radixkv_cpu import Blocks, BlockWeight, PackedWeight, library
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
@@ -90,6 +90,58 @@ def test_rows_are_the_weights(kinds: list[str], dtype: torch.dtype) -> None:
     assert torch.equal(weight.rows(numbers), functional.embedding(numbers, table))
     with pytest.raises(IndexError, match=f"features: expected numbers from 0 to {len(table) - 1}"):
         weight.rows(torch.tensor([len(table)]))
+
+
+def scaled(integer: torch.dtype, features: int, inputs: int) -> Blocks:
+    """Random bytes but for NaN, by scales in float32 that no other type holds."""
+    codes = torch.randint(0, 256, (features, inputs), dtype=torch.uint8)
+    if integer == torch.float8_e4m3fn:
+        codes[codes & 127 == 127] = 0
+    return Blocks(8, codes.view(integer), torch.rand(features, inputs // 32) / 100, None)
+
+
+@each_variant
+@pytest.mark.parametrize("integer", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_integers_and_float8_by_scales_in_float32(variant: str, integer: torch.dtype, dtype: torch.dtype) -> None:
+    """All codes, the smallest among them, in products of few rows and of many, and one by one."""
+    torch.manual_seed(0)
+    parts = [scaled(integer, 70, 512) for _ in range(2)]
+    weights = torch.cat([part.dequantise() for part in parts])
+    with use(variant):
+        kept = BlockWeight(parts, dtype)
+        assert kept.nbytes == kept.panels.shape[0] * 32 * 512 * 9 // 8
+        rounded = weights.to(dtype)
+        numbers = torch.arange(140)
+        assert torch.equal(kept.rows(numbers), rounded)
+        if dtype == torch.bfloat16:  # ties away from zero
+            weights = ((weights.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+        for rows in (1, 3, 50):
+            x = torch.randn(rows, 512).to(dtype)
+            expected, magnitude = x.double() @ weights.double().T, x.double().abs() @ weights.double().abs().T
+            assert_close(kept.multiply(x), expected, magnitude)
+        packed = PackedWeight([weights.to(dtype)])
+        assert torch.equal(kept.multiply(x), packed.multiply(x))
+
+
+@needs_library
+def test_the_smallest_format_that_holds_all() -> None:
+    """Blocks of 4 bits stay so beside others of 4 bits; whole numbers and float8 have no format in common."""
+    raws = {kind: unpack(random_blocks(kind, 32, 256, np.random.default_rng(0)), kind) for kind in KINDS}
+    sizes = {
+        ("Q4_0", "Q4_1"): 5,
+        ("Q4_0", "Q4_K"): 6,
+        ("Q8_0", "Q8_0"): 8.5,
+        ("Q8_0", "Q4_0"): 12,
+        ("Q4_K", "Q6_K"): 12,
+    }
+    for kinds, bits in sizes.items():
+        weight = BlockWeight([raws[kind] for kind in kinds], torch.float32)
+        assert 8 * weight.nbytes == bits * 2 * 32 * 256
+        table = torch.cat([raws[kind].dequantise() for kind in kinds])
+        assert torch.equal(weight.rows(torch.arange(64)), table)
+    with pytest.raises(ValueError, match="blocks: expected integers of 4 or 8 bits, or float8"):
+        BlockWeight([raws["Q8_0"], scaled(torch.float8_e4m3fn, 32, 256)], torch.float32)
 
 
 @needs_library

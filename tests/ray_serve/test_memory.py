@@ -6,7 +6,8 @@ import inspect
 from pathlib import Path
 
 import pytest
-from support.model_zoo import build_supported
+from support.model_zoo import build, build_supported
+from support.quantised_checkpoints import gptq, write
 
 from radixkv import LLM
 from radixkv.config import LLMOptions
@@ -27,6 +28,17 @@ def test_weights_and_pool_are_those_that_the_engine_has(tmp_path: Path) -> None:
     half = replica_memory(str(tmp_path), {"num_blocks": 30, "block_size": 8}, on_gpu=False)
     assert half.weights == memory.weights // 2
     assert half.pool == memory.pool // 2
+
+
+def test_weights_that_others_packed_into_words_count_by_their_bytes(tmp_path: Path) -> None:
+    model = build("llama", {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256})
+    write(model, tmp_path, gptq(4, 64))
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    memory = replica_memory(str(tmp_path), {"num_blocks": 30}, on_gpu=False)
+    assert memory.weights is not None
+    assert stored < memory.weights < 2 * stored
+    floats = sum(parameter.numel() for parameter in model.parameters())
+    assert memory.weights < 2 * floats
 
 
 def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:

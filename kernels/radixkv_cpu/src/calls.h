@@ -51,7 +51,7 @@ struct Rows {
 enum class Activation : int32_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
 // Of weights: floats in T, or those of quantised.h.
-enum class Format : int32_t { kFloat = 0, kInt8 = 1, kInt4 = 2, kHalf8 = 3, kHalf4 = 4, kFloat4 = 5, kFloat8 = 6 };
+enum class Format : int32_t { kFloat = 0, kInt8 = 1, kInt4 = 2, kHalf8 = 3, kHalf4 = 4, kFloat4 = 5, kFloat8 = 6, kScaled8 = 7, kE4M3 = 8 };
 
 struct Linear {
     const void* x;         // [rows, inputs] T

@@ -159,6 +159,10 @@ void run(const Linear& linear) {
             return run<T, QuantisedProduct<T, Float4>>(linear);
         case Format::kFloat8:
             return run<T, QuantisedProduct<T, Float8>>(linear);
+        case Format::kScaled8:
+            return run<T, QuantisedProduct<T, Scaled8>>(linear);
+        case Format::kE4M3:
+            return run<T, QuantisedProduct<T, ScaledE4M3>>(linear);
         default:
             return run<T, FloatProduct<T>>(linear);
     }

@@ -1,4 +1,4 @@
-// Panels whose weights are integers of 8 or 4 bits, which become floats on their way to a product.
+// Panels whose weights are integers of 8 or 4 bits, or floats of 8, which become float32 on their way to a product.
 //
 // 32 inputs of a feature are a group with numbers of its own: weight = integer * scale + centre. A panel is a sequence of groups of
 // 32 inputs. Each begins with a header, of scales [parts][32] and, in some formats, centres [parts][32], of equal parts of its
@@ -11,8 +11,10 @@
 //     kHalf4      4 bits, 0 to 15      float16, float16                Q4_0, Q4_1
 //     kFloat4     4 bits, 0 to 15      float32, float32                Q4_K
 //     kFloat8     8 bits               float32, float32, of 16 inputs  all others, and several of them in one product
+//     kScaled8    8 bits               float32, none
+//     kE4M3       float8_e4m3fn        float32, none
 //
-// Those for GGUF's kinds of blocks stand for the same numbers, to the last bit.
+// Those for GGUF's kinds of blocks, and for weights that others quantised, stand for the same numbers, to the last bit.
 //
 // Of integers of 4 bits, the lowest is stored as 0. Each 64 bytes hold 8 vectors of 16 of them, the first in the lowest nibble of
 // every 32 bits, so that a shift and a look-up give a vector.
@@ -75,7 +77,7 @@ struct Numbers {
     F32 scale[2], centre[2];
 };
 
-template <typename Number, int PARTS, bool CENTRED>
+template <typename Integer, typename Number, int PARTS, bool CENTRED>
 struct Bytes {
     using Header = Numbers<Number, PARTS, CENTRED>;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel;
@@ -83,7 +85,7 @@ struct Bytes {
     // Calls use(input, weights) for every second input of a group.
     template <typename Use>
     static void for_pairs(const uint8_t* group, Use use) {
-        const auto* from = reinterpret_cast<const int8_t*>(group + Header::kBytes);
+        const auto* from = reinterpret_cast<const Integer*>(group + Header::kBytes);
         for (int part = 0; part < PARTS; part++) {
             const Header numbers(group, part);
             for (int input = part * kGroup / PARTS; input < (part + 1) * kGroup / PARTS; input += 2) {
@@ -121,12 +123,14 @@ struct Nibbles {
     }
 };
 
-using Int8 = Bytes<BF16, 1, false>;
+using Int8 = Bytes<int8_t, BF16, 1, false>;
 using Int4 = Nibbles<BF16, -8>;
-using Half8 = Bytes<F16, 1, false>;
+using Half8 = Bytes<int8_t, F16, 1, false>;
 using Half4 = Nibbles<F16, 0>;
 using Float4 = Nibbles<float, 0>;
-using Float8 = Bytes<float, 2, true>;
+using Float8 = Bytes<int8_t, float, 2, true>;
+using Scaled8 = Bytes<int8_t, float, 1, false>;
+using ScaledE4M3 = Bytes<E4M3, float, 1, false>;
 
 constexpr uint32_t kUpperHalf = 0xffff0000;
 

@@ -19,6 +19,7 @@ typedef float F32 __attribute__((vector_size(64)));
 typedef int32_t I32 __attribute__((vector_size(64)));
 typedef uint32_t U32 __attribute__((vector_size(64)));
 typedef uint16_t U16 __attribute__((vector_size(32)));
+typedef uint8_t U8 __attribute__((vector_size(16)));
 
 // bfloat16 is the upper half of a float32.
 struct BF16 {
@@ -27,6 +28,11 @@ struct BF16 {
 
 struct F16 {
     uint16_t bits;
+};
+
+// float8_e4m3fn: four bits of exponent, three of fraction, no infinities.
+struct E4M3 {
+    uint8_t bits;
 };
 
 inline F32 broadcast(float x) { return x - F32{}; }
@@ -67,6 +73,17 @@ inline F32 load(const F16* from) {
     }
     return v;
 #endif
+}
+
+// As a float16 of the same bits, whose exponents count from 8 lower: that conversion knows the smallest numbers, too. NaN is lost.
+inline F32 load(const E4M3* from) {
+    U8 bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    const U16 wide = __builtin_convertvector(bytes, U16);
+    const U16 half = ((wide & 0x7f) << 7) | ((wide & 0x80) << 8);
+    F16 numbers[kLanes];
+    std::memcpy(static_cast<void*>(numbers), &half, sizeof half);
+    return load(numbers) * 256.0f;
 }
 
 inline void store(float* to, F32 v) { std::memcpy(to, &v, sizeof v); }

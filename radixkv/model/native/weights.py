@@ -67,10 +67,12 @@ class BlockKeeper:
         biases: Sequence[torch.Tensor | None],
         activation: str | None,
     ) -> Weight | None:
-        """See `BlockWeight`; None: not all of these are blocks that can be kept."""
+        """See `BlockWeight`; None: not all of these are blocks that can be kept, together."""
         blocks = [self._weights.blocks(weight) for weight in weights]
         kept = [part for part in blocks if part is not None]
-        return BlockWeight(kept, weights[0].dtype, biases, activation) if len(kept) == len(blocks) else None
+        if len(kept) < len(blocks) or len({part.integers.dtype for part in kept}) > 1:
+            return None
+        return BlockWeight(kept, weights[0].dtype, biases, activation)
 
 
 AnyQuantiser = Quantiser | BlockKeeper

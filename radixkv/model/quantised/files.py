@@ -1,0 +1,109 @@
+"""All tensors of a quantised checkpoint, by the parameters of its model."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from radixkv.model.deferred_weights import CheckpointFiles
+from radixkv.model.quantised.method import METHODS
+from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherNamesError, StoredMatrix, UnreadableError
+from radixkv_cpu import Blocks
+
+# Last parts of names of what is for activations, keys and values, none of which are quantised as a file says; and of
+# constants that old files have.
+_IGNORED = re.compile(r"(input|output|activation|[qkv])_(scale(_ub)?|zero_point|g_idx)|inv_freq")
+
+_log = logging.getLogger(__name__)
+
+
+class QuantisedFiles(CheckpointFiles):
+    """A folder's safetensors, quantised or not.
+
+    Args:
+        folder: as of `CheckpointFiles`.
+        quantisation: its ``quantization_config``, of one of `METHODS`.
+        model: without weights.
+
+    Raises:
+        OSError, SafetensorError: the files cannot be read.
+        UnreadableError: not all of the model's parameters are there, as the format says; or there is more of a module than
+            the format knows of.
+    """
+
+    def __init__(self, folder: Path, quantisation: Mapping[str, Any], model: transformers.PreTrainedModel) -> None:
+        super().__init__(folder)
+        self._method = METHODS[quantisation["quant_method"]]
+        self._quantisation = quantisation
+        self._dtype = model.dtype
+        self._matrices: dict[str, StoredMatrix] = {}
+        self._method.check_config(quantisation)
+        known: set[str] = set()
+        missing: list[str] = []
+        seen: set[nn.Parameter] = set()
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter in seen:  # it is tied, and may be stored twice
+                known.add(name)
+                continue
+            seen.add(parameter)
+            found = self._find(model, name, parameter)
+            known |= found
+            missing += [] if found else [name]
+        modules = {name for name, _ in model.named_modules()}
+        others = [name for name in self._files if name not in known and not self._is_ignored(model, name)]
+        strays = [name for name in others if name.rpartition(".")[0] in modules]
+        if missing and others and not strays:
+            raise OtherNamesError(
+                f"there is no tensor {missing[0]}, but {others[0]}, which is no parameter of the model"
+            )
+        if missing:
+            raise UnreadableError(f"there is no tensor {missing[0]}, quantised or not")
+        if strays:
+            raise UnreadableError(f"{strays[0]}: expected no such tensor of a module that the model has")
+        if others:
+            _log.info(
+                "%s: %d tensors are no part of the model and are not read: %s, ...", folder, len(others), others[0]
+            )
+
+    def read(self, name: str) -> torch.Tensor:
+        matrix = self._matrices.get(name)
+        return super().read(name) if matrix is None else matrix.read().dequantise(self._dtype)
+
+    def blocks(self, name: str) -> Blocks | None:
+        matrix = self._matrices.get(name)
+        return None if matrix is None else matrix.read().blocks()
+
+    def _find(self, model: nn.Module, name: str, parameter: nn.Parameter) -> set[str]:
+        """Names of the tensors that a parameter is made of; none: it is not there."""
+        module, _, part = name.rpartition(".")
+        tensors = ModuleTensors(self._files, module)
+        if part == "weight" and parameter.dim() == 2:
+            features, inputs = parameter.shape
+            matrix = self._method.find(tensors, (features, inputs), self._quantisation)
+            if matrix is not None:
+                if not isinstance(model.get_submodule(module), nn.Linear | nn.Embedding):
+                    kind = type(model.get_submodule(module)).__name__
+                    raise UnreadableError(f"{name}: expected quantised weights of a linear layer, got those of {kind}")
+                self._matrices[name] = matrix
+                return tensors.used
+        if part not in tensors:
+            return set()
+        tensors.check(part, [parameter.shape], FLOATS)
+        return tensors.used
+
+    def _is_ignored(self, model: transformers.PreTrainedModel, name: str) -> bool:
+        """Whether nothing that is computed depends on a tensor."""
+        part = name.rpartition(".")[2]
+        if _IGNORED.fullmatch(part):
+            return True
+        if part == "bias":  # AutoGPTQ wrote them for layers without biases
+            return not bool(super().read(name).any())
+        patterns = model._keys_to_ignore_on_load_unexpected or ()
+        return any(re.search(pattern, name) for pattern in patterns)

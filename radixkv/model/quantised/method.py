@@ -1,0 +1,42 @@
+"""What a checkpoint's configuration says of how it is quantised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from radixkv.model.quantised import awq, compressed_tensors, float8, gptq
+from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix
+
+
+class Method(NamedTuple):
+    """How one format is read; see the file of each."""
+
+    check_config: Callable[[Mapping[str, Any]], None]
+    find: Callable[[ModuleTensors, tuple[int, int], Mapping[str, Any]], StoredMatrix | None]
+
+
+METHODS = {
+    "gptq": Method(gptq.check_config, gptq.find),
+    "awq": Method(awq.check_config, awq.find),
+    "compressed-tensors": Method(compressed_tensors.check_config, compressed_tensors.find),
+    "fp8": Method(float8.check_config, float8.find),
+    "fbgemm_fp8": Method(float8.check_config, float8.find),
+}
+"""What is read here, by ``quant_method``."""
+
+
+def quantisation_of(config: Any, folder: Path) -> dict[str, Any] | None:
+    """A checkpoint's ``quantization_config``; None: it is not quantised.
+
+    Args:
+        config: of the model.
+        folder: of the checkpoint. Older ones of GPTQ say it in a file beside the configuration.
+    """
+    given = getattr(config, "quantization_config", None)
+    if given is not None:
+        return dict(given if isinstance(given, Mapping) else given.to_dict())
+    beside = folder / "quantize_config.json"
+    return {"quant_method": "gptq", **json.loads(beside.read_text())} if beside.exists() else None

@@ -1,0 +1,229 @@
+"""Quantised checkpoints as models: the answers are those of the same weights in floats, and weights keep their bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from support.model_zoo import SUPPORTED, build
+from support.prompt_sets import tokens_of
+from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, packed, set_config, write
+from tokenizers import Tokenizer, models
+
+from radixkv import LLM
+from radixkv.config import ModelConfig
+from radixkv.errors import ModelLoadError
+from radixkv.model.deferred_weights import DeferredWeights
+from radixkv.model.loader import load_model
+from radixkv.model.native import weights_of
+from radixkv_cpu import BlockWeight, library
+
+SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 192, "num_hidden_layers": 2}
+PROMPTS = [[5, 6, 7, 8, 9] * 4 + [i] for i in (10, 11, 12)]
+# The scheme, and what linear layers are kept as.
+CASES: dict[str, tuple[Scheme, set[str]]] = {
+    "gptq": (gptq(4, 64), {"4 bits by float16"}),
+    "gptq-ordered": (gptq(4, 64, desc_act=True), set()),
+    "gptq-8": (gptq(8, 32, sym=False), {"8 bits by float32"}),
+    "awq": (awq(64), {"4 bits by float32"}),
+    "packed": (packed(4, 32, dtype=np.float32), {"8 bits by float32"}),
+    "int8": (int8("channel"), {"8 bits by float32"}),
+    "float8": (float8("block"), {"float8 by float32"}),
+}
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+
+def tiny(**options: Any) -> Any:
+    return build("llama", SIZES | options)
+
+
+def greedy(model: Any) -> list[list[int]]:
+    found = []
+    for prompt in PROMPTS:
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=None)
+        found.append(tokens[0, len(prompt) :].tolist())
+    return found
+
+
+@needs_library
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_are_those_of_the_weights_in_floats(case: str, tmp_path: Path) -> None:
+    scheme, kept = CASES[case]
+    truth = tiny(tie_word_embeddings=case in ("gptq", "float8"))
+    write(truth, tmp_path, scheme)
+    llm = LLM(tmp_path, dtype="float32", num_blocks=64)
+    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == greedy(truth)
+    blocks = [weight for weight in weights_of(llm.engine.loaded.model) if isinstance(weight, BlockWeight)]
+    assert {weight.kind for weight in blocks} == kept
+    assert sum(weight.num_weights for weight in blocks) == (2 * 7 if kept else 0)
+
+
+@needs_library
+@pytest.mark.parametrize("plain", [("lm_head", "k_proj"), ("lm_head", "up_proj", "o_proj"), ()])
+def test_layers_that_stay_as_they_are(plain: tuple[str, ...], tmp_path: Path) -> None:
+    """Among those whose products are computed as one; and an output head that is quantised."""
+    truth = tiny()
+    write(truth, tmp_path, gptq(4, 32), plain)
+    llm = LLM(tmp_path, dtype="float32", num_blocks=64)
+    assert tokens_of(llm, [{"prompt_token_ids": prompt} for prompt in PROMPTS]) == greedy(truth)
+    blocks = [weight for weight in weights_of(llm.engine.loaded.model) if isinstance(weight, BlockWeight)]
+    kept_together = {("lm_head", "k_proj"): 2 * 4, ("lm_head", "up_proj", "o_proj"): 2 * 4, (): 2 * 7 + 1}
+    assert sum(weight.num_weights for weight in blocks) == kept_together[plain]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_no_compiled_code_stands_in_weights_are_floats(case: str, tmp_path: Path) -> None:
+    """As on a GPU: exactly those that they were made of, in the model's type."""
+    truth = tiny()
+    write(truth, tmp_path, CASES[case][0])
+    for dtype in (torch.float32, torch.bfloat16):
+        ours = load_model(tmp_path, ModelConfig(dtype=dtype), native=False).model
+        wanted = truth.model.layers[1].self_attn.o_proj.weight.to(dtype)
+        stored = ours.model.layers[1].self_attn.o_proj
+        tokens = torch.eye(128, dtype=dtype)
+        assert torch.equal(stored(tokens).t(), wanted)
+
+
+@needs_library
+def test_in_bfloat16_logits_differ_no_more_than_those_of_floats(tmp_path: Path) -> None:
+    tokens = torch.arange(3, 40)[None]
+    for case in ("gptq", "float8"):
+        truth = tiny()
+        write(truth, tmp_path / case, CASES[case][0])
+        ours = load_model(tmp_path / case, ModelConfig(dtype="bfloat16")).model
+        assert {weight.kind for weight in weights_of(ours) if isinstance(weight, BlockWeight)} == CASES[case][1]
+        ours.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            expected, given = (model(tokens, use_cache=False).logits for model in (truth, ours))
+            rounded = truth.to(torch.bfloat16)(tokens, use_cache=False).logits
+        assert (given - expected).norm() <= 1.5 * (rounded - expected).norm()
+
+
+@needs_library
+def test_quantised_anew(tmp_path: Path) -> None:
+    """``quantization`` is of what a checkpoint's weights stand for."""
+    truth = tiny()
+    write(truth, tmp_path, gptq(4, 64, desc_act=True))
+    model = load_model(tmp_path, ModelConfig(dtype="float32", quantization="int8")).model
+    assert not any(isinstance(weight, BlockWeight) for weight in weights_of(model))
+    expected = load_model(truth, ModelConfig(quantization="int8")).model
+    for one, other in zip(weights_of(model), weights_of(expected), strict=True):
+        assert torch.equal(one.panels, other.panels)
+
+
+@needs_library
+@pytest.mark.parametrize("case", ["gptq", "gptq-ordered"])
+def test_one_module_at_a_time_is_in_memory_as_floats(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tiny(), tmp_path, CASES[case][0])
+    most = 0
+    fill = DeferredWeights._fill
+
+    def watch(self: DeferredWeights, parameter: torch.nn.Parameter) -> None:
+        nonlocal most
+        fill(self, parameter)
+        most = max(most, sum(p.numel() for p in self._names if p.dim() > 1 and p not in self._placeholders))
+
+    monkeypatch.setattr(DeferredWeights, "_fill", watch)
+    load_model(tmp_path, ModelConfig(dtype="float32"))
+    assert most == 3 * 128 * 192  # an MLP's
+
+
+@needs_library
+def test_models_are_named_by_how_they_are_quantised(tmp_path: Path) -> None:
+    """Tiers keep keys and values apart, though weights stand for the same."""
+    truth = tiny()
+    write(truth, tmp_path / "gptq", gptq(4, 64))
+    truth.save_pretrained(tmp_path / "plain")
+    names = [
+        load_model(tmp_path / folder, ModelConfig(dtype="float32"), fingerprint=True).fingerprint
+        for folder in ("gptq", "gptq", "plain")
+    ]
+    assert names[0] == names[1] != names[2]
+
+
+def test_a_folder_that_says_how_in_a_file_beside(tmp_path: Path) -> None:
+    """AutoGPTQ's older ones, which name their weights as they like, too."""
+    truth = tiny()
+    scheme = gptq(4, 64)
+    write(truth, tmp_path, scheme)
+    quantisation = {name: value for name, value in scheme.config.items() if name != "quant_method"}
+    truth.config.save_pretrained(tmp_path)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(quantisation))
+    (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit-64g.safetensors")
+    ours = load_model(tmp_path, ModelConfig(dtype="float32"), native=False).model
+    assert ours.config.quantization_config["bits"] == 4  # the model's name depends on it
+    tokens = torch.arange(3, 40)[None]
+    ours.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        given, expected = ours(tokens, use_cache=False).logits, truth(tokens, use_cache=False).logits
+    assert (given - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_checkpoint_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of its cache, without a network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    of_model = tmp_path / "models--some--model-GPTQ"
+    (of_model / "refs").mkdir(parents=True)
+    (of_model / "refs" / "main").write_text("abc")
+    truth = tiny()
+    truth.generation_config.eos_token_id = 77
+    write(truth, of_model / "snapshots" / "abc", gptq(4, 64))
+    words = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(of_model / "snapshots" / "abc")
+    loaded = load_model("some/model-GPTQ", ModelConfig(dtype="float32"), native=False)
+    assert loaded.eos_token_ids == {77}
+    wanted = truth.model.layers[1].self_attn.o_proj.weight
+    assert torch.equal(loaded.model.model.layers[1].self_attn.o_proj(torch.eye(128)).t(), wanted)
+
+
+def test_what_cannot_be_read_says_what_can(tmp_path: Path) -> None:
+    write(tiny(), tmp_path, gptq(4, 64))
+    given = load_file(tmp_path / "model.safetensors")
+    given.pop("model.layers.1.mlp.up_proj.scales")
+    save_file(given, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"quantised by gptq, cannot be read: model.layers.1.mlp.up_proj.scales"):
+        load_model(tmp_path)
+    for method, refusal in (("modelopt", "it does not know the method"), ("aqlm", "aqlm")):
+        set_config(tmp_path, {"quant_method": method, "bits": 4})
+        message = (
+            rf"quantised by {method}, cannot be read here \('{method}' is none of gptq, .*\), nor by transformers "
+        )
+        with pytest.raises(ModelLoadError, match=rf"{message}\(.*{refusal}.*\); possible are dense models of gptq"):
+            load_model(tmp_path)
+
+
+def test_experts_that_the_model_joins_are_left_to_transformers(tmp_path: Path) -> None:
+    """Of GPTQ, transformers asks for packages that are not there."""
+    truth = build("mixtral", SUPPORTED["mixtral"])
+    write(truth, tmp_path, gptq(4, 16), ("lm_head", "gate"))
+    given = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in given if ".experts." in name]:
+        del given[name]
+    given["model.layers.0.block_sparse_moe.experts.0.w1.qweight"] = torch.zeros(4, 48, dtype=torch.int32)
+    save_file(given, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelLoadError, match=r"cannot be read here \(there is no tensor .*experts.*, but .*w1\.qweight"
+    ):
+        load_model(tmp_path)
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    write(tiny(), tmp_path, gptq(4, 64))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelLoadError, match="quantised by gptq, cannot be read"):
+        load_model(tmp_path)
+    shutil.move(path, tmp_path / "elsewhere")
+    with pytest.raises(ModelLoadError, match="quantised by gptq, cannot be read"):
+        load_model(tmp_path)
