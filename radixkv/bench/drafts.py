@@ -161,7 +161,7 @@ def _chosen(works: Sequence[Work], only: Sequence[str]) -> list[Work]:
 def _measure(
     work: Work, rounds: int, plain: Engine, drafting: Engine, comparison: Comparison, peers: Sequence[Peer]
 ) -> Row:
-    runs = [_round(work, plain, drafting) for _ in range(rounds * work.rounds)]
+    runs = [_round(work, plain, drafting, number) for number in range(rounds * work.rounds)]
     expected = [answer for answers, _ in runs for answer in answers.answered]
     drafted = [answer for _, answers in runs for answer in answers.answered]
     questions = [
@@ -184,12 +184,12 @@ def _measure(
     )
 
 
-def _round(work: Work, plain: Engine, drafting: Engine) -> tuple[Answers, Answers]:
-    """The parts in turns, by each engine first as often."""
+def _round(work: Work, plain: Engine, drafting: Engine, number: int) -> tuple[Answers, Answers]:
+    """The parts in turns, by each engine first as often, also where a round has but one."""
     engines = plain, drafting
     for engine in engines:
         engine.begin(work.before)
-    for index, part in enumerate(work.parts):
+    for index, part in enumerate(work.parts, number):
         for engine in engines if index % 2 else reversed(engines):
             part(engine)
     return plain.answers, drafting.answers

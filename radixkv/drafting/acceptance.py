@@ -1,4 +1,4 @@
-"""How often drafts prove right: learned for each source and strength over all requests, and for each request and source.
+"""How often drafts prove right: learned for each source and strength over all requests, and for each request apart.
 
 A draft need not be verified to learn from it: what was drafted and not computed is compared with the tokens that came, too.
 So a source that was bad does not have to be tried again to be seen to be good.
@@ -34,10 +34,10 @@ class _Rate:
 
 
 class RequestRates:
-    """What one sequence's drafts have shown, by source."""
+    """What one sequence's drafts have shown, by source and strength."""
 
     def __init__(self) -> None:
-        self.by_source: dict[str, _Rate] = {}
+        self.by_strength: dict[tuple[str, int], _Rate] = {}
 
 
 class AcceptanceRates:
@@ -51,7 +51,7 @@ class AcceptanceRates:
         shared = self._rates.get((source, strength))
         right, seen = (0.0, 0.0) if shared is None else (shared.right, shared.seen)
         rate = (right + _FIRST_RATE * _FIRST_WEIGHT) / (seen + _FIRST_WEIGHT)
-        own = request.by_source.get(source)
+        own = request.by_strength.get((source, strength))
         if own is not None:
             rate = (own.right + rate * _SHARED_WEIGHT) / (own.seen + _SHARED_WEIGHT)
         return min(max(rate, 1e-3), 0.999)
@@ -70,8 +70,9 @@ class AcceptanceRates:
             return
         right = matching(draft.token_ids, tokens)
         seen = min(right + 1, length)
-        self._rates.setdefault((source, draft.strength), _Rate()).add(right, seen, _SHARED_MEMORY)
-        request.by_source.setdefault(source, _Rate()).add(right, seen, _REQUEST_MEMORY)
+        of = source, draft.strength
+        self._rates.setdefault(of, _Rate()).add(right, seen, _SHARED_MEMORY)
+        request.by_strength.setdefault(of, _Rate()).add(right, seen, _REQUEST_MEMORY)
 
 
 def matching(draft: Sequence[int], tokens: Sequence[int]) -> int:

@@ -11,10 +11,13 @@ from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
 # Lengths of runs that are looked for, the longest first: where a long one is found, the text mostly goes on likewise.
 RUNS = (8, 4, 2)
-# The strength of a draft that goes on where the last one was in the text, although a token has differed since.
-REALIGNED = 1
+# The strength of a draft from near the position where a token differed: as if tokens had been replaced by as many others; or, if
+# others were inserted or left out, from where the last token occurs, or the last two.
+REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
+# They are looked for so far ahead of where they would be if tokens had been replaced.
+_NEAR = 16
 # So many tokens may differ before a position in the text is given up.
-_MAX_DIFFERING = 4
+_MAX_DIFFERING = 8
 # Of each table. With so many a token, seven of eight older runs are still there when the text is full.
 _ENTRIES_PER_TOKEN = 8
 # Fewer tokens are indexed one by one.
@@ -61,30 +64,34 @@ class Document:
             return self._from(0, max_tokens, RUNS[0])
         draft = NO_DRAFT
         for k in RUNS:
+            # Two tokens are often found elsewhere, too: what is near the position comes before that.
+            if k == RUNS[-1] and (draft := self._realigned(sequence, num_new, max_tokens)).token_ids:
+                break
             position = self._find(sequence, k)
             if position is not None:
-                if k == RUNS[-1] and (realigned := self._realigned(num_new, max_tokens)) is not None:
-                    draft = realigned
-                    break
                 self._position, self._num_differing = position, 0
                 draft = self._from(position, max_tokens, k)
                 break
-        else:
-            draft = self._realigned(num_new, max_tokens) or NO_DRAFT
         self._index(len(self._tokens))
         return draft
 
-    def _realigned(self, num_new: int, max_tokens: int) -> Draft | None:
-        """From the position where a few tokens were replaced by as many others."""
+    def _realigned(self, sequence: Sequence[int], num_new: int, max_tokens: int) -> Draft:
+        """From near the position where a few tokens were replaced, inserted or left out."""
         if self._position is None:
-            return None
+            return NO_DRAFT
         self._num_differing += num_new
         if self._num_differing > _MAX_DIFFERING:
             self._position = None
-            return None
-        self._position += num_new
-        draft = self._from(self._position, max_tokens, REALIGNED)
-        return draft if draft.token_ids else None
+            return NO_DRAFT
+        tokens, last = self._tokens, sequence[-2:]
+        replaced, strength = self._position + num_new, REALIGNED
+        stop = min(replaced + _NEAR, len(tokens) - (sequence is tokens))
+        near = [at for at in range(max(self._position - 2, 2), stop) if tokens[at - 1] == last[-1]]
+        self._position = replaced
+        if near:
+            self._position = min(near, key=lambda at: (tokens[at - 2 : at] != last, abs(at - replaced)))
+            strength = NEAR_PAIR if tokens[self._position - 2 : self._position] == last else NEAR_TOKEN
+        return self._from(self._position, max_tokens, strength)
 
     def _from(self, position: int, max_tokens: int, strength: int) -> Draft:
         return Draft(self._tokens[position : position + max_tokens], strength)

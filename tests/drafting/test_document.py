@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.drafting.document import REALIGNED, RUNS, Document
+from radixkv.drafting.document import NEAR_PAIR, NEAR_TOKEN, REALIGNED, RUNS, Document
 from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=8, max_size=40)
@@ -37,7 +37,7 @@ def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int],
     for token in text:
         tokens.append(token)
         draft = document.draft(tokens, max_tokens)
-        if draft.strength == REALIGNED or not draft.token_ids:
+        if draft.strength not in RUNS or not draft.token_ids:
             continue
         k = draft.strength
         positions = [i for i in range(k, len(tokens)) if tokens[i - k : i] == tokens[-k:]]
@@ -60,6 +60,24 @@ def test_a_prediction_begins_at_its_beginning_and_goes_on_behind_a_changed_token
     assert document.draft(tokens, 4) == ([14, 15, 16, 17], REALIGNED)
     tokens += [14, 15]
     assert document.draft(tokens, 4).token_ids == [16, 17, 18, 19]
+
+
+def test_where_tokens_were_inserted_or_left_out_the_text_goes_on_behind_the_last_one_near_there() -> None:
+    """And not where its last two tokens, or its last one, occur far away."""
+    prediction = [*range(10, 30), 99, 14, 80, 81, 19, 20, 82]
+    document = Document(prediction, len(prediction), begins=True)
+    tokens = [1]
+    document.draft(tokens, 4)
+    tokens += [10, 11, 12, 13]
+    assert document.draft(tokens, 4) == ([14, 15, 16, 17], 4)
+    tokens += [99]  # inserted
+    assert document.draft(tokens, 4).strength == REALIGNED
+    tokens += [14]
+    assert document.draft(tokens, 4) == ([15, 16, 17, 18], NEAR_TOKEN)
+    tokens += [19]  # 15 to 18 are left out
+    assert document.draft(tokens, 4) == ([20, 21, 22, 23], NEAR_TOKEN)
+    tokens += [20]
+    assert document.draft(tokens, 4) == ([21, 22, 23, 24], NEAR_PAIR)
 
 
 def test_a_place_is_given_up_where_nothing_matches_any_more() -> None:

@@ -82,6 +82,9 @@ def test_rates_are_learned_by_source_strength_and_request() -> None:
     unknown = RequestRates()
     assert rates.rate("tree", 8, unknown) == 0.5
     assert rates.rate("suffix", 8, unknown) > 0.9 > 0.2 > rates.rate("suffix", 2, unknown)
+    assert rates.rate("suffix", 8, bad) == rates.rate("suffix", 8, unknown)
+    for _ in range(7):
+        rates.learn("suffix", Draft([1], 8), [9], bad)
     assert rates.rate("suffix", 8, bad) < 0.5 < rates.rate("suffix", 8, good)
 
 

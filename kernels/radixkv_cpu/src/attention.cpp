@@ -26,7 +26,7 @@ constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
 constexpr int64_t kChunk = 128;  // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of a prompt's
-constexpr int64_t kMostDrafted = 32;  // rows of a sequence that is not in its prompt: its chunks are those of a single row
+constexpr int64_t kMostDrafted = 32;  // rows of a sequence that is not in its prompt: each is computed as if it were the only one
 // Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
 // from panels earlier.
 #if defined(__AMX_BF16__)
@@ -41,6 +41,7 @@ struct Task {
     int64_t range, head_start, head_stop, row_start, row_stop, key_start, key_stop;
     int64_t partial;      // of its first row and head; those of the other rows and of the head's group follow
     int64_t head_stride;  // from there to those of the next key-value head
+    bool unpacked;        // its rows pass keys as they lie in memory
 };
 
 // One range's partial result of one row.
@@ -96,11 +97,12 @@ class Worker {
             const auto sums = [&](int64_t head) { return tile_sums_.get() + (head - task.head_start) * kKeys * kTileColumns; };
             // Of all heads first: what a tile instruction has stored cannot be read until it has left the processor.
             if constexpr (kAsTiles<T>)
-                for (int64_t head = task.head_start; head < task.head_stop && num_rows <= kUnpackedRows<T>; head++)
+                for (int64_t head = task.head_start; head < task.head_stop && task.unpacked; head++)
                     score_in_tiles(slots, head, first, count, query(head), sums(head));
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
                 const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
-                attend(slots, next, head, first, count, num_rows, query(head), sums(head), outputs + at * value_dim_, maxima + at, totals + at);
+                attend(slots, next, head, first, count, num_rows, task.unpacked, query(head), sums(head), outputs + at * value_dim_,
+                       maxima + at, totals + at);
             }
         }
     }
@@ -113,9 +115,9 @@ class Worker {
 
     void load_query(const Task& task, int64_t kv_head, T* to) {
         if constexpr (kAsTiles<T>) {
-            if (const int64_t num_rows = (task.row_stop - task.row_start) * group_; num_rows <= kUnpackedRows<T>) {
+            if (task.unpacked) {
                 copy_query(task, kv_head, keys_.get());
-                return pack_columns(num_rows, keys_.get(), key_dim_, to);
+                return pack_columns((task.row_stop - task.row_start) * group_, keys_.get(), key_dim_, to);
             }
         }
         copy_query(task, kv_head, to);
@@ -146,13 +148,12 @@ class Worker {
         for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
-    // All rows over up to 64 keys of one head; of few rows, tiles have the `sums` that are their scores.
-    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, const T* query,
-                const float* sums, float* outputs, float* maxima, float* totals) {
+    // All rows over up to 64 keys of one head; of unpacked ones, tiles have the `sums` that are their scores.
+    void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, bool unpacked,
+                const T* query, const float* sums, float* outputs, float* maxima, float* totals) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, keys);
         find(call_.keys, call_.key_dim, head, next, next_keys);
-        const bool unpacked = num_rows <= kUnpackedRows<T>;
         if (unpacked && kAsTiles<T>) {
             for (int at = 0; at < count; at += kLanes) unpack_columns(sums + at * kTileColumns, num_rows, scores_.get() + at, kKeys);
         } else if (unpacked) {
@@ -284,6 +285,17 @@ void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, 
     }
 }
 
+// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. In float32, rows of one sequence
+// that is not in its prompt do if a single one of them would: drafts are rows beside the one that there is without them, and products
+// with panels are added in another order. In bfloat16 AMX tiles have one order for both; without them, panels take 17 rows
+// in two thirds of the time.
+template <typename T>
+bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
+    if (num_rows <= kUnpackedRows<T>) return true;
+    const int64_t first = call.row_start[range], last = call.row_stop[range] - 1;
+    return !kPairs<T> && group <= kUnpackedRows<T> && last - first < kMostDrafted && call.positions[last] - call.positions[first] == last - first;
+}
+
 template <typename T>
 void run(const Attention& call) {
     const int64_t group = call.num_query_heads / call.num_kv_heads, value_dim = padded(call.value_dim);
@@ -295,7 +307,7 @@ void run(const Attention& call) {
         for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row += tile) {
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
             const int64_t stride = (row_stop - row) * group;
-            const bool few = stride <= kFewRows;
+            const bool few = stride <= kFewRows, unpacked = is_unpacked<T>(call, range, stride, group);
             const int64_t chunk = few || call.row_stop[range] - call.row_start[range] <= std::max(tile, kMostDrafted) ? kChunk : kLongChunk;
             const auto [lowest, highest] = std::minmax_element(call.positions + row, call.positions + row_stop);
             const int64_t stop = std::min(call.key_stop[range], *highest + 1);
@@ -310,7 +322,7 @@ void run(const Attention& call) {
                 for (int64_t c = 0; c < num_chunks; c++) {
                     const int64_t key_start = std::max(start, (first_chunk + c) * chunk), key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
                     const int64_t partial = num_partials + (head * num_chunks + c) * stride;
-                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride});
+                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride, unpacked});
                 }
             num_partials += call.num_kv_heads * num_chunks * stride;
         }
