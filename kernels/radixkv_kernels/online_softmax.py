@@ -237,12 +237,15 @@ def tile_config(
     64 rows, no warp groups       32           operands live in registers, and 64 keys spill: 52 times on sm_120
     64 rows, heads of 256               8      so that the output does not spill; 128 rows do, without warp groups
     queries in float32            16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
+    64 rows, heads of 192, 128    32           in 16 bits, for warp groups: 64 keys leave room for two stages; at most three
+                                               stages: a fourth spills on sm_100 and takes a second program's room
     ============================  ====  =====  ===================================================================
 
     With n stages, n - 1 tiles of keys and values are on their way while one is computed. What is on its way, over all
     programs of a multiprocessor, hides the memory's latency: with bfloat16 and heads of 128, 2 tiles of 32 KiB for each of 3
-    programs of 16 rows. Where tiles do not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their
-    99 KiB, stages beyond the third are given up first, then keys, then the other stages.
+    programs of 16 rows. With two stages none is: compiled code waits for all copies before it multiplies. So where tiles do
+    not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their 99 KiB, stages beyond the third are
+    given up first, then keys, then the other stages.
 
     Args:
         target: None: the current device.
@@ -263,18 +266,19 @@ def _tile_config(
     target: Target,
 ) -> TileConfig:
     warp_groups = target.has_warp_groups and tile_rows >= 64 and query_dtype != torch.float32
-    most_keys = 64
+    wider_keys = warp_groups and tile_rows == 64 and key_tile > value_tile and cache_dtype.itemsize == 2
+    most_keys, most_stages = 64, 3 if wider_keys else 4
     if query_dtype == torch.float32:
         most_keys = 16
-    elif tile_rows >= 64 and not warp_groups:
+    elif wider_keys or (tile_rows >= 64 and not warp_groups):
         most_keys = 32
     wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
     token = (key_tile + value_tile) * cache_dtype.itemsize
-    # Fewer stages leave nothing to be on its way: a tile that has been read makes room for the next one.
-    for fewest_stages in (2, 1) if warp_groups else (3, 2, 1):
+    # Fewer than three leave nothing to be on its way: a tile that has been read makes room for the next one.
+    for fewest_stages in (3, 2, 1):
         keys = most_keys
         while keys >= 16:
-            for stages in range(min(4, max(1, _TILES_NBYTES // (keys * token))), fewest_stages - 1, -1):
+            for stages in range(min(most_stages, max(1, _TILES_NBYTES // (keys * token))), fewest_stages - 1, -1):
                 # Warp groups read a tile where it lies, so that it cannot be replaced yet; the others have it in registers,
                 # but pass their weights through shared memory.
                 tiles = (stages if warp_groups else stages - 1) * keys * token
