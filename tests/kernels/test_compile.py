@@ -61,6 +61,9 @@ class Case:
             # Multiplied without tensor cores, so operands and results fill the registers. The engine uses 16 rows for float32
             # wherever a group fits; the type is there for comparison, not for speed.
             return self.tile_rows > 16
+        if self.arch == 90 and self.dtype == FP8 and self.key_dim == 256:
+            # Converted in registers: with 32 keys once or twice a turn, by Triton 3.6.
+            return self.tile_rows > 16
         # Operands that live in registers, beside a result of 128 rows. The engine takes 64 rows there.
         return self.arch not in WIDE and self.key_dim > 128 and self.tile_rows == 128
 
