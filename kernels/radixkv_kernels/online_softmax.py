@@ -27,7 +27,7 @@ def load_query(query, row, head, wanted, row_stride, head_stride,
     offset = row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     mask = wanted[:, None] & (dim < DIM)[None, :]
     tile = tl.load(query + offset[:, None] + dim[None, :], mask=mask, other=0.0)
-    if COMPUTE == tl.float16:  # noqa: SIM300
+    if COMPUTE == tl.float16 and query.dtype.element_ty != tl.float16:  # noqa: SIM300
         # Numbers of bfloat16 may lie beyond its range, and infinities would become NaN.
         tile = tl.minimum(tl.maximum(tile.to(tl.float32), -65504.0), 65504.0)
     return tile.to(COMPUTE)
@@ -235,14 +235,19 @@ def tile_config(
     ============================  ====  =====  ===================================================================
     the halves, 16 or 64 rows     64    4      128 rows take 8 warps: each computes 16 rows, a tensor core's tile
     64 rows, no warp groups       32           operands live in registers, and 64 keys spill: 52 times on sm_120
+    heads of 256                  32           in float8 more spill: 92 times in a loop with 128 rows on sm_90
     64 rows, heads of 256               8      so that the output does not spill; 128 rows do, without warp groups
     queries in float32            16    8      multiplied without tensor cores, operands in registers; 16 rows: 4 warps
+    64 rows, heads of 192, 128    32           for warp groups: in 16 bits 64 keys leave room for two stages, and a fourth
+                                               spills on sm_100 and takes a second program's room; float8 takes 8 warps, for
+                                               64 keys spill on sm_90, and 32 with 4 warps on sm_100
     ============================  ====  =====  ===================================================================
 
     With n stages, n - 1 tiles of keys and values are on their way while one is computed. What is on its way, over all
     programs of a multiprocessor, hides the memory's latency: with bfloat16 and heads of 128, 2 tiles of 32 KiB for each of 3
-    programs of 16 rows. Where tiles do not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their
-    99 KiB, stages beyond the third are given up first, then keys, then the other stages.
+    programs of 16 rows. With two stages none is: compiled code waits for all copies before it multiplies. So where tiles do
+    not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their 99 KiB, stages beyond the third are
+    given up first, then keys, then the other stages.
 
     Args:
         target: None: the current device.
@@ -263,18 +268,21 @@ def _tile_config(
     target: Target,
 ) -> TileConfig:
     warp_groups = target.has_warp_groups and tile_rows >= 64 and query_dtype != torch.float32
-    most_keys = 64
+    wider_keys = warp_groups and tile_rows == 64 and key_tile > value_tile
+    halves = cache_dtype.itemsize == 2
+    most_keys, most_stages = 64, 3 if wider_keys and halves else 4
     if query_dtype == torch.float32:
         most_keys = 16
-    elif tile_rows >= 64 and not warp_groups:
+    elif wider_keys or value_tile > 128 or (tile_rows >= 64 and not warp_groups):
         most_keys = 32
-    wide = tile_rows == 128 or (tile_rows == 64 and (query_dtype == torch.float32 or value_tile > 128))
+    many_registers = query_dtype == torch.float32 or value_tile > 128 or (wider_keys and not halves)
+    wide = tile_rows == 128 or (tile_rows == 64 and many_registers)
     token = (key_tile + value_tile) * cache_dtype.itemsize
-    # Fewer stages leave nothing to be on its way: a tile that has been read makes room for the next one.
-    for fewest_stages in (2, 1) if warp_groups else (3, 2, 1):
+    # Fewer than three leave nothing to be on its way: a tile that has been read makes room for the next one.
+    for fewest_stages in (3, 2, 1):
         keys = most_keys
         while keys >= 16:
-            for stages in range(min(4, max(1, _TILES_NBYTES // (keys * token))), fewest_stages - 1, -1):
+            for stages in range(min(most_stages, max(1, _TILES_NBYTES // (keys * token))), fewest_stages - 1, -1):
                 # Warp groups read a tile where it lies, so that it cannot be replaced yet; the others have it in registers,
                 # but pass their weights through shared memory.
                 tiles = (stages if warp_groups else stages - 1) * keys * token

@@ -35,7 +35,13 @@ MIN_SECONDS = 30.0
 # For the parent to write the last figures.
 _SPARE_SECONDS = 5.0
 _POLL_SECONDS = 2.0
-_KEPT_LINES = 60
+_KEPT_LINES = 200
+# How long a process that is aborted may take to say where it is before it is killed.
+_LAST_WORDS_SECONDS = 2.0
+
+# Of every part. None needs a network, and where there is none, looking for one would take minutes. What a part says is passed
+# on at once, and where it crashes or hangs, that is where.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 DONE, FAILED, TIMED_OUT, CUT_SHORT, SKIPPED = "done", "failed", "timed out", "cut short", "skipped"
 
@@ -165,7 +171,7 @@ class FirstLight:
             try:
                 process = subprocess.Popen(
                     command,
-                    env={**os.environ, **part.environment},
+                    env={**os.environ, **_ENVIRONMENT, **part.environment},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -230,7 +236,11 @@ class FirstLight:
 def _end(process: subprocess.Popen[str]) -> bool:
     """End a process and all that it started; False: a driver that hangs holds it, and would hold whatever came next."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_SECONDS)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_SPARE_SECONDS)
     return process.poll() is not None

@@ -39,6 +39,7 @@ class GpuReport:
         limits: as given.
         failed: by a row's name, the error that it ended with.
         unavailable: by a row's name, why it cannot be measured here.
+        tracebacks: by a row's name, where it failed.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GpuReport:
         self.limits = limits
         self.failed: dict[str, str] = {}
         self.unavailable: dict[str, str] = {}
+        self.tracebacks: dict[str, str] = {}
         self._console = console
         self._json_path = json_path
         self._only = only or ""
@@ -64,6 +66,7 @@ class GpuReport:
             "rows": self._rows,
             "failed": self.failed,
             "unavailable": self.unavailable,
+            "tracebacks": self.tracebacks,
         }
 
     @classmethod
@@ -128,7 +131,8 @@ class GpuReport:
     def note_failure(self, name: str, error: Exception) -> None:
         """Keep what a row, or the preparation of some, failed with."""
         self.failed[name] = f"{type(error).__name__}: {error}"
-        self._console.print("".join(traceback.format_exception(error)), markup=False, highlight=False)
+        self.tracebacks[name] = "".join(traceback.format_exception(error))
+        self._console.print(self.tracebacks[name], markup=False, highlight=False)
         self._console.print(f"{name} failed: {self.failed[name]}", style="red", markup=False)
         self.write()
 

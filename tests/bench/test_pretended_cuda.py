@@ -7,6 +7,7 @@ the rows. Times are all the same, and mean nothing.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -197,3 +198,35 @@ def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypa
     for shared in (0, 24):
         for what in ("step: ", "top-p step: ", "step, GPU idle: ", "answers: "):
             assert f"3 x 40, {shared} shared, {what}" in steps
+
+
+def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests themselves, much smaller and by the CPU's backend: what is run first on a GPU must not fail by itself."""
+    path = Path(__file__).parents[1] / "engine" / "test_bfloat16_on_gpu.py"
+    spec = importlib.util.spec_from_file_location("judged", path)
+    assert spec is not None
+    assert spec.loader is not None
+    judged = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(judged)
+    for name, value in {
+        "DEVICE": "cpu",
+        "POOL_BYTES": 2**22,
+        "HEADS": 8,
+        "KV_HEADS": 2,
+        "HEAD_DIM": 16,
+        "ROOT": 40,
+        "NODES": 2,
+        "NODE": 20,
+        "OWN": (2, 7),
+        "NEW": 3,
+        "COUNT": 4,
+    }.items():
+        monkeypatch.setattr(judged, name, value)
+    model = judged.make_model()
+    judge = judged.Judge(model)
+    judged.test_greedy_answers_are_as_good_as_transformers(model, judge, {})
+    judged.test_log_probabilities_are_as_good_as_transformers(model, judge, eager=True)
+    # And where answers are not as good, that is seen: those of a model whose weights are others.
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.1)
+    with pytest.raises(AssertionError):
+        judged.test_greedy_answers_are_as_good_as_transformers(model, judge, {})

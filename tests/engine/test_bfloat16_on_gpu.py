@@ -19,7 +19,9 @@ from radixkv import LLM, SamplingParams
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
+POOL_BYTES = 2**30
 VOCABULARY = 1000
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 ROOT, NODES, NODE, OWN, NEW = 600, 8, 300, (5, 90), 24
 COUNT = 64
 # Rounding is random: our errors may be so many times theirs, the largest of them and on average.
@@ -30,12 +32,12 @@ def make_model() -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=4096,
+        hidden_size=HEADS * HEAD_DIM,
         intermediate_size=1024,
         num_hidden_layers=2,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
         max_position_embeddings=2048,
         initializer_range=0.03,
     )
@@ -113,7 +115,7 @@ class Judge:
     ids=str,
 )
 def test_greedy_answers_are_as_good_as_transformers(model: Any, judge: Judge, options: dict[str, Any]) -> None:
-    options = {"block_size": 16, "kv_cache_memory_bytes": 2**30, "max_num_seqs": COUNT, **options}
+    options = {"block_size": 16, "kv_cache_memory_bytes": POOL_BYTES, "max_num_seqs": COUNT, **options}
     llm = LLM(copy.deepcopy(model).to(DEVICE), **options)
     prompts = make_prompts()
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -130,7 +132,7 @@ def test_log_probabilities_are_as_good_as_transformers(model: Any, judge: Judge,
     """Of every prompt token, computed in chunks over shared prefixes, and of every answer's."""
     llm = LLM(
         copy.deepcopy(model).to(DEVICE),
-        kv_cache_memory_bytes=2**30,
+        kv_cache_memory_bytes=POOL_BYTES,
         max_num_seqs=COUNT,
         max_num_batched_tokens=1000,
         enforce_eager=eager,

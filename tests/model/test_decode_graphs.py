@@ -14,11 +14,12 @@ import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import build_supported
 
-from radixkv.attention.triton import TritonBackend, cost_model
+from radixkv.attention.triton import TritonBackend, cost_model, start_check
 from radixkv.attention.triton.buffers import padded_size
 from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
+from radixkv.model import runner as runner_module
 from radixkv.model.decode_graphs import MAX_CAPTURE_SECONDS, DecodeGraphs, GraphKind, kinds_in_order
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
@@ -367,3 +368,15 @@ def test_graphs_that_cannot_be_captured_are_tried_once(caplog: pytest.LogCapture
         runner.capture_graphs()
     assert len(caplog.records) == 1
     assert not runner._can_capture
+
+
+def test_on_a_gpu_every_kernel_is_checked_when_the_pool_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any request, and once for each kind of pool."""
+    checked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(start_check, "check_kernels", lambda layers, *rest: checked.append(rest))
+    monkeypatch.setattr(runner_module, "make_backend", lambda *args: None)
+    runner = ModelRunner(load_model(build_supported("llama"), native=False))
+    runner._device = torch.device("cuda")
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        runner.use_pool(KVPool(runner.layer_shapes, 1, 16, dtype), "triton", 4, 64, enforce_eager=True)
+    assert checked == [(16, torch.float32, dtype, runner._device) for dtype in (torch.float32, torch.bfloat16)]

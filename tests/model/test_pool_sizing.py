@@ -11,7 +11,9 @@ from support.model_zoo import build_supported
 
 from radixkv.attention.triton.cost_model import MAX_LEVELS
 from radixkv.config import ResolvedEngineConfig
+from radixkv.engine import pool_setup
 from radixkv.engine.speculation import max_draft_rows
+from radixkv.memory import KVPool, LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks
 from radixkv.model.runner import ModelRunner
@@ -113,3 +115,32 @@ def test_the_largest_step_may_have_more_tokens_than_a_model_has_positions(
     """biogpt looks positions up in a table; reading beyond its end is a fatal error on a GPU."""
     loaded = load_model(build_supported(name))
     assert ModelRunner(loaded).measure_activations(2 * loaded.max_model_len + 1, 4, draw_in_every_way) == 900
+
+
+def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    class Runner:
+        layer_shapes = (LayerShape(1, 4, 4),)
+
+        def use_pool(self, pool: KVPool, *rest: object) -> None:
+            done.append(f"pool of {pool.num_blocks}")
+
+        def measure_activations(self, *rest: object) -> int:
+            return 7
+
+        def measure_graphs(self, free_memory: object) -> int:
+            done.append("graphs")
+            return 5
+
+    def choose(*rest: object, **measures: Any) -> int:
+        done.append(measures["measure_activations"]() + measures["measure_graphs"]())
+        return 3
+
+    monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, max_model_len=64)
+    given = {"max_num_batched_tokens": 64, "enable_torch_compile": False, "async_scheduling": False}
+    runner: Any = Runner()
+    pool = pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=4, **given), torch.float32)
+    assert done == ["pool of 1", "graphs", 12, "pool of 3"]
+    assert pool.num_blocks == 3

@@ -45,9 +45,13 @@ def test_compiled_layers_decode_in_padded_batches_too(name: str, monkeypatch: py
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    truth, llm = make_llm(name, "torch"), make_llm(name, "triton", enable_torch_compile=True)
+    graphs = llm.engine._runner._graphs
+    assert graphs is not None
+    assert graphs.num_captured == len(graphs.kinds)  # before the first request
     answers = [
-        [output.outputs[0].token_ids for output in llm.generate(inputs, params, use_tqdm=False)]
-        for llm in (make_llm(name, "torch"), make_llm(name, "triton", enable_torch_compile=True))
+        [output.outputs[0].token_ids for output in each.generate(inputs, params, use_tqdm=False)]
+        for each in (truth, llm)
     ]
     assert answers[0] == answers[1]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from support.model_zoo import build_shallow
+from support.on_cpu import OnCpu
 
 from radixkv.attention import AttentionOptions
 from radixkv.attention.triton import start_check
 from radixkv.attention.triton.start_check import LayerKernels, check_kernels
+from radixkv.bench.gpu_ready import launch_one
 from radixkv.memory import LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner
@@ -78,3 +80,8 @@ def test_whole_numbers_are_compared_exactly(name: str, monkeypatch: pytest.Monke
     problem = start_check._Problem(PLAIN, 16, torch.float32, torch.float8_e4m3fn, "cpu")
     with pytest.raises(RuntimeError, match=f"^{name}: .* its result is .* by the reference "):
         start_check._run(name, dict(problem.launches())[name], problem.bound)
+
+
+def test_the_kernel_that_a_first_light_begins_with_is_right() -> None:
+    with OnCpu():
+        launch_one()
