@@ -35,8 +35,8 @@ from radixkv.routing.block_index import BlockIndex
 
 # Seconds in which what was sent to a replica counts half.
 _HALF_LIFE = 300.0
-# What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest, or
-# nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
+# What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
+# or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
 _LEAST_WEIGHT = 3.0
 
 
