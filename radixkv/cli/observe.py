@@ -92,7 +92,7 @@ def explain(
 
     Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
     """
-    from radixkv.model.loader import load_tokenizer
+    from radixkv.model.tokenizer import load_tokenizer
     from radixkv.observe.explain import explain_after
 
     explanation = explain_after(prompt, after, load_tokenizer(model), **engine_options)

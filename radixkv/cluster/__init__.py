@@ -1,11 +1,20 @@
-"""Several engines that answer as one: their private interface, and streams that survive the engine they are on."""
+"""Several engines that answer as one: their private interface, and streams that survive the engine they are on.
 
-from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
-from radixkv.cluster.description import ReplicaDescription
-from radixkv.cluster.ingress import Ingress, create_ingress
-from radixkv.cluster.replica_app import replica_app
-from radixkv.cluster.replica_set import MismatchError, ReplicaSet
-from radixkv.cluster.streams import ReplicaStreams
+The names below load on first use: what an ingress imports, which computes nothing, does without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
+    from radixkv.cluster.description import ReplicaDescription
+    from radixkv.cluster.ingress import Ingress, create_ingress
+    from radixkv.cluster.replica_routes import replica_app
+    from radixkv.cluster.replica_set import MismatchError, ReplicaSet
+    from radixkv.cluster.streams import ReplicaStreams
 
 __all__ = [
     "ClusterLLM",
@@ -18,3 +27,20 @@ __all__ = [
     "replica_app",
     "text_interface",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    modules = {
+        "ClusterLLM": "cluster_llm",
+        "Ingress": "ingress",
+        "MismatchError": "replica_set",
+        "ReplicaDescription": "description",
+        "ReplicaSet": "replica_set",
+        "ReplicaStreams": "streams",
+        "create_ingress": "ingress",
+        "replica_app": "replica_routes",
+        "text_interface": "cluster_llm",
+    }
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"radixkv.cluster.{modules[name]}"), name)

@@ -15,14 +15,13 @@ from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import Cleared, NamespaceSelection
-from radixkv.engine.engine import BatchSize
 from radixkv.engine.request_intake import RequestIntake
 from radixkv.engine.request_stream import RequestStream
-from radixkv.engine.stats import COUNTS, EngineStats
+from radixkv.engine.stats import COUNTS, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
-from radixkv.model.loader import chat_format_of, load_tokenizer
 from radixkv.model.text_interface import TextInterface
+from radixkv.model.tokenizer import chat_format_of, load_tokenizer
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
@@ -172,6 +171,10 @@ class ClusterLLM:
                 taken.set_exception(error)
             if task is not None:
                 task.cancel()
+
+    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
+        """As `AsyncLLM.times`; a request that was sent to a replica counts as scheduled with its first token."""
+        return [stream.times for stream in streams if stream.times is not None and not stream.ended]
 
     async def run_tokenizer(
         self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1

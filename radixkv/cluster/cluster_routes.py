@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from fastapi import APIRouter, Depends
+import httpx
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from radixkv.cluster.cluster_llm import ClusterLLM
-from radixkv.server.admin import ClearRequest, ClearResponse, DrainResponse, selection_of
+from radixkv.server.admin import CheckResponse, ClearRequest, ClearResponse, DrainResponse, selection_of
 from radixkv.server.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.live_state import LiveState, live_state
 from radixkv.server.service import Service
 
-_OF_ONE_ENGINE = ("check", "snapshot", "pins")
+_OF_ONE_ENGINE = ("snapshot", "pins")
 
 
 class ReplicaState(BaseModel):
@@ -44,20 +45,47 @@ class ReplicaList(BaseModel):
     replicas: list[ReplicaState]
 
 
+class ClusterState(LiveState):
+    """Everything on the page: sums, and what each replica told of itself last."""
+
+    replicas: list[ReplicaState]
+
+
 def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
-    """`/live` with totals, `/replicas`, and the parts of `/admin` that mean something for several replicas."""
+    """`/live` with totals and each replica, and the parts of `/admin` that mean something for several replicas."""
     router = APIRouter()
     admin = APIRouter(prefix="/admin", tags=["administration"], dependencies=[Depends(administrator)])
 
     @router.get("/live", tags=["observation"])
-    async def live(tenant: CurrentTenant) -> LiveState:
-        """The sums over all replicas; what each has cached, it alone knows."""
-        return _totals(service, llm)
+    async def live(tenant: CurrentTenant) -> ClusterState:
+        """The sums over all replicas, and each of them; what each has cached, it alone knows."""
+        return ClusterState(**dict(_totals(service, llm)), replicas=_states(llm))
 
     @admin.get("/replicas")
     async def replicas() -> ReplicaList:
         """Each replica, as it told of itself last."""
-        return ReplicaList(replicas=[_state(llm, name) for name in llm.replicas.names])
+        return ReplicaList(replicas=_states(llm))
+
+    @admin.get("/replicas/{name:path}/snapshot", response_class=Response)
+    async def snapshot(name: str) -> Response:
+        """All that one replica has cached, of every tenant, with texts, for `radixkv inspect`. It runs no step meanwhile."""
+        if name not in llm.replicas.names:
+            raise ApiError(HTTPStatus.NOT_FOUND, f"there is no replica {name!r}")
+        answer = await llm.replicas.ask(name, "GET", "/snapshot")
+        if answer is None or not answer.is_success:
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"replica {name!r}: {_failure(answer)}")
+        return Response(answer.content, media_type="application/json")
+
+    @admin.post("/check")
+    async def check() -> CheckResponse:
+        """Verify every rule of the bookkeeping of all caches that are up; 500 if one is broken, or is not answered for."""
+        answers = await llm.replicas.ask_all("POST", "/check")
+        failed = {name: answer for name, answer in answers.items() if answer is None or not answer.is_success}
+        if failed:
+            message = "; ".join(f"replica {name!r}: {_failure(answer)}" for name, answer in failed.items())
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message)
+        each = [CheckResponse(**answer.json()) for answer in answers.values() if answer is not None]
+        return CheckResponse(**{name: sum(getattr(one, name) for one in each) for name in CheckResponse.model_fields})
 
     @admin.post("/clear_cache")
     async def clear_cache(body: ClearRequest) -> ClearResponse:
@@ -78,10 +106,16 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
         if name.partition("/")[0] not in _OF_ONE_ENGINE:
             raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
         message = f"/admin/{name}: not over several replicas, each of which has a cache of its own"
+        if name == "snapshot":
+            message += "; see /admin/replicas/NAME/snapshot"
         raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message)
 
     router.include_router(admin)
     return router
+
+
+def _states(llm: ClusterLLM) -> list[ReplicaState]:
+    return [_state(llm, name) for name in llm.replicas.names]
 
 
 def _state(llm: ClusterLLM, name: str) -> ReplicaState:
@@ -97,6 +131,11 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
         blocks=load.get("num_blocks", 0),
         cached_blocks=load.get("num_evictable_blocks", 0),
     )
+
+
+def _failure(answer: httpx.Response | None) -> str:
+    """Why a replica did not do what it was asked for."""
+    return "it does not answer" if answer is None else f"{answer.status_code} {answer.text:.300}"
 
 
 def _totals(service: Service, llm: ClusterLLM) -> LiveState:

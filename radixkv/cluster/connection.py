@@ -1,4 +1,4 @@
-"""A client of one replica."""
+"""A client of one replica, and the secret that replicas and ingresses share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ import httpx
 _SECONDS_TO_CONNECT = 5.0
 # Sooner than the replica's server closes an idle connection: a request must not meet its end.
 _LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+
+
+def check_secret(secret: str) -> None:
+    """Refuse a secret that is easily guessed.
+
+    Raises:
+        ValueError: it is.
+    """
+    if len(secret) < 16 or not secret.isascii():
+        raise ValueError("secret: expected at least 16 ASCII characters")
 
 
 def connect(url: str) -> httpx.AsyncClient:

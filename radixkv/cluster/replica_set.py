@@ -185,6 +185,11 @@ class ReplicaSet:
         self._tenants = tenants
         await self.ask_all("PUT", "/tenants", encode_shares(tenants))
 
+    async def ask(self, name: str, method: str, path: str) -> httpx.Response | None:
+        """Ask one replica; None: it is down, or does not answer."""
+        client = self._clients.get(name)
+        return None if client is None else await self._ask(client, method, path, b"")
+
     async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response | None]:
         """Ask all replicas that are up the same.
 

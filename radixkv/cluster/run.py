@@ -1,4 +1,7 @@
-"""The processes of a cluster: a replica, and an ingress for deployments that start replicas themselves."""
+"""The processes of a cluster: a replica, and an ingress for deployments that start replicas themselves.
+
+What needs torch is imported by replicas, in a function: an ingress computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,10 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp
 
-from radixkv.async_llm import AsyncLLM
+from radixkv.cluster.connection import check_secret
 from radixkv.cluster.ingress import create_ingress, namespace_secret
-from radixkv.cluster.replica_app import check_secret, replica_app
 from radixkv.cluster.replica_set import MismatchError, ReplicaSet
 from radixkv.config import LLMOptions, ModelConfig
-from radixkv.llm import LLM
 from radixkv.server.config import ServerConfig
 from radixkv.server.listener import tcp_listener, unix_listener
 from radixkv.server.run import (
@@ -31,7 +32,6 @@ from radixkv.server.run import (
     serve,
     start_logging,
 )
-from radixkv.server.watchdog import watch_engine
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,11 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     start_logging()
     check_secret(secret)
     with bound(listen) as listener:
+        from radixkv.async_llm import AsyncLLM
+        from radixkv.cluster.replica_routes import replica_app
+        from radixkv.llm import LLM
+        from radixkv.server.watchdog import watch_engine
+
         llm = AsyncLLM(LLM(model, **options), max_queue=config.max_queue)
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:

@@ -25,7 +25,7 @@ from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_request
-from radixkv.engine.resumption import check_resumable
+from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
 from radixkv.routing import Placement, Router, prompt_hashes

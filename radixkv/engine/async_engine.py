@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -18,6 +19,7 @@ from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.engine.thread import EngineThread, StepResult
 from radixkv.errors import EngineDeadError
 from radixkv.model.loader import LoadedModel
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
@@ -58,7 +60,7 @@ class AsyncEngine:
         self.on_step: Callable[[EngineStats], None] | None = None
         if max_seqs_per_request is None:
             max_seqs_per_request = engine.max_num_seqs
-        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
+        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {}, engine)
         engine.scheduler.set_tenants(self._intake.tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
@@ -83,6 +85,15 @@ class AsyncEngine:
         if stream is not None and not stream.ended:
             stream.put(error)
             self._engine_thread.abort(request_id)
+
+    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
+        """When the unfinished ones of these streams' requests were scheduled, and had their first token."""
+
+        def of_engine(engine: Engine) -> list[RequestMetrics]:
+            found = (engine.unfinished_request(stream.request_id) for stream in streams)
+            return [replace(request.metrics) for request in found if request is not None]
+
+        return await self.call(of_engine)
 
     async def submit(
         self,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from radixkv.engine.engine import Engine
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
 
 
 class Cleared(NamedTuple):

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +34,7 @@ from radixkv.engine.pins import Pins
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
+from radixkv.engine.stats import BatchSize
 from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.engine.unfinished_requests import UnfinishedRequests
@@ -54,13 +54,6 @@ from radixkv.scheduling.scheduler import Scheduler
 
 # At the end, for what waits to be written into tiers.
 _QUEUE_SECONDS = 5.0
-
-
-class BatchSize(NamedTuple):
-    """How much went through the model in one step."""
-
-    num_sequences: int
-    num_tokens: int
 
 
 class Engine:

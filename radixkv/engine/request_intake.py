@@ -9,9 +9,8 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from radixkv.engine.engine import Engine
 from radixkv.engine.fair_thread import FairThread
 from radixkv.engine.panics import as_exception
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
@@ -20,8 +19,11 @@ from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_slots import QueueSlots
-from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare, share_of
+
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
+    from radixkv.scheduling.request import Request
 
 _T = TypeVar("_T")
 
@@ -85,6 +87,7 @@ class RequestIntake:
         max_unfinished: requests that may be unfinished at a time; None: any number.
         max_seqs_per_request: bound of ``n`` and of the beam width.
         tenants: what each tenant may have, by its name.
+        replaying: the engine here, which makes requests whose answers were begun elsewhere; None: they are made elsewhere.
 
     Attributes:
         draining: refuse all requests.
@@ -97,6 +100,7 @@ class RequestIntake:
         max_unfinished: int | None,
         max_seqs_per_request: int,
         tenants: Mapping[str, TenantShare],
+        replaying: Engine | None = None,
     ) -> None:
         self.draining = False
         self.death: EngineDeadError | None = None
@@ -104,6 +108,7 @@ class RequestIntake:
         self._grammars = engine.grammars
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
+        self._replaying = replaying
         self._slots = QueueSlots(max_unfinished, tenants)
         self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
@@ -232,9 +237,9 @@ class RequestIntake:
 
         Not on the engine's thread, where it would hold up all streams: what a request is made of does not change there.
         """
-        if not prepared.prompt.resume or not isinstance(self._engine, Engine):
+        if not prepared.prompt.resume or self._replaying is None:
             return prepared
-        make = partial(prepared.make, self._engine, "")
+        make = partial(prepared.make, self._replaying, "")
         return replace(prepared, resumed=await self._run_in(self._tokenizer_thread, prepared.tenant, make))
 
     @staticmethod

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from radixkv.engine.thread import RequestUpdate
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
+
+if TYPE_CHECKING:
+    from radixkv.engine.thread import RequestUpdate
 
 OutputDelta = RequestOutput | BeamSearchOutput
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.engine.completion import append_token, prepare_sampling
+from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import CompletionOutput
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request, TokenSequence
@@ -42,21 +43,6 @@ def resume_sequences(request: Request, outputs: Sequence[CompletionOutput], toke
     for index in range(params.n):
         request.sequences.append(_resume(request, by_index[index], tokenizer))
     request.resumed = True
-
-
-def check_resumable(params: SamplingParams, outputs: Sequence[CompletionOutput]) -> None:
-    """What of a resumed request can be checked without the model.
-
-    Raises:
-        ValueError: there is neither a seed nor greedy sampling, or not one output for each sample.
-    """
-    if params.seed is None and not params.greedy:
-        raise ValueError(
-            "resume: expected params with a seed, or greedy ones: the engine's own seed is not known elsewhere"
-        )
-    indices = [output.index for output in outputs]
-    if sorted(indices) != list(range(params.n)):
-        raise ValueError(f"resume: expected one output for each of n={params.n} samples, got those of {indices}")
 
 
 def _validate(output: CompletionOutput, request: Request, params: SamplingParams, vocab_size: int) -> None:

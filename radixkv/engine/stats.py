@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.cache.stats import CacheStats
-from radixkv.engine.engine import BatchSize, Engine
-from radixkv.engine.kv_tiers import TierTotals
 from radixkv.outputs import DraftCounts
+
+if TYPE_CHECKING:
+    from radixkv.engine.engine import Engine
+    from radixkv.engine.kv_tiers import TierTotals
+
+
+class BatchSize(NamedTuple):
+    """How much went through the model in one step."""
+
+    num_sequences: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 import transformers
-from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
-from radixkv.errors import ModelLoadError, UnsupportedModelError
+from radixkv.errors import UnsupportedModelError
 from radixkv.model.checkpoint import read_checkpoint
-from radixkv.model.default_model import (
-    DEFAULT_MODEL_NAME,
-    ProgressCallback,
-    cache_folder,
-    ensure_converted,
-    find_default_model,
-)
+from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, cache_folder
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
@@ -36,8 +26,9 @@ from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantise
 from radixkv.model.probing import TOLERANCES
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
+from radixkv.model.source import load_errors, print_progress, resolve_folder
 from radixkv.model.text_interface import TextInterface
-from radixkv.tools.chat_format import ChatFormat
+from radixkv.model.tokenizer import chat_format_of, read_tokenizer, silence_transformers
 from radixkv_cpu import library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -96,11 +87,11 @@ def load_model(
     else:
         _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
-        folder = _resolve_folder(model, progress or _print_progress, config.quantization == "gguf")
+        folder = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(cache_folder() / "quantised")
         may_defer = native and library() is not None and torch_dtype in TOLERANCES
-        with _silence_transformers(), _load_errors(name):
-            tokenizer = _load_tokenizer(folder)
+        with silence_transformers(), load_errors(name):
+            tokenizer = read_tokenizer(folder)
             model, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
@@ -239,97 +230,9 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     return _DTYPES[str(dtype)]
 
 
-def _resolve_folder(model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False) -> str:
-    if model is None:
-        return str(ensure_converted(find_default_model(), progress, in_blocks))
-    path = Path(model)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelLoadError(f"{model}: there is no such file")
-        return str(ensure_converted(path, progress, in_blocks=True))
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
-    if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
-        raise ModelLoadError(f"{model}: there is no such folder")
-    if not path.exists():
-        _check_hub(str(model))
-    return str(model)
-
-
-def _check_hub(model: str) -> None:
-    """Ask the hub once: transformers retries every file for most of a minute before it fails."""
-    if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
-        return
-    try:
-        huggingface_hub.HfApi().model_info(model, timeout=10)
-    except Exception as error:  # of any class: there is no model to load
-        raise ModelLoadError(
-            f"{model}: neither a folder here nor a model on the hub that can be reached ({str(error).splitlines()[0]})"
-        ) from error
-
-
-def load_tokenizer(model: str | Path | None = None) -> Any:
-    """A model's tokenizer alone; None: the default model's.
-
-    Raises:
-        ModelLoadError: it does not exist or cannot be read.
-    """
-    name = DEFAULT_MODEL_NAME if model is None else str(model)
-    folder = _resolve_folder(model, _print_progress)
-    with _silence_transformers(), _load_errors(name):
-        tokenizer = _load_tokenizer(folder)
-    if tokenizer is None:
-        raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")
-    return tokenizer
-
-
-def _load_tokenizer(folder: str) -> Any:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
-        if not Path(folder).is_dir():
-            raise
-        return None  # without a tokenizer, the model serves token ids
-
-
-@contextmanager
-def _load_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(
-            f"{name}: could not be loaded ({str(error).splitlines()[0]}); expected a hub id that can be reached, "
-            "a folder with a transformers model, or a .gguf file"
-        ) from error
-
-
-@contextmanager
-def _silence_transformers() -> Iterator[None]:
-    """No progress bars or warnings from transformers while a model loads."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        transformers_logging.enable_progress_bar()
-
-
-def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
-    """How answers to conversations are written; None: there is no chat template."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    return ChatFormat.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
-
-
 def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     found: set[int] = set()
     generation = getattr(model.generation_config, "eos_token_id", None)
     for ids in (generation, getattr(tokenizer, "eos_token_id", None)):
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return frozenset(found)
-
-
-def _print_progress(message: str) -> None:
-    print(f"radixkv: {message}", file=sys.stderr, flush=True)

@@ -39,7 +39,7 @@ class _Front:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
-        # Only here: they import torch, without which the process that describes the application does.
+        # Only here: the process that describes the application needs nothing of it.
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, namespace_secret
         from radixkv.ray.membership import Membership

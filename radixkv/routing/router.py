@@ -1,13 +1,20 @@
-"""The replica that is expected to answer first.
+"""The replica that is expected to answer first, and that others wait for the least.
 
 Each replica is expected to take::
 
-    seconds per token * (tokens that it was sent and has not computed yet + `decode_weight` * sequences that it decodes
-                         + `move_weight` * tokens of this prompt that it lacks)
+    seconds per token * (waiting + `decode_weight` * sequences that it decodes + weight * lacking)
 
-So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere; a prefix that many
-prompts share gets a second replica when the first has more to do than computing it again takes; and a prompt of which no
-replica holds anything goes to the least loaded one or, among idle ones, to the one that was sent the least lately.
+    waiting   tokens that it was sent and has not computed yet
+    lacking   tokens of this prompt that it does not hold
+    weight    3 + waiting / what a request has to wait for on average
+
+Who waits for a token loses its time. Who computes one takes that; room in a cache, for which another token goes that may have
+to be computed again; and the time of all who come while the replica has a queue, about as many as are in it (Little 1961).
+
+So a prompt goes where its prefix is, as long as waiting there costs less than computing it elsewhere, which it does for
+longer where all have to wait; a prefix that many prompts share gets a second replica when the first has more to do than
+computing it again takes; and a prompt of which no replica holds anything goes to the least loaded one or,
+among idle ones, to the one that was sent the least lately.
 
 What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
@@ -28,6 +35,9 @@ from radixkv.routing.block_index import BlockIndex
 
 # Seconds in which what was sent to a replica counts half.
 _HALF_LIFE = 300.0
+# What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
+# or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
+_LEAST_WEIGHT = 3.0
 
 
 def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[int]:
@@ -74,7 +84,8 @@ class _Replica:
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
         sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or holds while no event has said so.
-        others_queued, others_decoding: tokens and requests that others have sent to it, as it reported last.
+        others_queued, others_waiting, others_decoding: tokens, and requests without and with their first token, that others
+            have sent to it, as it reported last.
     """
 
     number: int
@@ -87,6 +98,7 @@ class _Replica:
     sent_at: float = 0.0
     expected: set[int] = field(default_factory=set)
     others_queued: int = 0
+    others_waiting: int = 0
     others_decoding: int = 0
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
@@ -116,8 +128,6 @@ class Router:
     Args:
         block_size: tokens per block of every replica's cache.
         max_blocks: as for `BlockIndex`.
-        move_weight: what a token that must be computed counts, against one that is waited for: it takes time once, and room,
-            and evicts what others need.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
         seconds_per_token: of prefill, as long as no replica has reported it.
         settle_seconds: by when, after a prompt's first token, events have reported what is held of it.
@@ -132,7 +142,6 @@ class Router:
         block_size: int,
         *,
         max_blocks: int = 2_000_000,
-        move_weight: float = 4.0,
         decode_weight: float = 128.0,
         seconds_per_token: float = 5e-4,
         settle_seconds: float = 5.0,
@@ -140,7 +149,6 @@ class Router:
     ) -> None:
         given = {
             "block_size": block_size,
-            "move_weight": move_weight,
             "decode_weight": decode_weight,
             "seconds_per_token": seconds_per_token,
             "settle_seconds": settle_seconds,
@@ -150,7 +158,6 @@ class Router:
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         self.block_size = block_size
         self._held = BlockIndex(max_blocks)
-        self._move_weight = move_weight
         self._decode_weight = decode_weight
         self._seconds_per_token = seconds_per_token
         self._settle_seconds = settle_seconds
@@ -226,6 +233,7 @@ class Router:
             replica.seconds_per_token = seconds_per_token
             self._average_speeds()
         of_others = max(0, num_queued - len(replica.waiting))
+        replica.others_waiting = of_others
         replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
 
@@ -272,7 +280,12 @@ class Router:
                 number = mask.bit_length() - 1
                 mask ^= 1 << number
                 hits[number] = depth
-        block_size, weight, num_blocks = self.block_size, self._move_weight, len(block_hashes)
+        num_queued = num_requests = 0
+        for replica in self._replicas.values():
+            num_queued += replica.queued + replica.others_queued
+            num_requests += len(replica.waiting) + replica.others_waiting
+        requests_per_token = num_requests / num_queued if num_queued else 0.0
+        block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
         for name, replica in self._replicas.items():  # so few calls, because it runs for each replica and each request
             if name in excluded:
@@ -285,10 +298,12 @@ class Router:
                 hit = num_prompt_tokens - 1  # the last token is always computed
             rate = replica.seconds_per_token or self._seconds_per_token
             num_decoding = len(replica.decoding) + replica.others_decoding
-            num_tokens = weight * (num_prompt_tokens - hit) + self._decode_weight * num_decoding
-            seconds = rate * (num_tokens + replica.others_queued)
+            waiting = rate * replica.others_queued
             if replica.waiting:
-                seconds += replica.seconds_left(now, rate)
+                waiting += replica.seconds_left(now, rate)
+            num_lacking = num_prompt_tokens - hit
+            seconds = waiting * (1 + requests_per_token * num_lacking)
+            seconds += rate * (_LEAST_WEIGHT * num_lacking + self._decode_weight * num_decoding)
             if (
                 chosen is None
                 or seconds < lowest

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
+from radixkv.sampling.grammar_mask import apply_grammar_bitmask
+from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling_params import BeamSearchParams
 
 TopLogprobs = list[tuple[int, float, int]]

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
 from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
+from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.logit_changes import LogitChanges
-from radixkv.sampling.structured_output import GrammarState, apply_grammar_bitmask
+from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
 

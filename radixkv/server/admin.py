@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.cache import InvariantViolation
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.authentication import administrator
@@ -15,6 +15,9 @@ from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.tenants import Tenants
+
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
 
 
 class ClearRequest(StrictModel):
@@ -68,17 +71,9 @@ def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     async def check() -> CheckResponse:
         """Verify every rule of the cache's bookkeeping; 500 if one is broken. It takes longer the fuller the cache is."""
         try:
-            await llm.call(lambda engine: engine.cache.check())
+            return await check_cache(llm)
         except InvariantViolation as violation:
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the cache is broken: {violation}") from violation
-        stats = llm.stats
-        return CheckResponse(
-            free_blocks=stats.num_free_blocks,
-            evictable_blocks=stats.num_evictable_blocks,
-            blocks_in_use=stats.num_blocks_in_use,
-            running_requests=stats.num_running,
-            waiting_requests=stats.num_waiting,
-        )
 
     @router.post("/drain")
     async def drain() -> DrainResponse:
@@ -87,6 +82,24 @@ def admin_routes(service: Service, llm: AsyncLLM) -> APIRouter:
         return DrainResponse(unfinished_requests=llm.num_unfinished)
 
     return router
+
+
+async def check_cache(llm: AsyncLLM) -> CheckResponse:
+    """Verify every rule of the bookkeeping of an engine's cache.
+
+    Raises:
+        InvariantViolation: one is broken.
+        EngineDeadError: the engine has died.
+    """
+    await llm.call(lambda engine: engine.cache.check())
+    stats = llm.stats
+    return CheckResponse(
+        free_blocks=stats.num_free_blocks,
+        evictable_blocks=stats.num_evictable_blocks,
+        blocks_in_use=stats.num_blocks_in_use,
+        running_requests=stats.num_running,
+        waiting_requests=stats.num_waiting,
+    )
 
 
 def selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:

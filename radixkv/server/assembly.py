@@ -21,6 +21,8 @@ from radixkv.server.token_text import TokenTexts
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from radixkv.async_llm import AsyncLLM
+
 
 def assemble_service(
     llm: ServedModel,
@@ -28,6 +30,7 @@ def assemble_service(
     tenants: Tenants,
     drain: Callable[[], None],
     obstacle: Callable[[], str | None] = lambda: None,
+    engine: AsyncLLM | None = None,
 ) -> Service:
     """What all routes share.
 
@@ -37,6 +40,7 @@ def assemble_service(
         tenants: who may use it.
         drain: see `Service`.
         obstacle: likewise.
+        engine: likewise.
     """
     model_name, *other_names = config.served_model_name or (llm.loaded.name,)
     return Service(
@@ -53,6 +57,7 @@ def assemble_service(
         step_timeout=config.step_timeout,
         shows_prompts_without_keys=not config.allow_unauthenticated,
         obstacle=obstacle,
+        engine=engine,
     )
 
 

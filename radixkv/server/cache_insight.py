@@ -6,18 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.cache import Explanation, PinQuotaExceeded
 from radixkv.cache.tokens import encode
-from radixkv.engine.engine import Engine
-from radixkv.engine.kv_tiers import KVTiers
-from radixkv.model.loader import LoadedModel
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
@@ -26,6 +22,12 @@ from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
+
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
+    from radixkv.engine.engine import Engine
+    from radixkv.engine.kv_tiers import KVTiers
+    from radixkv.model.loader import LoadedModel
 
 # Of one request.
 MAX_EXPLAINED = 16
@@ -79,9 +81,7 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
     @router.get("/snapshot")
     async def snapshot() -> Response:
         """All that is cached, of every tenant, with texts, for `radixkv inspect`. No step runs while it is taken."""
-        decode = llm.loaded.require_tokenizer().decode
-        cache_snapshot = await llm.call(lambda engine: take_snapshot(engine.cache, decode, engine.pool.block_nbytes))
-        return Response(cache_snapshot.to_json(), media_type="application/json")
+        return Response(await snapshot_json(llm), media_type="application/json")
 
     @router.get("/pins")
     async def list_pins() -> PinList:
@@ -126,6 +126,18 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
         return PinList(pins=left)
 
     return router
+
+
+async def snapshot_json(llm: AsyncLLM) -> str:
+    """A `CacheSnapshot` of an engine, as JSON: all that is cached, of every tenant, with texts.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+        EngineDeadError: the engine has died.
+    """
+    decode = llm.loaded.require_tokenizer().decode
+    snapshot = await llm.call(lambda engine: take_snapshot(engine.cache, decode, engine.pool.block_nbytes))
+    return snapshot.to_json()
 
 
 async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str) -> list[CacheExplanation]:

@@ -18,21 +18,23 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
 from radixkv import __version__
-from radixkv.async_llm import AsyncLLM
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
-from radixkv.engine.engine import Engine
 from radixkv.engine.stats import EngineStats
-from radixkv.scheduling.request import SequenceGroup
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
+
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
+    from radixkv.engine.engine import Engine
+    from radixkv.scheduling.request import SequenceGroup
 
 _MAX_NODES = 120
 _MAX_REQUESTS = 12

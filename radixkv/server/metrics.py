@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,11 +12,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from radixkv.engine.kv_tiers import TierTotals
 from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
 from radixkv.server.served import ServedModel
+
+if TYPE_CHECKING:
+    from radixkv.engine.kv_tiers import TierTotals
 
 _PREFIX = "radixkv:"
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -77,7 +77,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         )
 
         def make_app(drain: Callable[[], None]) -> tuple[str, ASGIApp]:
-            service = assemble_service(llm, config, tenants, drain)
+            service = assemble_service(llm, config, tenants, drain, engine=llm)
             return service.model_name, assemble_app(service, config, write_log, tracer)
 
         reload = None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm)

@@ -9,6 +9,7 @@ from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
@@ -50,6 +51,8 @@ class ServedModel(Protocol):
     ) -> list[RequestStream]: ...
 
     def fail(self, request_id: str, error: Exception) -> None: ...
+
+    async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]: ...
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...
 

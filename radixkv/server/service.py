@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from radixkv.async_llm import AsyncLLM
 from radixkv.errors import PromptTooLongError
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
@@ -25,6 +24,9 @@ from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
 from radixkv.tools.definitions import ToolOptions
+
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Service:
         step_timeout: seconds after which a step of the engine is taken to be stuck.
         shows_prompts_without_keys: whether /live shows prompts where there are no API keys.
         obstacle: why no request can be answered now, for /ready; None: they can.
+        engine: `llm`, where it is an engine of this process; None: several elsewhere.
     """
 
     llm: ServedModel
@@ -62,16 +65,12 @@ class Service:
     step_timeout: float = 300.0
     shows_prompts_without_keys: bool = True
     obstacle: Callable[[], str | None] = lambda: None
+    engine: AsyncLLM | None = None
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """All names by which requests select the model."""
         return (self.model_name, *self.other_names)
-
-    @property
-    def engine(self) -> AsyncLLM | None:
-        """The engine that is served; None: several elsewhere."""
-        return self.llm if isinstance(self.llm, AsyncLLM) else None
 
     def check_model(self, name: str | None) -> None:
         """Refuse requests for another model.

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from radixkv.async_llm import AsyncLLM
-from radixkv.engine.engine import Engine
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import EngineDeadError, RequestTimeoutError
 from radixkv.outputs import RequestMetrics
@@ -96,25 +94,13 @@ class Deadlines:
         with suppress(EngineDeadError):  # then they have failed already
             for stage in self._stages:
                 await asyncio.sleep(self._seconds_left(stage))
-                if any(map(stage.is_late, await _times(self._llm, streams))):
+                if any(map(stage.is_late, await self._llm.times(streams))):
                     for stream in streams:
                         self._llm.fail(stream.request_id, _too_late(stage))
                     return
 
     def _seconds_left(self, stage: _Stage) -> float:
         return max(0.0, self._arrival + stage.limit - time.monotonic())
-
-
-async def _times(llm: ServedModel, streams: Sequence[RequestStream]) -> list[RequestMetrics]:
-    """Of those that are unfinished."""
-    if not isinstance(llm, AsyncLLM):
-        return [stream.times for stream in streams if stream.times is not None and not stream.ended]
-
-    def of_engine(engine: Engine) -> list[RequestMetrics]:
-        found = (engine.unfinished_request(stream.request_id) for stream in streams)
-        return [replace(request.metrics) for request in found if request is not None]
-
-    return await llm.call(of_engine)
 
 
 def _too_late(stage: _Stage) -> RequestTimeoutError:

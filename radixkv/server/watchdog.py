@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import sys
+from typing import TYPE_CHECKING
 
-from radixkv.async_llm import AsyncLLM
+if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
+
 
 _INTERVAL_SECONDS = 1.0
 # For code that holds the interpreter's lock for ever, so that no Python runs: longer, because it takes no leave.

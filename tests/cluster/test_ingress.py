@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -14,9 +15,11 @@ from support.in_process_server import make_client
 from support.replica_servers import SECRET, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
+from radixkv.cache import InvariantViolation
 from radixkv.cluster import ReplicaSet, create_ingress
 from radixkv.config import ModelConfig
 from radixkv.engine.clearing import NamespaceSelection
+from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.config import ServerConfig
 
@@ -116,7 +119,7 @@ def test_administration_means_all_replicas_or_says_that_it_cannot(default_tokeni
             cleared = (await client.post("/admin/clear_cache", json={}, headers=admin)).json()
             assert cleared["namespaces"] == 1
             assert all(server.llm.stats.num_evictable_blocks == 0 for server in servers)
-            for method, path in (("GET", "snapshot"), ("GET", "pins"), ("DELETE", "pins/pin-1"), ("POST", "check")):
+            for method, path in (("GET", "snapshot"), ("GET", "pins"), ("DELETE", "pins/pin-1")):
                 refused = await client.request(method, f"/admin/{path}", headers=admin)
                 assert refused.status_code == 501
                 assert "not over several replicas" in refused.json()["error"]["message"]
@@ -124,11 +127,47 @@ def test_administration_means_all_replicas_or_says_that_it_cannot(default_tokeni
             explained = await client.post("/v1/completions", json={**COMPLETION, "explain_cache": True})
             assert explained.status_code == 501
             states = (await client.get("/admin/replicas", headers=admin)).json()["replicas"]
+            assert (await client.get("/live")).json()["replicas"] == states
             assert [(state["name"], state["up"], state["blocks"]) for state in states] == [
                 ("0", True, 300),
                 ("1", True, 300),
             ]
             assert 'radixkv:kv_cache_blocks{state="free"} ' in (await client.get("/metrics")).text
+
+    asyncio.run(main())
+
+
+def test_each_cache_can_be_seen_and_all_are_verified(
+    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with (
+            local_replicas(tmp_path, *llms) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            client.headers["Authorization"] = "Bearer admin"
+            async for _ in servers[1].llm.generate(TEXT, SamplingParams(max_tokens=1)):
+                pass
+            snapshots = [await client.get(f"/admin/replicas/{name}/snapshot") for name in "01"]
+            empty, full = (CacheSnapshot.from_json(each.content) for each in snapshots)
+            assert empty.num_cached_blocks == 0
+            assert full.nodes[0].text is not None
+            assert TEXT.startswith(full.nodes[0].text)
+            assert (await client.get("/admin/replicas/2/snapshot")).status_code == 404
+            checked = (await client.post("/admin/check")).json()
+            assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 600
+            assert checked["evictable_blocks"] == full.num_cached_blocks
+            monkeypatch.setattr(llms[1].engine.cache, "check", Mock(side_effect=InvariantViolation("planted")))
+            broken = await client.post("/admin/check")
+            assert broken.status_code == 500
+            assert "replica '1'" in broken.json()["error"]["message"]
+            assert "planted" in broken.json()["error"]["message"]
+            await servers[1].kill()
+            while replicas.available != ["0"]:
+                await asyncio.sleep(0.001)
+            gone = await client.get("/admin/replicas/1/snapshot")
+            assert (gone.status_code, "does not answer" in gone.text) == (503, True)
 
     asyncio.run(main())
 

@@ -163,7 +163,7 @@ async def answers(url: str, begun: asyncio.Event | None = None) -> list[str]:
         return await asyncio.gather(*(answer(http, number, 600, begun) for number in range(NUM_STREAMS)))
 
 
-async def under_load(url: str, change: Callable[[], Awaitable[object]]) -> int:
+async def under_load(url: str, change: Callable[[], Awaitable[object]], max_tokens: int = 20) -> int:
     """Make a change while clients send one request after the other; the number of requests, none of which failed."""
     done = asyncio.Event()
 
@@ -171,7 +171,7 @@ async def under_load(url: str, change: Callable[[], Awaitable[object]]) -> int:
         count = 0
         async with client(url) as http:
             while not done.is_set():
-                await answer(http, number, 20)
+                await answer(http, number, max_tokens)
                 count += 1
         return count
 
@@ -211,16 +211,16 @@ def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
 
 
 def test_replicas_follow_the_load(deploy: Callable[..., str]) -> None:
-    options = {"replicas": 1, "max_replicas": 2, "requests_per_replica": 2, "scale_up_delay": 1, "scale_down_delay": 3}
+    options = {"replicas": 1, "max_replicas": 4, "requests_per_replica": 2, "scale_up_delay": 1, "scale_down_delay": 3}
     url = deploy(**options)
 
     async def main() -> None:
         await until(lambda: len(engines()) == 1)  # those of the application before end meanwhile
-        count = await under_load(url, lambda: until(lambda: len(engines()) == 2))
+        count = await under_load(url, lambda: until(lambda: len(engines()) == 4), max_tokens=200)
         assert count > 0
-        # As many as one replica is for: the other one goes, while requests run.
+        # As many as one replica is for: the others go, while requests run.
         async with client(url) as http:
-            while len(engines()) == 2:
+            while len(engines()) > 1:
                 await answer(http, 1, 50)
 
     asyncio.run(main())

@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def router(clock: Clock) -> Router:
-    router = Router(BLOCK, move_weight=2.0, decode_weight=10.0, seconds_per_token=0.001, clock=clock)
+    router = Router(BLOCK, decode_weight=10.0, seconds_per_token=0.001, clock=clock)
     for name in "abc":
         router.add(name)
     return router
@@ -96,10 +96,21 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
 def test_a_hot_prefix_gets_a_second_replica_once_waiting_costs_more_than_computing_it_again(router: Router) -> None:
     router.update("a", stored(*range(1, 11)))
     replicas = [send(router, *range(1, 11), 100 * number).replica for number in range(40)]
-    # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts twice.
+    # Each adds a block to the queue at `a`; computing ten blocks elsewhere counts three times.
     assert replicas[:10] == ["a"] * 10
     assert {"b", "c"} & set(replicas)
     assert replicas.count("a") > 12
+
+
+def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router: Router) -> None:
+    """The same tokens are waited for, in many requests or in few."""
+    router.update("a", stored(*range(1, 11)))
+    for num_requests, expected in ((20, "a"), (2, "b")):
+        for name, queued in (("a", 2000), ("b", 1000), ("c", 4000)):
+            router.report(name, queued, num_requests * queued // 2000, 0)
+        placement = send(router, *range(1, 11))
+        assert placement.replica == expected
+        router.finish(placement)
 
 
 def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: Router) -> None:
@@ -211,8 +222,8 @@ def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Route
 
 
 def test_impossible_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="move_weight: expected a number above 0, got 0"):
-        Router(16, move_weight=0)
+    with pytest.raises(ValueError, match="decode_weight: expected a number above 0, got 0"):
+        Router(16, decode_weight=0)
     router = Router(16)
     router.add("a")
     with pytest.raises(ValueError, match="a replica 'a' is there already"):

@@ -12,7 +12,7 @@ import torch
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
-from radixkv.sampling import structured_output
+from radixkv.sampling import grammar_mask, structured_output
 from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
 
 
@@ -108,8 +108,8 @@ def test_masks_that_are_filled_side_by_side_cost_the_time_that_passed(
     clock.seconds, passing.seconds = 0.5, 3.0
     compiler = structured_output.GrammarCompiler(llm.engine.loaded, clock, passing)
     states = [compiler.compile(StructuredOutputsParams(regex="[a-f]{9}")) for _ in range(8)]
-    monkeypatch.setattr(structured_output, "_MAX_SERIAL_SECONDS", -1.0)
-    structured_output.apply_grammar_bitmask(torch.zeros(8, llm.engine.loaded.vocab_size), dict(enumerate(states)))
+    monkeypatch.setattr(grammar_mask, "_MAX_SERIAL_SECONDS", -1.0)
+    grammar_mask.apply_grammar_bitmask(torch.zeros(8, llm.engine.loaded.vocab_size), dict(enumerate(states)))
     budgets = [state.budget for state in states]
     assert sum(budget.stalled_seconds for budget in budgets) == pytest.approx(3.0)
     # What grammars take of a step that is nearly all theirs is bounded.

@@ -144,6 +144,35 @@ def test_a_refused_question_shows_the_reason(page: Page) -> None:
     assert "tokens" in failed[0].text
 
 
+def test_the_page_of_an_ingress_shows_its_replicas(page: Page) -> None:
+    states = [
+        {
+            "name": "one",
+            "up": True,
+            "draining": False,
+            "running": 3,
+            "waiting": 1,
+            "blocks": 5000,
+            "cached_blocks": 1200,
+        },
+        {"name": "two", "up": False, "draining": False, "running": 0, "waiting": 0, "blocks": 0, "cached_blocks": 0},
+    ]
+    page.log_in(TENANT_B)
+    assert not page.one("#replicas").is_displayed()
+    page.browser.execute_script(
+        "const [states] = arguments, plain = window.fetch;"
+        "window.fetch = async (path, options) => {"
+        "  const response = await plain(path, options);"
+        "  return path === 'live' ? Response.json({...await response.json(), trees: [], replicas: states}) : response;"
+        "}",
+        states,
+    )
+    page.wait(lambda: page.one("#replicas").is_displayed())
+    assert [row.text for row in page.find("#replicas tbody tr")] == ["one up 3 1 1,200 of 5,000", "two down 0 0 0 of 0"]
+    assert page.one("#tree-title").text == "Replicas"
+    assert not page.one("#tree-empty").is_displayed()
+
+
 @pytest.mark.parametrize("width", [400, 1360])
 def test_the_page_fits_logs_no_errors_and_loads_nothing_from_other_hosts(
     page: Page, server: ServerProcess, width: int

@@ -15,7 +15,7 @@ from support.model_zoo import build
 from radixkv import LLM, AsyncLLM
 from radixkv.cli.warm import prompt_of, warm_prompts
 from radixkv.config import LLMOptions
-from radixkv.model.loader import load_tokenizer
+from radixkv.model.tokenizer import load_tokenizer
 from radixkv.server.run import namespaces_secret
 from radixkv.server.tenants import Tenants
 

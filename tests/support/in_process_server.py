@@ -28,6 +28,7 @@ def make_service(llm: AsyncLLM, **changes: Any) -> Service:
         "max_characters": max_characters(llm.loaded),
         "started": int(time.time()),
         "drain": llm.start_draining,
+        "engine": llm,
     }
     return Service(**fields | changes)
 

@@ -25,6 +25,7 @@ from unittest.mock import patch
 _PRELOADED = [
     "radixkv.cli.main",
     "radixkv.async_llm",
+    "radixkv.cluster.replica_routes",
     "radixkv.cluster.run",
     "radixkv.server.app",
     "radixkv.server.run",

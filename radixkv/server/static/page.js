@@ -62,6 +62,7 @@ function show(state) {
   showHitRate(state.tokens);
   showTree(state.trees);
   showRequests(state.requests);
+  showReplicas(state.replicas ?? []); // of an ingress, which has no tree of its own
 }
 
 function showBlocks(blocks) {
@@ -86,20 +87,43 @@ function showHitRate(tokens) {
 }
 
 function showRequests(requests) {
-  $("requests").hidden = requests.length === 0;
-  const rows = requests.map((request) => {
-    const row = document.createElement("tr");
-    const cells = [
+  showRows(
+    $("requests"),
+    requests.map((request) => [
       request.id + (request.sequences > 1 ? ` (${plural(request.sequences, "beam")})` : ""),
       request.state,
       count(request.prompt_tokens),
       request.cached_tokens === null ? "" : count(request.cached_tokens),
       count(request.generated_tokens),
-    ];
-    for (const text of cells) row.insertCell().textContent = text;
-    return row;
-  });
-  $("requests").tBodies[0].replaceChildren(...rows);
+    ]),
+  );
+}
+
+function showReplicas(replicas) {
+  showRows(
+    $("replicas"),
+    replicas.map((replica) => [
+      replica.name,
+      replica.draining ? "draining" : replica.up ? "up" : "down",
+      count(replica.running),
+      count(replica.waiting),
+      `${count(replica.cached_blocks)} of ${count(replica.blocks)}`,
+    ]),
+  );
+  if (replicas.length === 0) return;
+  $("tree-title").textContent = "Replicas";
+  for (const id of ["tree-hint", "tree-empty", "tree-legend"]) $(id).hidden = true;
+}
+
+function showRows(table, rows) {
+  table.hidden = rows.length === 0;
+  table.tBodies[0].replaceChildren(
+    ...rows.map((cells) => {
+      const row = document.createElement("tr");
+      for (const text of cells) row.insertCell().textContent = text;
+      return row;
+    }),
+  );
 }
 
 // -- the tree -----------------------------------------------------------------------------------------------------

@@ -167,6 +167,6 @@ def test_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "_resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(loader, "_resolve_folder", lambda *_: pytest.fail("it was looked for"))
+    monkeypatch.setattr(loader, "resolve_folder", lambda *_: pytest.fail("it was looked for"))
     with pytest.raises(ValueError, match=r"quantization: 'int8' is computed .* not on cuda: use a CPU"):
         load_model(None, ModelConfig(quantization="int8"))

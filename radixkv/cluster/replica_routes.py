@@ -32,8 +32,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.cache import InvariantViolation
 from radixkv.cluster.announcement import Announcements
-from radixkv.cluster.description import ReplicaDescription, describe
+from radixkv.cluster.connection import check_secret
+from radixkv.cluster.describe import describe
+from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.wire import (
     decode_pin,
     decode_request,
@@ -47,19 +50,11 @@ from radixkv.cluster.wire import (
 from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
+from radixkv.server.admin import check_cache
+from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-def check_secret(secret: str) -> None:
-    """Refuse a secret that is easily guessed.
-
-    Raises:
-        ValueError: it is.
-    """
-    if len(secret) < 16 or not secret.isascii():
-        raise ValueError("secret: expected at least 16 ASCII characters")
 
 
 def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | None = None) -> ASGIApp:
@@ -133,6 +128,17 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
         return JSONResponse((await llm.call(selection.clear))._asdict())
 
     @private
+    async def snapshot(request: Request) -> Response:
+        return Response(await snapshot_json(llm), media_type="application/json")
+
+    @private
+    async def check(request: Request) -> Response:
+        try:
+            return JSONResponse((await check_cache(llm)).model_dump())
+        except InvariantViolation as violation:
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, violation)
+
+    @private
     async def tenants(request: Request) -> Response:
         await llm.set_tenants(decode_shares(await request.body()))
         return Response()
@@ -152,6 +158,8 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
             Route("/drain", start_draining, methods=["POST"]),
             Route("/pin", pin, methods=["POST"]),
             Route("/clear", clear, methods=["POST"]),
+            Route("/snapshot", snapshot),
+            Route("/check", check, methods=["POST"]),
             Route("/tenants", tenants, methods=["PUT"]),
             Route("/metrics", metrics),
             Route("/health", health),

@@ -1,0 +1,68 @@
+"""What a replica says that it runs: only a replica can, which has the weights."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import transformers
+import xxhash
+
+from radixkv import __version__
+from radixkv.async_llm import AsyncLLM
+from radixkv.cluster.description import ReplicaDescription
+from radixkv.engine.engine import Engine
+from radixkv.model.fingerprint import files_digest, tensors_digest
+from radixkv.model.native import weights_of
+from radixkv_cpu import BlockWeight, QuantisedWeight
+
+
+async def describe(llm: AsyncLLM) -> ReplicaDescription:
+    """The description of the replica that runs this engine. The first time, it reads the files of the model.
+
+    Raises:
+        EngineDeadError: the engine has died.
+    """
+    capacity, of_engine = await llm.call(_describe_engine)
+    loaded = llm.loaded
+    digest = await llm.run_tokenizer(lambda loaded: _weights_digest(loaded.model), tenant=None)
+    identity = {
+        "version": __version__,
+        "model": loaded.name,
+        "weights": digest,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "max_model_len": loaded.max_model_len,
+        "vocab_size": loaded.vocab_size,
+        "eos_token_ids": sorted(loaded.eos_token_ids),
+        "chat_template": xxhash.xxh3_64_hexdigest(str(getattr(loaded.tokenizer, "chat_template", None)).encode()),
+        **of_engine,
+    }
+    return ReplicaDescription(secrets.token_hex(8), identity, capacity)
+
+
+def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
+    capacity = {
+        "num_blocks": engine.cache.num_blocks,
+        "max_num_seqs": engine.max_num_seqs,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+    }
+    weights = weights_of(engine.loaded.model)
+    options = {
+        "block_size": engine.cache.block_size,
+        "block_bytes": engine.pool.block_nbytes,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "quantised_bytes": sum(
+            weight.nbytes for weight in weights if isinstance(weight, QuantisedWeight | BlockWeight)
+        ),
+    }
+    return capacity, options
+
+
+def _weights_digest(model: transformers.PreTrainedModel) -> str:
+    """Of the files that a model was read from, its revision on the hub, or, of one made in memory, of its tensors."""
+    path = model.config.name_or_path
+    if path and Path(path).is_dir():
+        return files_digest(Path(path))
+    revision = getattr(model.config, "_commit_hash", None)
+    return str(revision) if revision else tensors_digest(model)

@@ -1,0 +1,69 @@
+"""Where a model's files are, and what is said when they are not there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import huggingface_hub
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.default_model import ProgressCallback, ensure_converted, find_default_model
+
+
+def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False) -> str:
+    """The folder, or the id on the hub, that transformers loads a model from; a GGUF file is converted to a folder first.
+
+    Args:
+        model: hub id, folder or GGUF file; None: the default model.
+        progress: called with a message before a slow operation.
+        in_blocks: of the default model, see `ensure_converted`.
+
+    Raises:
+        ModelLoadError: there is no such model.
+    """
+    if model is None:
+        return str(ensure_converted(find_default_model(), progress, in_blocks))
+    path = Path(model)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelLoadError(f"{model}: there is no such file")
+        return str(ensure_converted(path, progress, in_blocks=True))
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
+    if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
+        raise ModelLoadError(f"{model}: there is no such folder")
+    if not path.exists():
+        _check_hub(str(model))
+    return str(model)
+
+
+@contextmanager
+def load_errors(name: str) -> Iterator[None]:
+    """What reading a model's files raises becomes a `ModelLoadError` that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(
+            f"{name}: could not be loaded ({str(error).splitlines()[0]}); expected a hub id that can be reached, "
+            "a folder with a transformers model, or a .gguf file"
+        ) from error
+
+
+def print_progress(message: str) -> None:
+    """Say on standard error what takes long."""
+    print(f"radixkv: {message}", file=sys.stderr, flush=True)
+
+
+def _check_hub(model: str) -> None:
+    """Ask the hub once: transformers retries every file for most of a minute before it fails."""
+    if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        huggingface_hub.HfApi().model_info(model, timeout=10)
+    except Exception as error:  # of any class: there is no model to load
+        raise ModelLoadError(
+            f"{model}: neither a folder here nor a model on the hub that can be reached ({str(error).splitlines()[0]})"
+        ) from error

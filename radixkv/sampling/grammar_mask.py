@@ -1,0 +1,60 @@
+"""Masks logits by grammars: the tokens that a grammar does not allow next are never sampled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from radixkv.sampling.structured_output import GrammarState
+
+# Handing masks to other threads takes as long as a few common masks.
+_MAX_SERIAL_SECONDS = 0.001
+
+
+def apply_grammar_bitmask(
+    logits: torch.Tensor, states: Mapping[int, GrammarState], drafts: Mapping[int, Sequence[int]] | None = None
+) -> None:
+    """Set the logits of tokens that the grammars do not allow to minus infinity, in place.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        states: by row; the other rows are unchanged.
+        drafts: by row, tokens that may come next; the rows behind it are about what follows each of them.
+    """
+    vocab_size = logits.shape[1]
+    following = [() if drafts is None else drafts[row] for row in states]
+    rows = [row + i for row, draft in zip(states, following, strict=True) for i in range(1 + len(draft))]
+    bitmask = np.full((len(rows), -(-vocab_size // 32)), -1, dtype=np.int32)
+    _fill_bitmask(bitmask, list(states.values()), following)
+    disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
+    mask = torch.from_numpy(disallowed).to(logits.device)
+    if rows == list(range(len(logits))):  # no copies of all rows
+        logits.masked_fill_(mask, float("-inf"))
+    else:
+        logits[rows] = logits[rows].masked_fill(mask, float("-inf"))
+
+
+def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], drafts: Sequence[Sequence[int]]) -> None:
+    """One row for each state and each of its drafts; once that has taken long, the rest of the states side by side."""
+    total = 0.0
+    counts = [1 + len(draft) for draft in drafts]
+    first_rows = [stop - count for stop, count in zip(itertools.accumulate(counts), counts, strict=True)]
+    for index, state in enumerate(states):
+        if total > _MAX_SERIAL_SECONDS:
+            rest = range(index, len(states))
+            began = state.shared.passing()
+            times = list(
+                state.shared.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest)
+            )
+            # Side by side, they keep all others waiting for less than they take of the processor.
+            stall = (state.shared.passing() - began) / max(sum(times), 1e-9)
+            for later, seconds in zip(rest, times, strict=True):
+                states[later].budget.spend(seconds, seconds * stall)
+            return
+        seconds = state.fill_bitmask(bitmask, first_rows[index], drafts[index])
+        state.budget.spend(seconds)
+        total += seconds
