@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from radixkv.config import LLM_OPTIONS, LLMOptions
-from radixkv.engine.answer_reader import AnswerReader
-from radixkv.engine.async_engine import AsyncEngine
-from radixkv.engine.request_stream import RequestStream
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.option_words import refuse_unknown
@@ -23,6 +20,9 @@ from radixkv.prompts import (
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.answer_reader import AnswerReader
+from radixkv.serving.async_engine import AsyncEngine
+from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
 
 

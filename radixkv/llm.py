@@ -15,9 +15,7 @@ from tqdm.auto import tqdm
 from radixkv.cache import Pin
 from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
-from radixkv.engine.answer_reader import AnswerReader
 from radixkv.engine.engine import Engine
-from radixkv.engine.interrupts import deferred_interrupt
 from radixkv.engine.request_output import beam_output, delta_output, request_output
 from radixkv.model.loader import load_model
 from radixkv.observe.explain import PromptExplanation, decode_explanation
@@ -34,6 +32,8 @@ from radixkv.prompts import (
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
+from radixkv.serving.answer_reader import AnswerReader
+from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
 
 

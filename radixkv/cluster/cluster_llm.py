@@ -14,9 +14,6 @@ from radixkv.cache.stats import CacheStats
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
-from radixkv.engine.clearing import Cleared, NamespaceSelection
-from radixkv.engine.request_intake import RequestIntake
-from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import COUNTS, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
@@ -27,6 +24,9 @@ from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.clearing import Cleared, NamespaceSelection
+from radixkv.serving.request_intake import RequestIntake
+from radixkv.serving.request_stream import RequestStream
 
 _T = TypeVar("_T")
 

@@ -47,12 +47,12 @@ from radixkv.cluster.wire import (
     encode_error,
     encode_refusal,
 )
-from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
 from radixkv.server.admin import check_cache
 from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
+from radixkv.serving.request_stream import RequestStream
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
 

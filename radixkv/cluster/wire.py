@@ -11,7 +11,6 @@ from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.engine.clearing import NamespaceSelection
 from radixkv.errors import (
     EngineDeadError,
     EngineError,
@@ -32,6 +31,7 @@ from radixkv.outputs import (
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.clearing import NamespaceSelection
 from radixkv.tools.grammar import AnswerFrame
 
 # What any replica would answer, by its name; of refused requests, each other `ValueError` and `TypeError`, too.

@@ -1,1 +1,1 @@
-"""The step loop: schedule, execute, process; and the thread that runs it."""
+"""The step loop: schedule, execute, process; and what it drives."""

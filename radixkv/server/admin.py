@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from radixkv.cache import InvariantViolation
-from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.tenants import Tenants
+from radixkv.serving.clearing import NamespaceSelection
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM

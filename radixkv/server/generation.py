@@ -15,7 +15,6 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from radixkv.engine.request_stream import OutputDelta, RequestStream
 from radixkv.errors import DrainingError
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import BeamSearchSequence, CompletionOutput, PromptLogprobs, RequestMetrics, RequestOutput
@@ -31,6 +30,7 @@ from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
+from radixkv.serving.request_stream import OutputDelta, RequestStream
 
 _T = TypeVar("_T")
 

@@ -12,10 +12,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from radixkv.engine.request_stream import OutputDelta
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
 from radixkv.server.served import ServedModel
+from radixkv.serving.request_stream import OutputDelta
 
 if TYPE_CHECKING:
     from radixkv.engine.kv_tiers import TierTotals

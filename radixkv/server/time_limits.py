@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import EngineDeadError, RequestTimeoutError
 from radixkv.outputs import RequestMetrics
 from radixkv.server.served import ServedModel
+from radixkv.serving.request_stream import RequestStream
 
 
 class _Stage(NamedTuple):

@@ -11,11 +11,11 @@ from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, 
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
-from radixkv.engine.request_stream import RequestStream
 from radixkv.errors import QueueFullError, RequestTooLargeError
 from radixkv.prompts import Prompt
 from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.scheduling.request import Request
+from radixkv.serving.request_stream import RequestStream
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:

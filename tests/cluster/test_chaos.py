@@ -14,9 +14,9 @@ from support.replica_servers import SECRET
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cluster import ReplicaSet, create_ingress
-from radixkv.engine.request_stream import RequestStream
 from radixkv.prompts import Prompt
 from radixkv.server.config import ServerConfig
+from radixkv.serving.request_stream import RequestStream
 
 OPTIONS = {"num_blocks": 600, "dtype": "float32"}
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 60}

@@ -18,10 +18,10 @@ from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
 from radixkv.cluster import ReplicaSet, create_ingress
 from radixkv.config import ModelConfig
-from radixkv.engine.clearing import NamespaceSelection
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.config import ServerConfig
+from radixkv.serving.clearing import NamespaceSelection
 
 TEXT = (
     "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, fifteen, sixteen."

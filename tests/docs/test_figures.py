@@ -50,20 +50,33 @@ def end_to_end() -> str:
 
 
 def against_vllm(precision: str) -> str:
-    document = results(f"against-vllm-{precision}")
+    """One table of both processors."""
+    documents = [results(f"against-vllm-{precision}{processor}") for processor in ("", "-amd")]
+    names = [row["name"] for row in documents[0]["rows"]]
     rows = [
         (
-            row["name"],
-            f"{statistics.median(row['ours']):.2f}",
-            f"{statistics.median(row['theirs']):.2f}",
-            f"{row['ratio']:.2f}",
+            name,
+            *(
+                figure
+                for document in documents
+                for row in document["rows"]
+                if row["name"] == name
+                for figure in (
+                    f"{statistics.median(row['ours']):.2f}",
+                    f"{statistics.median(row['theirs']):.2f}",
+                    f"{row['ratio']:.2f}",
+                )
+            ),
         )
-        for row in document["rows"]
+        for name in names
     ]
-    ready = document["ready"]
-    ours, theirs = ready["ours"], ready["theirs"]
-    rows.append(("process start to first answer", f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
-    return table(("workload", "RadixKV", "vLLM", "ratio"), rows)
+    ready = [(document["ready"]["ours"], document["ready"]["theirs"]) for document in documents]
+    figures = (figure for ours, theirs in ready for figure in (f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
+    rows.append(("process start to first answer", *figures))
+    return table(
+        ("workload", "Intel: RadixKV", "vLLM", "ratio", "AMD: RadixKV", "vLLM", "ratio"),
+        rows,
+    )
 
 
 def bfloat16_against_vllm() -> str:

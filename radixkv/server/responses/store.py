@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.responses.objects import ResponseObject
+from radixkv.serving.clearing import NamespaceSelection
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from radixkv.engine.fair_thread import FairThread
 from radixkv.engine.panics import as_exception
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
@@ -20,6 +19,7 @@ from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.scheduling.tenant_share import TenantShare, share_of
+from radixkv.serving.fair_thread import FairThread
 
 if TYPE_CHECKING:
     from radixkv.engine.engine import Engine

@@ -12,11 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from radixkv.engine.engine import Engine
-from radixkv.engine.heartbeat import Heartbeat
-from radixkv.engine.request_intake import RequestIntake
-from radixkv.engine.request_stream import RequestStream
 from radixkv.engine.stats import EngineStats, engine_stats
-from radixkv.engine.thread import EngineThread, StepResult
 from radixkv.errors import EngineDeadError
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import RequestMetrics
@@ -24,6 +20,10 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.heartbeat import Heartbeat
+from radixkv.serving.request_intake import RequestIntake
+from radixkv.serving.request_stream import RequestStream
+from radixkv.serving.thread import EngineThread, StepResult
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ import signal
 from support.preloaded_process import PreloadedProcess
 
 from radixkv import LLM, SamplingParams
-from radixkv.engine.interrupts import deferred_interrupt
+from radixkv.serving.interrupts import deferred_interrupt
 
 PROGRAM = """
 import sys

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from radixkv.engine.fair_thread import FairThread
+from radixkv.serving.fair_thread import FairThread
 
 
 def test_parties_take_turns() -> None:

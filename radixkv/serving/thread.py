@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from radixkv.engine.engine import Engine
-from radixkv.engine.heartbeat import Heartbeat
 from radixkv.engine.panics import as_exception
 from radixkv.engine.request_output import beam_output, delta_output
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError, NoBlocksLeftError, StepFailedError, StructuredOutputError
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.scheduling.request import Request
+from radixkv.serving.heartbeat import Heartbeat
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
