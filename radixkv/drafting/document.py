@@ -11,8 +11,8 @@ from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
 
 # Lengths of runs that are looked for, the longest first: where a long one is found, the text mostly goes on likewise.
 RUNS = (8, 4, 2)
-# The strength of a draft from near the position where a token differed: as if tokens had been replaced by as many others; or, if
-# others were inserted or left out, from where the last token occurs, or the last two.
+# The strength of a draft from near the position where a token differed: as if tokens had been replaced by as many others; or,
+# if others were inserted or left out, from where the last token occurs, or the last two.
 REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
 # They are looked for so far ahead of where they would be if tokens had been replaced.
 _NEAR = 16
