@@ -13,7 +13,7 @@ import torch
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
-from radixkv.sampling import structured_output
+from radixkv.sampling import grammar_mask, structured_output
 from radixkv.sampling.json_schema import prepare_schema
 
 PERSON = {
@@ -141,7 +141,7 @@ def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
 
 def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
     logits = torch.zeros(1, llm.engine.loaded.vocab_size)
-    structured_output.apply_grammar_bitmask(logits, {0: state})
+    grammar_mask.apply_grammar_bitmask(logits, {0: state})
     return logits[0]
 
 
@@ -164,10 +164,10 @@ def test_slow_masks_are_filled_side_by_side_and_are_the_same(llm: LLM, monkeypat
     for spec in (StructuredOutputsParams(regex="[a-f]{9}"), StructuredOutputsParams(json_object=True)):
         states += [llm.engine.grammars.compile(spec) for _ in range(4)]
     logits = torch.zeros(8, llm.engine.loaded.vocab_size)
-    structured_output.apply_grammar_bitmask(logits, dict(enumerate(states)))
-    monkeypatch.setattr(structured_output, "_MAX_SERIAL_SECONDS", -1.0)
+    grammar_mask.apply_grammar_bitmask(logits, dict(enumerate(states)))
+    monkeypatch.setattr(grammar_mask, "_MAX_SERIAL_SECONDS", -1.0)
     side_by_side = torch.zeros_like(logits)
-    structured_output.apply_grammar_bitmask(side_by_side, dict(enumerate(states)))
+    grammar_mask.apply_grammar_bitmask(side_by_side, dict(enumerate(states)))
     assert torch.equal(logits, side_by_side)
     assert 0 < int(torch.isneginf(logits).sum()) < logits.numel()
 
