@@ -92,6 +92,11 @@ void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, 
 #if defined(__AVX512BF16__)
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
         const BF16* line = panel + pair * 2 * kPanel;
+        // Few rows pass as fast as memory is read, which the processor foresees by itself; many leave it no room to.
+        if constexpr (ROWS > 8) {
+            __builtin_prefetch(line + kAhead * 2 * kPanel);
+            __builtin_prefetch(line + kAhead * 2 * kPanel + kPanel);
+        }
         const __m512bh low = (__m512bh)_mm512_loadu_si512(line), high = (__m512bh)_mm512_loadu_si512(line + kPanel);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
