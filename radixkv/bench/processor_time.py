@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+"""Seconds in which processors' time is counted: what takes less may seem to take none."""
+
 # Of what stands in /proc/PID/stat after the command's name (man 5 proc), counted from 0.
 _USER, _SYSTEM = 11, 12
 
@@ -23,4 +25,4 @@ def processor_seconds(pid: int) -> float:
         OSError: there is no such process.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_SECOND
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) * TICK

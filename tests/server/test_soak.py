@@ -42,7 +42,17 @@ def test_normal_clients_get_their_answers(server: ServerProcess) -> None:
     assert result.answered >= 3
     assert result.attacks.total() >= 6
     assert len(result.waits) == result.answered
+
+
+def test_a_full_step_takes_some_time_however_short_it_is(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was divided by, and a small model takes less than the kernel counts."""
+    monkeypatch.setattr(soak_server, "_NUM_HOSTILE", 0)
+    monkeypatch.setattr(soak_server, "processor_seconds", lambda pid: 0.0)
+    result = run(server, 0.0, -1.0)
     assert result.full_step > 0
+    assert result.failures[0].startswith("the first token took 0.00 s")
 
 
 def test_what_takes_too_long_is_a_failure(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
