@@ -88,13 +88,10 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
         prompt = service.with_cache_options(prompt, body, tenant)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
-        params = body.params(
-            max_tokens,
-            body.top_logprobs or 0 if body.logprobs else None,
-            body.prompt_logprobs,
-            service.remaining_tokens([prompt]),
-        )
-        check_response_size(body, [prompt], params, service.remaining_tokens([prompt]))
+        remaining = service.remaining_tokens([prompt])
+        top_logprobs = body.top_logprobs or 0 if body.logprobs else None
+        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining)
+        check_response_size(body, [prompt], params, remaining)
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
         return ChatEvents(generation, prompt.answer_form)
 

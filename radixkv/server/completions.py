@@ -115,14 +115,14 @@ def completion_routes(service: Service) -> APIRouter:
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             # max_tokens=0 with echo scores the prompt only. The engine still generates one token, which is not returned.
             score_only = bool(body.echo) and max_tokens == 0
+            remaining = service.remaining_tokens(prompts)
             params = body.params(
                 1 if score_only else max_tokens,
                 body.logprobs,
                 _most(body.prompt_logprobs, body.logprobs if body.echo else None),
-                service.remaining_tokens(prompts),
+                remaining,
             )
             repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
-            remaining = service.remaining_tokens(prompts)
             check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)
             request_id = new_id("cmpl")
             writer = _CompletionResponseWriter(body, request_id, service, prompts, score_only, tenant)

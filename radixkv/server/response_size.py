@@ -15,7 +15,7 @@ from radixkv.server.protocol import GenerationRequest
 # Of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
 MAX_REPEATED_TOKENS = 1 << 20
 # Of all choices together; some 150 bytes each.
-MAX_LOGPROBS = 1 << 22
+MAX_RETURNED_LOGPROBS = 1 << 22
 
 
 def check_response_size(
@@ -54,8 +54,8 @@ def check_response_size(
         num_logprobs += body.num_choices * len(prompts) * most * (1 + params.logprobs)
     if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
         num_logprobs += num_prompt_tokens * (1 + params.prompt_logprobs)
-    if num_logprobs > MAX_LOGPROBS:
+    if num_logprobs > MAX_RETURNED_LOGPROBS:
         raise ValueError(
-            f"logprobs: up to {num_logprobs:,} of them are more than the {MAX_LOGPROBS:,} that a response may have; ask for "
-            "fewer tokens, choices or prompts, or stream"
+            f"logprobs: up to {num_logprobs:,} of them are more than the {MAX_RETURNED_LOGPROBS:,} that a response may have; "
+            "ask for fewer tokens, choices or prompts, or stream"
         )

@@ -218,7 +218,7 @@ class KeysReload:
         self._path = path
         self._tenants = tenants
         self._llm = llm
-        self._telling: asyncio.Future[None] | None = None
+        self._sending: asyncio.Future[None] | None = None
 
     def __call__(self) -> None:
         try:
@@ -228,10 +228,10 @@ class KeysReload:
             _log.error("keys are kept as they were: %s", error)
             return
         _log.info("%d keys read from %s", len(keys), self._path)
-        self._telling = asyncio.ensure_future(self._tell(self._telling))
+        self._sending = asyncio.ensure_future(self._send(self._sending))
 
-    async def _tell(self, earlier: asyncio.Future[None] | None) -> None:
-        """One after the other: what replicas are told at the same time may reach them in any order."""
+    async def _send(self, earlier: asyncio.Future[None] | None) -> None:
+        """One after the other: what is sent to replicas at the same time may reach them in any order."""
         if earlier is not None:
             await asyncio.wait([earlier])
         await self._llm.set_tenants(self._tenants.shares)

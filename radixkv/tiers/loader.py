@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -191,8 +191,8 @@ class BlockLoader:
         self.progress.set()
 
     def _read(self, load: Load) -> None:
+        writing: Future[bool] | None = None
         try:
-            writing: Future[bool] | None = None
             for number, span in enumerate(_chunks(load.spans)):
                 began = self._clock()
                 buffer = self._buffers[number % 2][: span.stop - span.start]
@@ -207,6 +207,7 @@ class BlockLoader:
             if writing is not None:
                 writing.result()
         finally:
+            wait([] if writing is None else [writing])  # also where reading has failed: until then a buffer is in use
             load.done.set()
             self.progress.set()
 

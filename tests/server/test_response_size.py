@@ -34,7 +34,7 @@ def test_a_response_is_bounded_before_anything_is_computed(
 ) -> None:
     """A request of 8 MB could have a response of gigabytes, all of it in memory."""
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 500)
-    monkeypatch.setattr(response_size, "MAX_LOGPROBS", 600)
+    monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
     num_steps = llm.engine.num_steps
 
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -49,7 +49,7 @@ def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 400)
-    monkeypatch.setattr(response_size, "MAX_LOGPROBS", 1000)
+    monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 1000)
 
     async def scenario(client: httpx.AsyncClient) -> None:
         for options in ({"n": 2}, {"n": 3, "stream": True}, {"n": 1, "logprobs": 0}):

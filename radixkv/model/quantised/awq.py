@@ -22,7 +22,7 @@ from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, StoredMatrix,
 from radixkv.model.quantised.words import unpack
 
 _BITS = 4
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_POSITIONS = [0, 4, 1, 5, 2, 6, 3, 7]
 """Of features 0 to 7, in a word."""
 
 
@@ -77,5 +77,5 @@ def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, An
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
     """``[rows, words]`` to ``[features, rows]``."""
-    codes: torch.Tensor = unpack(words, _BITS).unflatten(-1, (-1, 8))[..., _PLACES].flatten(-2).t().contiguous()
+    codes: torch.Tensor = unpack(words, _BITS).unflatten(-1, (-1, 8))[..., _POSITIONS].flatten(-2).t().contiguous()
     return codes

@@ -43,8 +43,8 @@ class _Packed:
 
     def read(self) -> QuantisedMatrix:
         features, inputs = self.shape
-        if self.tensors.read("weight_shape").tolist() != [features, inputs]:
-            given = self.tensors.read("weight_shape").tolist()
+        given = self.tensors.read("weight_shape").tolist()
+        if given != [features, inputs]:
             raise UnreadableError(f"{self.tensors.name('weight_shape')}: expected {[features, inputs]}, got {given}")
         codes = unpack(self.tensors.read("weight_packed"), self.bits)[:, :inputs]
         zeros = torch.full((1, 1), 1 << (self.bits - 1), dtype=torch.int16)
