@@ -5,8 +5,9 @@ The names below load on first use, so that `radixkv.cache` can be imported witho
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
@@ -34,19 +35,20 @@ __all__ = [
     "ToolCall",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    modules = {
+__getattr__ = lazy_names(
+    __name__,
+    {
         "LLM": "llm",
         "AsyncLLM": "async_llm",
-        "Chat": "chat",
-        "SamplingParams": "sampling_params",
+        "BeamSearchOutput": "outputs",
         "BeamSearchParams": "sampling_params",
+        "Chat": "chat",
+        "CompletionOutput": "outputs",
+        "ParsedAnswer": "tools.definitions",
+        "RequestOutput": "outputs",
+        "SamplingParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
         "TenantShare": "scheduling.tenant_share",
-        "ParsedAnswer": "tools.definitions",
         "ToolCall": "tools.definitions",
-    }
-    if name not in __all__:
-        raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"radixkv.{modules.get(name, 'outputs')}"), name)
+    },
+)

@@ -5,8 +5,9 @@ The names below load on first use: what an ingress imports, which computes nothi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
@@ -28,9 +29,9 @@ __all__ = [
     "text_interface",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    modules = {
+__getattr__ = lazy_names(
+    __name__,
+    {
         "ClusterLLM": "cluster_llm",
         "Ingress": "ingress",
         "MismatchError": "replica_set",
@@ -40,7 +41,5 @@ def __getattr__(name: str) -> Any:
         "create_ingress": "ingress",
         "replica_app": "replica_routes",
         "text_interface": "cluster_llm",
-    }
-    if name not in modules:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"radixkv.cluster.{modules[name]}"), name)
+    },
+)

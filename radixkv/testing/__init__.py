@@ -19,8 +19,9 @@ The strategies and the two machines need Hypothesis: ``pip install 'radixkv[test
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from radixkv.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from radixkv.testing import strategies
@@ -51,28 +52,24 @@ __all__ = [
     "strategies",
 ]
 
-_MODULE_OF = {
-    "RULES": "rules",
-    "RuleViolation": "rules",
-    "BlockCopy": "adapter",
-    "CacheAdapter": "adapter",
-    "PrefixCacheAdapter": "adapter",
-    "CheckedCache": "checked_cache",
-    "LiveSequence": "checked_cache",
-    "ShadowMemory": "shadow_memory",
-    "Step": "workload",
-    "replay": "workload",
-    "cache_machine": "machine",
-    "find_violation": "search",
-    "FakeLeaf": "policies",
-    "policy_machine": "policies",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported at first use, so that what does not need Hypothesis works without it.
-    if name == "strategies":
-        return importlib.import_module("radixkv.testing.strategies")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"radixkv.testing.{_MODULE_OF[name]}"), name)
+# Imported at first use, so that what does not need Hypothesis works without it.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "RULES": "rules",
+        "RuleViolation": "rules",
+        "BlockCopy": "adapter",
+        "CacheAdapter": "adapter",
+        "PrefixCacheAdapter": "adapter",
+        "CheckedCache": "checked_cache",
+        "LiveSequence": "checked_cache",
+        "ShadowMemory": "shadow_memory",
+        "Step": "workload",
+        "replay": "workload",
+        "cache_machine": "machine",
+        "find_violation": "search",
+        "FakeLeaf": "policies",
+        "policy_machine": "policies",
+        "strategies": "strategies",
+    },
+)

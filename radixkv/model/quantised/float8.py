@@ -48,19 +48,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, Any]) -> StoredMatrix | None:
-    """The quantised weight of a module.
-
-    Args:
-        tensors: the module's.
-        shape: of the weight.
-        config: the checkpoint's ``quantization_config``.
-
-    Returns:
-        None: it is not quantised.
-
-    Raises:
-        UnreadableError: tensors are missing, or of other shapes or types.
-    """
+    """`Method.find`."""
     if "weight" not in tensors or tensors.dtype("weight") not in DTYPES:
         return None
     features, inputs = shape

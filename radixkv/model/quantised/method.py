@@ -12,7 +12,14 @@ from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix
 
 
 class Method(NamedTuple):
-    """How one format is read; see the file of each."""
+    """How one format is read; see the file of each.
+
+    Attributes:
+        check_config: refuses a ``quantization_config`` of what is laid out in another way, by an `UnreadableError`.
+        find: the quantised weight of a module; None: it is not quantised. Given the module's tensors, the weight's shape
+            and the ``quantization_config``; it raises an `UnreadableError` where tensors are missing, or of other shapes
+            or types.
+    """
 
     check_config: Callable[[Mapping[str, Any]], None]
     find: Callable[[ModuleTensors, tuple[int, int], Mapping[str, Any]], StoredMatrix | None]
