@@ -167,8 +167,8 @@ class TritonAttention:
         self.rows = rows
         self.buffers = buffers
         self.dtype = dtype
-        few = int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
-        self.placement = placement if decodes or few else replace(placement, side_by_side=False)
+        narrow = decodes or int(np.diff(plan.row_starts).max(initial=0)) <= _MOST_DECODING_ROWS
+        self.placement = placement if narrow else replace(placement, side_by_side=False)
         self._layers = LayerLaunches(pool_layers)
         self._partials = PartialResults(rows.positions.device)
         self._host_items: dict[HeadShape, HostItems] = {}

@@ -150,14 +150,16 @@ def num_pieces(
         work: keys that the tiles over each range see in all; a prompt's first ones see fewer.
         tile_class: of each range, see `tile_classes`.
     """
-    pieces = np.ones_like(num_keys)
-    classes = np.unique(tile_class).tolist()
+    classes = np.flatnonzero(np.bincount(tile_class)).tolist()
+    num_programs, head_work = num_tiles * num_kv_heads, work * num_kv_heads
+    if len(classes) == 1:
+        num_concurrent = placement.num_concurrent(TILE_ROWS[classes[0]], alone=True)
+        return _pieces_of_class(num_keys, num_programs, head_work, num_concurrent)
+    pieces = np.empty_like(num_keys)
     for index in classes:
         own = tile_class == index
-        num_concurrent = placement.num_concurrent(TILE_ROWS[index], len(classes) == 1)
-        pieces[own] = _pieces_of_class(
-            num_keys[own], num_tiles[own] * num_kv_heads, work[own] * num_kv_heads, num_concurrent
-        )
+        num_concurrent = placement.num_concurrent(TILE_ROWS[index], alone=False)
+        pieces[own] = _pieces_of_class(num_keys[own], num_programs[own], head_work[own], num_concurrent)
     return pieces
 
 
@@ -181,22 +183,23 @@ def _pieces_of_class(
         work: keys that those see in all.
         num_concurrent: programs that run at once.
     """
-    share = work.sum() / num_concurrent
-    most_waves = _most_waves(int(num_programs.sum()), num_concurrent)
-    if num_programs.sum() >= MAX_WAVES * num_concurrent and num_keys.max() <= share:
+    total_work, total_programs = work.sum(), int(num_programs.sum())
+    share = total_work / num_concurrent
+    if total_programs >= MAX_WAVES * num_concurrent and num_keys.max() <= share:
         return np.ones_like(num_keys)  # many short ones fill the device evenly
-    most_pieces = np.maximum(1, num_keys // MIN_PIECE_KEYS)
-    pieces: NDArray[np.int64] = np.clip(np.ceil(num_keys / (share * _SHARES[most_waves])), 1, most_pieces).astype(
-        np.int64
-    )
+    # In float64 throughout, and without np.clip: each conversion and each check takes longer than the arithmetic.
+    keys = num_keys.astype(np.float64)
+    most_pieces = np.maximum(1.0, keys // MIN_PIECE_KEYS)
+    pieces = np.ceil(keys / (share * _SHARES[_most_waves(total_programs, num_concurrent)]))
+    np.minimum(np.maximum(pieces, 1.0, out=pieces), most_pieces, out=pieces)
     # Pieces that none of a tile's rows sees are no programs.
-    seen = work / num_keys
-    programs = pieces @ seen + (num_programs - seen).sum()
+    seen = work / keys
+    programs = pieces @ seen + (total_programs - seen.sum())
     waves = np.ceil(programs / num_concurrent)
-    longest = (num_keys / pieces).max(axis=1)
-    times = np.maximum(longest + START_KEYS, waves * (work.sum() / programs + START_KEYS))
+    longest = (keys / pieces).max(axis=1)
+    times = np.maximum(longest + START_KEYS, waves * (total_work / programs + START_KEYS))
     # Fewer pieces have fewer results to merge: the first that is about as good as the best.
-    chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()]
+    chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()].astype(np.int64)
     return chosen
 
 
