@@ -72,7 +72,7 @@ async def measure_attacks(
     ):
         client = HostileClient(hostile, random.Random(seed), seconds)
         for name, attack in [(_NOBODY, None), *client.attacks.items()]:
-            await normal.answer(_QUESTION, _MAX_TOKENS, 0.0)  # what is left of the attack before gives way
+            await normal.answer(_QUESTION, _MAX_TOKENS, 0.0)  # until what is left of the attack before is done
             cost = AttackCost(name)
             end = time.perf_counter() + seconds
             await asyncio.gather(_attack(attack, end, cost), _ask(normal, end, cost), _check_health(anyone, end, cost))

@@ -98,7 +98,7 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
     """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was turned.
 
     Args:
-        options: gets what each layer, by its index, tells its attention function.
+        options: gets what each layer, by its index, passes to its attention function.
     """
 
     def probe(

@@ -342,7 +342,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
-        """Two tokens through the model with attention that only looks: configs do not tell every layer's shapes."""
+        """Two tokens through the model with attention that only looks: configs do not give every layer's shapes."""
         positions = torch.arange(2, device=self._device)
         self._forward(torch.zeros_like(positions), positions, positions[:1], None)
         if not self._probed:

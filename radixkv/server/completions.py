@@ -217,7 +217,7 @@ class _CompletionResponseWriter:
         return usage
 
     async def _prompt_text(self, index: int) -> str:
-        """Of a prompt; one that was sent as ids is decoded once, where it holds up nobody's stream."""
+        """Of a prompt; one that was sent as ids is decoded once, off the event loop."""
         prompt = self._prompts[index]
         if prompt.text is not None:
             return prompt.text

@@ -233,7 +233,7 @@ class Generation:
 
 
 class Answers(Protocol):
-    """What was submitted for one HTTP request, and what the access log tells of it."""
+    """What was submitted for one HTTP request, and what the access log says about it."""
 
     @property
     def request_id(self) -> str: ...

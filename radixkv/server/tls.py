@@ -1,4 +1,4 @@
-"""Encrypted connections. The event loop would encrypt them by itself, and tell nobody of those that have not begun to be.
+"""Encrypted connections. The event loop can encrypt them by itself, but does not count those before their handshake.
 
 A client that connects and says nothing holds a file descriptor until the handshake's time is over. So such connections count
 as connections without a request, the first to be given up where there are too many.

@@ -23,7 +23,7 @@ from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 # Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast. While one chunk is
 # written, the next is read.
 _CHUNK_BLOCKS = 16
-# Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's has its turn.
+# Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's own is.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
 

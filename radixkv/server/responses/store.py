@@ -31,7 +31,8 @@ class StoredResponse:
 class ResponseStore:
     """The responses of all tenants, each within bounds of its own, so that no tenant can displace another's.
 
-    Many tenants are bounded together: the one with the most gives way, so that nobody is displaced by who has more.
+    All tenants are bounded together, too: beyond that, the one with the most loses its oldest, so that none is
+    displaced by one that has more.
 
     Args:
         max_responses: responses kept for a tenant at most.

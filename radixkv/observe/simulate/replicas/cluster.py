@@ -1,8 +1,8 @@
 """Events of several replicas in the order of time.
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
-cache is a `PrefixCache` with the trace's blocks as tokens, and tells the router what changed ``event_delay`` later. What it
-has to do, it tells at most every ``report_delay`` seconds.
+cache is a `PrefixCache` with the trace's blocks as tokens, and reports changes to the router ``event_delay`` later. It
+reports its load at most every ``report_delay`` seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Replica:
         decoding: where each sequence ends, and the request: a heap.
         num_changes: of what decides how long a step takes.
         rate: at which it has computed prompts.
-        reporting: whether it is about to tell what it has to do.
+        reporting: whether a report of its load is due.
     """
 
     number: int
@@ -83,7 +83,7 @@ class Cluster:
         one_cache: let all replicas share one cache with all their blocks: the bound.
         stretch: the factor by which the trace's time is stretched.
         event_delay: seconds until the router knows of a change.
-        report_delay: seconds until a replica tells of a change of what it has to do.
+        report_delay: seconds until a replica reports a change of its load.
         window: seconds over which imbalance is measured.
     """
 
