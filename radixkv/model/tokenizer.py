@@ -1,7 +1,7 @@
 """A model's tokenizer, and how its answers are read: all of a model that an ingress loads.
 
-Nothing here uses torch, unless a GGUF file has to be converted first; transformers imports it with the configurations of
-many models, which it reads to choose a tokenizer.
+Nothing here uses torch, unless a GGUF file has to be converted first; transformers imports it where it is to be found
+(`radixkv.model.without_torch`).
 """
 
 from __future__ import annotations

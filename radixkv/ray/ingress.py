@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from radixkv.config import ModelConfig
+from radixkv.model.without_torch import forgo_torch
 from radixkv.ray.calls import answer_of, repeat, shared_secret
 from radixkv.ray.registry import RENEWAL_SECONDS
 from radixkv.server.config import ServerConfig
@@ -39,6 +40,7 @@ class _Front:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
+        forgo_torch()  # this process is an ingress and nothing else
         # Only here: the process that describes the application needs nothing of it.
         from radixkv.cluster import ReplicaSet
         from radixkv.cluster.ingress import create_ingress, namespace_secret
