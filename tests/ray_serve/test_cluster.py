@@ -99,16 +99,21 @@ def replace_placement() -> Any:
     return ApplicationOptions.of({"port": 0, "replicas": 4, "ingresses": 2}).placement
 
 
-def engines() -> list[int]:
-    """Processes with an engine."""
+def processes(deployment: str) -> list[int]:
+    """Those of the replicas of one of the application's deployments."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if path.read_text().startswith("ray::ServeReplica:radixkv:Engine"):
+            if path.read_text().startswith(f"ray::ServeReplica:radixkv:{deployment}"):
                 found.append(int(path.parent.name))
         except OSError:  # it has ended
             continue
     return found
+
+
+def engines() -> list[int]:
+    """Processes with an engine."""
+    return processes("Engine")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -200,6 +205,8 @@ def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[...
         assert await answers(url) == expected
 
     asyncio.run(main())
+    (ingress,) = processes("Ingress")
+    assert "libtorch" not in Path(f"/proc/{ingress}/maps").read_text()  # it computes nothing
 
 
 def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
