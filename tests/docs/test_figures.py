@@ -333,6 +333,7 @@ def _sentences() -> list[tuple[Path, str]]:
     machine = results("e2e-cpu")["machine"]
     tiers = results("tiers-cpu")
     known, writing = tiers["restart"][0], tiers["writing"]
+    chaos = results("chaos-cpu")
     written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
     return [
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
@@ -353,6 +354,10 @@ def _sentences() -> list[tuple[Path, str]]:
         (OPERATE, f"a health check at most {max(attacked['stalls']):.2f} s"),
         (OPERATE, f"{second:,.0f} MB in the second quarter"),
         (OPERATE, f"{last:,.0f} MB in the last"),
+        (CLUSTER, f"{chaos['equal']} of {chaos['streams']} were equal"),
+        (CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
+        (CLUSTER, f"the {chaos['ingress_errors']} connections"),
+        (CLUSTER, f"knew what replicas hold, after {chaos['seconds_until_known']:.0f} seconds"),
         (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
         (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
     ]
