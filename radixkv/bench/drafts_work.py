@@ -67,7 +67,7 @@ _TOOL = {
 }
 _TURNS = 20
 # What is measured in one piece is measured so often.
-_ROUNDS_TOGETHER = 5
+_ROUNDS_TOGETHER = 10
 
 Message = dict[str, Any]
 

@@ -33,6 +33,14 @@ def test_what_followed_the_last_tokens_anywhere_is_found() -> None:
     assert draft(drafter, [124, 125, 126, 127]) == [128, 129]
 
 
+def test_a_longer_run_comes_before_a_later_shorter_one() -> None:
+    cache, drafter = make()
+    for tokens in [1, 2, 3, 4, 10, 11], [9, 2, 3, 4, 20, 21], [9, 9, 3, 4, 30, 31], [9, 9, 9, 4, 40, 41]:
+        leave(cache, tokens)
+    for sequence, expected in ([1, 2, 3, 4], [10]), ([7, 2, 3, 4], [30]), ([7, 7, 3, 4], [30]), ([7, 7, 7, 4], []):
+        assert draft(drafter, sequence)[:1] == expected
+
+
 def test_another_namespace_is_not_looked_at() -> None:
     cache, drafter = make()
     leave(cache, list(range(100, 130)), namespace="ann")
@@ -61,7 +69,7 @@ def test_what_is_evicted_or_cleared_is_no_longer_found() -> None:
 
 def test_memory_is_bounded_by_the_blocks() -> None:
     index = TreeIndex(1000, 16)
-    assert index.nbytes == 2 * 4 * 65_536 + 12 * 1000  # 32 bytes per token, rounded up, and 12 per block
+    assert index.nbytes == 4 * (65_536 + 65_536 + 32_768) + 12 * 1000  # 40 bytes per token, rounded up; 12 per block
 
 
 @settings(max_examples=60, deadline=None)
