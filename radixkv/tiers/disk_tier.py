@@ -171,7 +171,6 @@ class DiskTier:
         with self._lock:
             self._closed = True
             self._lock.wait_for(lambda: not self._num_reading)
-        self._reader.close()
         if self._opened is not None:
             if not self._read_only:
                 try:

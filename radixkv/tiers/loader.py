@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,9 +19,10 @@ from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.worker import Worker
 from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
-# Read and written at once: few enough to stay in memory that is reused, many enough for a disk to be fast. While one chunk is
-# written, the next is read.
-_CHUNK_BLOCKS = 16
+# Read and written at once: few enough to stay in the processor's caches in between, many enough for a disk to be fast.
+_CHUNK_BLOCKS = 8
+# Threads that take chunks in turn: while one writes a chunk, the other reads the next.
+_NUM_READERS = 2
 # Of a pool's memory, what is made ready at most when nothing is loaded yet; and how much of it before a load's own is.
 _MAX_PREPARED_BYTES = 1 << 30
 _PREPARED_BLOCKS = 64
@@ -70,27 +70,50 @@ class Load:
     num_loaded: int = 0
     read: list[tuple[int, int, float]] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
-    _cancelled: bool = False
-    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _ended: bool = False
+    _turn: threading.Condition = field(default_factory=threading.Condition)
+    _num_tried: int = 0  # blocks that were written or are lost
+    _tried_at: float = 0.0  # when the last of them was
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was cancelled, or a block was missing."""
+        return self._ended
 
     def cancel(self) -> None:
         """Write nothing more from now on; waits for a chunk that is being written, which takes no medium."""
-        with self._writing:
-            self._cancelled = True
+        with self._turn:
+            self._ended = True
 
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> None:
+        """Write what was read of a chunk when the chunks before it are written, unless the load has ended.
 
-    def write(self, rows: PoolRows, blocks: BlockBytes) -> bool:
-        """Write the next blocks; False: it was cancelled."""
-        with self._writing:
-            if self._cancelled:
-                return False
-            stop = self.num_loaded + len(blocks)
-            rows.write(self.block_ids[self.num_loaded : stop], blocks, self.fence)
-            self.num_loaded = stop
-            return True
+        Args:
+            rows: of the pool.
+            chunk: of one of the spans.
+            blocks: the leading ones that were there; the load ends with them if there are fewer than the chunk's.
+            began: when reading the chunk began.
+            clock: seconds.
+        """
+        start, stop = chunk.start - self.first, chunk.stop - self.first
+        with self._turn:
+            self._turn.wait_for(lambda: self._num_tried == start)
+            is_whole = False
+            try:
+                if not self._ended:
+                    rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
+                    is_whole = len(blocks) == stop - start
+                    self.num_loaded += len(blocks)
+                    now = clock()
+                    # Of two chunks that were read at the same time, the time counts once.
+                    self.read.append((chunk.tier, len(blocks), now - max(began, self._tried_at)))
+                    self._tried_at = now
+            finally:
+                self._ended |= not is_whole
+                self._num_tried = stop
+                self._turn.notify_all()
+                if stop == len(self.block_ids):
+                    self.done.set()
 
 
 class BlockLoader:
@@ -124,12 +147,11 @@ class BlockLoader:
         self._writer = writer
         self._keys = keys
         self._rows = rows
-        self._buffers = [make_buffer(_CHUNK_BLOCKS, rows.nbytes) for _ in range(2)]
+        self._buffers = [make_buffer(_CHUNK_BLOCKS, rows.nbytes) for _ in range(_NUM_READERS)]
         self._clock = clock
         self._finder = Worker("radixkv-tier-finder")
-        self._reader = Worker("radixkv-tier-reader")
+        self._readers = [Worker(f"radixkv-tier-reader-{number}") for number in range(_NUM_READERS)]
         self._preparer = Worker("radixkv-tier-memory")
-        self._copier = ThreadPoolExecutor(1, thread_name_prefix="radixkv-tier-copier")
         self._num_prepared = min(num_stored, rows.num_blocks, _MAX_PREPARED_BYTES // rows.nbytes)
         self._prepare_some(0)
 
@@ -140,15 +162,16 @@ class BlockLoader:
     def load(self, load: Load) -> None:
         """Begin to load; nothing else may use the blocks until it is done."""
         self._preparer.submit(partial(self._rows.prepare, load.block_ids))
-        self._reader.submit(partial(self._read, load))
+        for number, chunk in enumerate(_chunks(load.spans)):
+            reader = number % _NUM_READERS
+            self._readers[reader].submit(partial(self._read, load, chunk, self._buffers[reader]))
 
     def stop(self, timeout: float | None) -> bool:
         """End the threads; returns whether that took no longer than ``timeout`` seconds in all."""
         deadline = None if timeout is None else self._clock() + timeout
         finished = True
-        for worker in (self._finder, self._reader, self._preparer):
+        for worker in (self._finder, *self._readers, self._preparer):
             finished &= worker.stop(None if deadline is None else max(0.0, deadline - self._clock()))
-        self._copier.shutdown(wait=False)
         return finished
 
     def _prepare_some(self, start: int) -> None:
@@ -190,26 +213,17 @@ class BlockLoader:
         look_up.done.set()
         self.progress.set()
 
-    def _read(self, load: Load) -> None:
-        writing: Future[bool] | None = None
+    def _read(self, load: Load, chunk: Span, buffer: BlockBytes) -> None:
+        began = self._clock()
+        buffer = buffer[: chunk.stop - chunk.start]
+        found = 0
         try:
-            for number, span in enumerate(_chunks(load.spans)):
-                began = self._clock()
-                buffer = self._buffers[number % 2][: span.stop - span.start]
-                found = 0 if load.cancelled else self._stack.read(span, load.keys, buffer)
-                if load.cancelled or (writing is not None and not writing.result()):
-                    return
-                if found:
-                    writing = self._copier.submit(load.write, self._rows, buffer[:found])
-                load.read.append((span.tier, found, self._clock() - began))
-                if found < len(buffer):
-                    break
-            if writing is not None:
-                writing.result()
+            if not load.ended:
+                found = self._stack.read(chunk, load.keys, buffer)
         finally:
-            wait([] if writing is None else [writing])  # also where reading has failed: until then a buffer is in use
-            load.done.set()
-            self.progress.set()
+            load.write(self._rows, chunk, buffer[:found], began, self._clock)
+            if load.done.is_set():
+                self.progress.set()
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[Span]:

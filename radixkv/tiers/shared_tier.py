@@ -20,7 +20,7 @@ from radixkv.tiers.tier import BlockBytes
 class BlobStore(Protocol):
     """Bytes by name. Names are paths: of the format, the namespace and the block, with ``/`` between them.
 
-    Calls may come from two threads at a time. What the medium does is raised as an OSError.
+    Calls may come from several threads at a time. What the medium does is raised as an OSError.
 
     Attributes:
         description: for people, without secrets.

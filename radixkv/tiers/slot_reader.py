@@ -9,9 +9,7 @@ it so.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from radixkv.tiers.block_key import BlockKey
@@ -21,7 +19,6 @@ from radixkv.tiers.tier import BlockBytes
 
 PAGE_BYTES = 4096
 CALL_BYTES = 256 << 10
-LEAST_RUNS_FOR_HELP = 4
 
 
 def runs_of(slots: Sequence[int], slots_per_file: int, most: int) -> Iterator[range]:
@@ -39,7 +36,7 @@ def slot_bytes_of(layout: RecordLayout) -> int:
 
 
 class SlotReader:
-    """Reads the slots of one format; a thread of its own helps its callers with long prefixes.
+    """Reads the slots of one format. Any thread may call.
 
     Args:
         codec: of the records.
@@ -53,7 +50,6 @@ class SlotReader:
         self._codec = codec
         self.slot_bytes = slot_bytes_of(codec)
         self.slots_per_call = min(max(1, CALL_BYTES // self.slot_bytes), MAX_BUFFERS // 2)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="slot-reader")
         self._local = threading.local()
 
     def read(
@@ -76,28 +72,12 @@ class SlotReader:
         blocks = [memory[start : start + size] for start in range(0, len(slots) * size, size)]
 
         verdicts: list[Verdict | None] = [None] * len(slots)
-        runs = deque(runs_of(slots, files.slots_per_file, self.slots_per_call))
-
-        def read_runs() -> None:
-            while runs:
-                try:
-                    run = runs.popleft()
-                except IndexError:  # the other thread took the last one
-                    return
-                try:
-                    verdicts[run.start : run.stop] = self._read_run(files, keys, slots, blocks, run)
-                except OSError as error:
-                    errors.append(error)
-
-        helper = self._helper.submit(read_runs) if len(runs) >= LEAST_RUNS_FOR_HELP else None
-        read_runs()
-        if helper is not None and not helper.cancel():
-            helper.result()
+        for run in runs_of(slots, files.slots_per_file, self.slots_per_call):
+            try:
+                verdicts[run.start : run.stop] = self._read_run(files, keys, slots, blocks, run)
+            except OSError as error:
+                errors.append(error)
         return verdicts, errors
-
-    def close(self) -> None:
-        """End its thread."""
-        self._helper.shutdown()
 
     def _read_run(
         self, files: SlotFiles, keys: Sequence[BlockKey], slots: Sequence[int], blocks: Sequence[memoryview], run: range

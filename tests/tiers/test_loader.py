@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from radixkv.tiers.block_key import BlockKey
@@ -33,15 +34,13 @@ class SlowRows(PoolRows):
 
 
 class FailingStack:
-    """Whose second read raises."""
+    """Of which all reads but that of the first chunk raise."""
 
     def __init__(self, failed: threading.Event) -> None:
         self._failed = failed
-        self._num_reads = 0
 
     def read(self, span: Span, keys: Sequence[BlockKey], out: NDArray[np.uint8]) -> int:
-        self._num_reads += 1
-        if self._num_reads == 1:
+        if not span.start:
             return len(out)
         self._failed.set()
         raise RuntimeError("a defect")
@@ -58,4 +57,52 @@ def test_a_load_is_not_done_while_a_chunk_of_it_is_written() -> None:
     loader.load(load)
     assert load.done.wait(60)
     assert rows.done_before_written is False
+    assert loader.stop(60)
+
+
+class Rows(PoolRows):
+    """Of a pool; block ``i`` is the number that was written to it last, or -1."""
+
+    nbytes, num_blocks = 8, 64
+
+    def __init__(self) -> None:
+        self.blocks = np.full(self.num_blocks, -1)
+
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        pass
+
+    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+        self.blocks[block_ids] = data.view(np.int64)[:, 0]
+
+
+class UnevenStack:
+    """Whose block ``i`` is the number i; the first chunk comes after the second, and has only so many blocks."""
+
+    def __init__(self, num_first: int | None) -> None:
+        self._num_first = num_first
+        self._others = threading.Event()
+
+    def read(self, span: Span, keys: Sequence[BlockKey], out: NDArray[np.uint8]) -> int:
+        out.view(np.int64)[:, 0] = np.arange(span.start, span.stop)
+        if span.start:
+            self._others.set()
+            return len(out)
+        assert self._others.wait(60)
+        return len(out) if self._num_first is None else self._num_first
+
+
+@pytest.mark.parametrize("num_first", [None, 3, 0])
+def test_chunks_are_written_in_order_up_to_the_first_missing_block(num_first: int | None) -> None:
+    count = 61
+    rows = Rows()
+    load = Load([], [Span(0, 0, 40), Span(1, 40, count)], 0, np.arange(count, dtype=np.int32)[::-1].copy())
+    nothing = cast(Any, None)
+    stack = cast(TierStack, UnevenStack(num_first))
+    loader = BlockLoader(stack, nothing, nothing, rows, lambda count, nbytes: np.zeros((count, nbytes), np.uint8))
+    loader.load(load)
+    assert load.done.wait(60)
+    expected = count if num_first is None else num_first
+    assert load.num_loaded == sum(blocks for _, blocks, _ in load.read) == expected
+    assert rows.blocks[load.block_ids].tolist() == [*range(expected)] + [-1] * (count - expected)
+    assert {tier for tier, _, _ in load.read} == ({0, 1} if num_first is None else {0})
     assert loader.stop(60)
