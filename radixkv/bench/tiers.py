@@ -1,8 +1,9 @@
 """What tiers below the pool bring and cost, on a real model: against no tier, and hot against cold, in the same run.
 
-Three questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
-again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; and what
-writing costs prompts that are never repeated.
+Four questions: how fast the first token is after a restart; what a working set four times the pool costs, which is computed
+again and again where nothing is below, and how far that is from a pool that holds all of it, which no tier can beat; what
+writing costs prompts that are never repeated; and how fast the first token is of a prompt that another engine has put into a
+shared store.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import secrets
 import statistics
 import tempfile
 import time
@@ -86,12 +88,29 @@ class Writing:
     write_through: float
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """First tokens over a store that several machines share, in seconds, medians.
+
+    Attributes:
+        loaded: of prompts that another engine has computed.
+        cold: of others.
+        cached_tokens: that the loaded ones reused.
+    """
+
+    prompt_tokens: int
+    loaded: float
+    cold: float
+    cached_tokens: int
+
+
 def run_tiers(
     console: Console,
     model: str | None,
     conversations: int,
     turns: int,
     rounds: int,
+    shared_cache: str | None,
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
@@ -103,6 +122,7 @@ def run_tiers(
         conversations: in the working set.
         turns: of each.
         rounds: of what is repeated.
+        shared_cache: a store to be measured, as for `LLM`; None: none is.
         json_path: for the figures.
         plot_path: for a drawing.
     """
@@ -116,13 +136,16 @@ def run_tiers(
             ]
         with console.status("what writing costs"):
             writing = measure_writing(model, Path(folder) / "writing", rounds)
-    _print(console, restarts, sets, writing)
+        with console.status("a shared store"):
+            shared = None if shared_cache is None else measure_shared(model, shared_cache, Path(folder), rounds)
+    _print(console, restarts, sets, writing, shared)
     if json_path is not None:
         figures = {
             "machine": describe_machine("torch", "transformers"),
             "restart": [asdict(each) for each in restarts],
             "working_set": {"conversations": conversations, "turns": turns, "rows": [asdict(each) for each in sets]},
             "writing": asdict(writing),
+            **({} if shared is None else {"shared": asdict(shared)}),
         }
         json_path.write_text(json.dumps(figures, indent=2) + "\n")
     if plot_path is not None:
@@ -238,6 +261,37 @@ def measure_writing(model: str | None, folder: Path, rounds: int) -> Writing:
     return Writing(median["none"], median["write-back"], median["write-through"])
 
 
+def measure_shared(model: str | None, store: str, folder: Path, rounds: int) -> Shared:
+    """First tokens over a shared store into which an engine before has written; what it wrote stays there.
+
+    Args:
+        model: as for `LLM`.
+        store: as ``shared_cache`` of `LLM`.
+        folder: for a secret, without which nothing that was there before is found.
+        rounds: prompts of either kind.
+    """
+    rng = random.Random(4)
+    length = RESTART_LENGTHS[0]
+    secret = folder / "secret"
+    secret.write_text(secrets.token_hex(32))
+    num_blocks = 2 * rounds * (length // BLOCK_SIZE + 2) + UNRELATED_PROMPTS
+    options: dict[str, Any] = {"shared_cache": store, "cache_secret_file": secret, "num_blocks": num_blocks}
+    with _llm(model, **options) as llm:
+        vocabulary = llm.engine.loaded.vocab_size
+        known = [_tokens(rng, length, vocabulary) for _ in range(rounds)]
+        for prompt in known:
+            _first_token(llm, prompt)
+    loaded: list[tuple[float, int]] = []
+    cold: list[float] = []
+    with _llm(model, **options) as llm:
+        _first_token(llm, _tokens(rng, 64, vocabulary))
+        for prompt in known:
+            loaded.append(_first_token(llm, prompt))
+            cold.append(_first_token(llm, _tokens(rng, length, vocabulary))[0])
+    seconds, cached = zip(*loaded, strict=True)
+    return Shared(length, statistics.median(seconds), statistics.median(cold), int(statistics.median(cached)))
+
+
 def plot_tiers(restarts: list[Restart], sets: list[WorkingSet], path: Path) -> None:
     """Draw the first tokens after a restart, and the working set's throughput."""
     from matplotlib.figure import Figure
@@ -293,7 +347,9 @@ def _seconds_to_first_token(output: RequestOutput) -> float:
     return output.metrics.first_token_time - output.metrics.arrival_time
 
 
-def _print(console: Console, restarts: list[Restart], sets: list[WorkingSet], writing: Writing) -> None:
+def _print(
+    console: Console, restarts: list[Restart], sets: list[WorkingSet], writing: Writing, shared: Shared | None
+) -> None:
     columns = ("prompt", "hot, s", "loaded after a restart, s", "cold, s", "cold without tiers, s")
     table = Table(*columns, "loaded / hot", "loaded / cold")
     for each in restarts:
@@ -323,3 +379,8 @@ def _print(console: Console, restarts: list[Restart], sets: list[WorkingSet], wr
         f"{writing.write_back / writing.without_tiers - 1:+.1%} with write-back, "
         f"{writing.write_through / writing.without_tiers - 1:+.1%} with write-through"
     )
+    if shared is not None:
+        console.print(
+            f"{shared.prompt_tokens} tokens, {shared.cached_tokens} of them from the shared store: {shared.loaded:.3f} s, "
+            f"{shared.loaded / shared.cold:.3f} of {shared.cold:.3f} s cold"
+        )

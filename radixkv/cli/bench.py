@@ -323,13 +323,16 @@ def tiers(
     conversations: Annotated[int, typer.Option(min=8, help="of a working set four times the pool")] = 16,
     turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
+    shared_cache: Annotated[
+        str | None, typer.Option(help="measure this shared store, too: a folder, or a Redis or Valkey server's URL")
+    ] = None,
     json_path: JsonPath = None,
     plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw them into this file")] = None,
 ) -> None:
-    """What tiers below the pool bring and cost: restarts, a working set too large, writing."""
+    """What tiers below the pool bring and cost: restarts, a working set too large, writing, a shared store."""
     from radixkv.bench.tiers import run_tiers
 
-    run_tiers(Console(), model, conversations, turns, rounds, json_path, plot)
+    run_tiers(Console(), model, conversations, turns, rounds, shared_cache, json_path, plot)
 
 
 @app.command("cluster")

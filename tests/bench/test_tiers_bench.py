@@ -23,11 +23,12 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
     build_shallow("llama").save_pretrained(tmp_path / "model")
     path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
-    run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, path, plot)
+    run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
     figures = json.loads(path.read_text())
     assert [row["cached_tokens"] for row in figures["restart"]] == [96, 288]
     shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
     assert shares["none"] < 0.9 * shares["larger pool"]
     assert max(shares["host"], shares["disk"]) <= shares["larger pool"] * 1.05
     assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
+    assert figures["shared"]["cached_tokens"] == 96
     assert plot.read_text().startswith("<?xml")
