@@ -1,6 +1,7 @@
 """Builds the compiled code of `radixkv_cpu`, once for every generation of processors; all else stands in pyproject.toml."""
 
 import platform
+import runpy
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,9 @@ COMMON = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-m
 COMMON += ["-fno-wrapv"]
 # Of GCC's own: that vectors cross functions by an ABI of no consequence, and that its intrinsics' "undefined" is undefined.
 COMMON += ["-Wno-psabi", "-Wno-maybe-uninitialized"]
+# By which the library is known when it is loaded. The package itself would import torch.
+source_digest = runpy.run_path("kernels/radixkv_cpu/source_digest.py")["source_digest"]
+COMMON += [f'-DRADIXKV_SOURCES="{source_digest(Path("kernels/radixkv_cpu/src"))}"']
 # `radixkv_cpu.library` chooses among these when it is imported.
 VARIANTS = {
     "amx": ["-march=sapphirerapids"],

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
+import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
 from radixkv.cache import Pin
 from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs

@@ -4,6 +4,7 @@ between them.
 Only torch and numpy are needed; nothing here knows of radix trees or requests. One idea per file::
 
     library       which compiled variant this processor runs
+    source_digest whether it was compiled from the sources that are here
     linear        products with packed weights
     quantised     packed weights of 8 or 4 bits
     blocks        packed weights that were quantised elsewhere, as they are

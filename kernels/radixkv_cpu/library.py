@@ -12,6 +12,8 @@ from typing import cast
 
 import torch
 
+from radixkv_cpu.source_digest import source_digest
+
 FOLDER = Path(__file__).parent
 # The best first, with what /proc/cpuinfo must list for each.
 VARIANTS: dict[str, frozenset[str]] = {
@@ -25,13 +27,24 @@ VARIANTS: dict[str, frozenset[str]] = {
 class Library:
     """One variant.
 
-    Attributes:
+    Args:
         variant: a key of `VARIANTS`.
+        path: of the file.
+
+    Raises:
+        RuntimeError: it was compiled from other sources than those that lie beside this file: what it takes for its
+            arguments may be something else, and what it computes, too.
     """
 
     def __init__(self, variant: str, path: Path) -> None:
         self.variant = variant
         self._dll = ctypes.CDLL(str(path))
+        compiled, expected = self._compiled_sources(), source_digest(FOLDER / "src")
+        if compiled != expected:
+            raise RuntimeError(
+                f"{path}: expected a library compiled from the sources {expected} in {FOLDER / 'src'}, got one of "
+                f"{compiled}: compile it again (pip install -e . in a checkout), or do without (RADIXKV_CPU_VARIANT=none)"
+            )
         # Each takes the address of its arguments, and whether the numbers are bfloat16.
         self.linear = self._function("linear")
         self.attention = self._function("attention")
@@ -45,6 +58,14 @@ class Library:
         function = getattr(self._dll, f"radixkv_{name}")
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int32], None
         return cast(Callable[[int, bool], None], function)
+
+    def _compiled_sources(self) -> str:
+        """The `source_digest` at the time when it was compiled."""
+        name = getattr(self._dll, "radixkv_sources", None)
+        if name is None:
+            return "others, which it does not name"
+        name.argtypes, name.restype = [], ctypes.c_char_p
+        return cast(bytes, name()).decode()
 
     @property
     def is_fast_in_bf16(self) -> bool:
@@ -64,7 +85,11 @@ def supported_variants() -> list[str]:
 
 @functools.cache
 def load(variant: str) -> Library | None:
-    """One of `supported_variants`; None: torch has no OpenMP runtime to share, or the system forbids the instructions."""
+    """One of `supported_variants`; None: torch has no OpenMP runtime to share, or the system forbids the instructions.
+
+    Raises:
+        RuntimeError: its file is not of the sources beside it; see `Library`.
+    """
     if not _share_openmp():
         return None
     loaded = Library(variant, _path(variant))
@@ -77,6 +102,7 @@ def library() -> Library | None:
 
     Raises:
         ValueError: the environment names a variant that cannot run here.
+        RuntimeError: its file is not of the sources beside it; see `Library`.
     """
     supported = supported_variants()
     named = os.environ.get("RADIXKV_CPU_VARIANT")

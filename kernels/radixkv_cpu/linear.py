@@ -223,11 +223,12 @@ def stack(weights: Sequence[torch.Tensor], activation: str | None) -> torch.Tens
 
 def pack(weights: torch.Tensor) -> torch.Tensor:
     """``[weights, features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
-    count, features, inputs = weights.shape
+    features = weights.shape[1]
     panels = -(-features // PANEL)
-    weights = weights.detach()
+    weights = weights.detach().contiguous()
     if features % PANEL:
         weights = functional.pad(weights, (0, 0, 0, panels * PANEL - features))
-    if weights.dtype != torch.bfloat16:
-        return weights.reshape(count, panels, PANEL, inputs).permute(1, 0, 3, 2).contiguous()
-    return weights.reshape(count, panels, PANEL, inputs // 2, 2).permute(1, 0, 3, 2, 4).contiguous()
+    # torch moves pairs of inputs 2 to 5 times as fast as one word each.
+    words = weights.view(torch.int32) if weights.dtype == torch.bfloat16 else weights
+    packed: torch.Tensor = words.unflatten(1, (panels, PANEL)).permute(1, 0, 3, 2).contiguous()
+    return packed if words is weights else packed.view(weights.dtype).view(*packed.shape, 2)

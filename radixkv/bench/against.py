@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -40,6 +41,7 @@ class _Engine:
             engine, [str(python), peer_process.__file__, engine, str(model), json.dumps(options)]
         )
         started = self._process.reply()
+        self.loaded: float = started["loaded"]
         self.ready: float = started["ready"]
         self.workloads: list[str] = started["workloads"]
 
@@ -59,8 +61,9 @@ def run_against(
     rounds: int,
     only: str | None,
     json_path: Path | None,
+    plot_path: Path | None,
 ) -> None:
-    """Measure, print a table, and write the figures to ``json_path``.
+    """Measure, print a table, write the figures to ``json_path``, and draw the ratios into ``plot_path``.
 
     Args:
         peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
@@ -90,6 +93,7 @@ def run_against(
             "peer": peer,
             "dtype": dtype,
             "quantization": quantization,
+            "loaded": {"ours": ours.loaded, "theirs": theirs.loaded},
             "ready": {"ours": ours.ready, "theirs": theirs.ready},
             "rows": [asdict(row) for row in rows],
         }
@@ -97,8 +101,14 @@ def run_against(
         ours.close()
         theirs.close()
     precision = dtype if quantization is None else f"{dtype}, {quantization}"
-    console.print(_table(f"{document['cpu']}, {precision}, seconds", peer, rows))
-    console.print(f"from the start of the process to the first answer: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s")
+    title = f"{document['cpu']}, {precision}"
+    console.print(_table(f"{title}, seconds", peer, rows))
+    console.print(
+        f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "
+        f"until it has answered with 128 tokens: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
+    )
+    if plot_path is not None:
+        plot_against(rows, peer, title, plot_path)
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n")
 
@@ -116,3 +126,18 @@ def _table(title: str, peer: str, rows: list[Row]) -> Table:
         cells = (f"{median(row.ours):.2f}", f"{median(row.theirs):.2f}", f"[{style}]{row.ratio:.2f}[/]")
         table.add_row(row.name, *cells)
     return table
+
+
+def plot_against(rows: Sequence[Row], peer: str, title: str, path: Path) -> None:
+    """Draw each workload's ratio as a bar, into an image file; at 1 both take the same time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.45 * len(rows) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([row.name for row in rows], [row.ratio for row in rows], color="#00897b")
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"RadixKV's seconds / {peer}'s")
+    axes.set_title(title)
+    figure.savefig(path, dpi=120)

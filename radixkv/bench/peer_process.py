@@ -1,8 +1,9 @@
 """One engine in a process of its own, which runs workloads by name when told to: ours, or a peer in its own environment.
 
 Run as ``python peer_process.py ENGINE MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is the
-engine, so any environment can run it. It prints a line of JSON when the engine can serve, reads a workload's name per line,
-and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as RadixKV, down to its
+engine, so any environment can run it. It prints a line of JSON when the engine has answered once: the seconds from the
+start to when it was ``loaded``, and to when it had answered with 128 tokens, ``ready``. Then it reads a workload's name per
+line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as RadixKV, down to its
 arguments; for llama.cpp, `LlamaCpp` gives its server that form.
 """
 
@@ -154,9 +155,11 @@ def main(engine: str, model: str, options: str) -> None:
     else:
         import radixkv as api
     workloads = Workloads(api, api.LLM(model, max_num_seqs=MAX_NUM_SEQS, **json.loads(options)))
+    loaded = time.perf_counter() - start
     rows = workloads.names()
     rows["one stream, 128 tokens"]()
-    print(json.dumps({"ready": time.perf_counter() - start, "workloads": list(rows)}), file=replies)
+    started = {"loaded": loaded, "ready": time.perf_counter() - start, "workloads": list(rows)}
+    print(json.dumps(started), file=replies)
     for line in sys.stdin:
         print(json.dumps(rows[line.strip()]()), file=replies)
 

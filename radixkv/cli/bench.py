@@ -38,6 +38,7 @@ def against(
     dtype: Annotated[str, typer.Option(help="of both engines; llama.cpp has its file's")] = "bfloat16",
     quantization: Annotated[str | None, typer.Option(help="of our weights: int8 or int4")] = None,
     json_path: JsonPath = None,
+    plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
 ) -> None:
@@ -47,9 +48,9 @@ def against(
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
     if vllm is not None:
-        run_against(Console(), "vllm", vllm, dtype, quantization, rounds, only, json_path)
+        run_against(Console(), "vllm", vllm, dtype, quantization, rounds, only, json_path, plot)
     if llama_cpp is not None:
-        run_against(Console(), "llama.cpp", llama_cpp, dtype, quantization, rounds, only, json_path)
+        run_against(Console(), "llama.cpp", llama_cpp, dtype, quantization, rounds, only, json_path, plot)
 
 
 @app.command()

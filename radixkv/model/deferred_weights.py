@@ -26,7 +26,13 @@ from radixkv_cpu import Blocks
 
 
 class WeightFiles(ABC):
-    """Tensors by the names of a model's parameters."""
+    """Tensors by the names of a model's parameters.
+
+    Attributes:
+        has_blocks: whether `blocks` may give anything.
+    """
+
+    has_blocks = False
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
@@ -47,6 +53,8 @@ class BlockFile(WeightFiles):
     Args:
         folder: of a GGUF file that was converted.
     """
+
+    has_blocks = True
 
     def __init__(self, folder: Path) -> None:
         # Read, not mapped: pages of a mapping would count beside what is made of them.
@@ -152,6 +160,11 @@ class DeferredWeights:
         if parameter not in self._placeholders:
             return parameter
         return self._files.read(self._names[parameter]).to(parameter.dtype)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether there may be weights of which `blocks` gives something."""
+        return self._files.has_blocks
 
     def blocks(self, parameter: torch.Tensor) -> Blocks | None:
         """A parameter as its file holds it; None: as something else than blocks that can be kept."""

@@ -160,7 +160,7 @@ def _quantiser(
 ) -> AnyQuantiser | None:
     if quantization not in (None, "gguf"):
         return Quantiser(str(quantization), cache)
-    return None if deferred is None else BlockKeeper(deferred)
+    return None if deferred is None or not deferred.has_blocks else BlockKeeper(deferred)
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:

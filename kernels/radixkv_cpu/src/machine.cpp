@@ -1,4 +1,4 @@
-// What this variant needs of the process before it runs.
+// What this variant was compiled from, and what it needs of the process before it runs.
 
 #include "simd.h"
 
@@ -6,6 +6,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+// The digest of all sources at the time, by which Python tells whether this is the library that it knows.
+RADIXKV_API const char* radixkv_sources() { return RADIXKV_SOURCES; }
 
 // Whether the operating system lets this process use what the variant was compiled for.
 RADIXKV_API int radixkv_prepare() {

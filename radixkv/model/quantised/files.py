@@ -38,6 +38,8 @@ class QuantisedFiles(CheckpointFiles):
             the format knows of.
     """
 
+    has_blocks = True
+
     def __init__(self, folder: Path, quantisation: Mapping[str, Any], model: transformers.PreTrainedModel) -> None:
         super().__init__(folder)
         self._method = METHODS[quantisation["quant_method"]]

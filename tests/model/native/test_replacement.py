@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from torch import nn
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
-from radixkv.model.native import replace
+from radixkv.model.native import replace, weights_of
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv.model.native.linear import NativeLinear
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm, native_norms
-from radixkv_cpu import library
+from radixkv_cpu import library, linear
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
@@ -268,3 +269,17 @@ def test_attention_functions_and_random_numbers_are_as_before() -> None:
     load_model(model)
     assert model.config._attn_implementation == "eager"
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_weights_of_a_folder_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("llama", WIDE).save_pretrained(tmp_path)
+    packed: list[torch.Size] = []
+    pack = linear.pack
+
+    def watch(weights: torch.Tensor) -> torch.Tensor:
+        packed.append(weights.shape)
+        return pack(weights)
+
+    monkeypatch.setattr(linear, "pack", watch)
+    model = load_model(tmp_path, ModelConfig(dtype="float32")).model
+    assert len(packed) == len(weights_of(model)) > 0

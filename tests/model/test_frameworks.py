@@ -1,0 +1,37 @@
+"""Importing torch and transformers is not interrupted by the garbage collector, which afterwards works as before."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import torch  # noqa: F401
+
+from radixkv.model.frameworks import import_frameworks
+
+PROGRAM = """
+import gc, sys
+collections = []
+
+def record(phase, info):
+    if phase == "start" and "torch" in sys.modules and not gc.get_freeze_count():
+        collections.append(info["generation"])
+
+gc.callbacks.append(record)
+from radixkv import LLM
+assert "transformers.modeling_utils" in sys.modules
+assert collections == [], collections
+assert gc.isenabled()
+assert gc.get_freeze_count() > 100_000
+"""
+
+
+def test_nothing_is_collected_while_they_are_imported() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_a_program_that_has_imported_torch_keeps_its_garbage_collection() -> None:
+    frozen = gc.get_freeze_count()
+    import_frameworks()
+    assert gc.get_freeze_count() == frozen
