@@ -17,6 +17,7 @@
 
 #include "calls.h"
 #include "pack.h"
+#include "softmax.h"
 #include "unpacked.h"
 
 namespace radixkv {
@@ -27,6 +28,14 @@ constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it t
 constexpr int64_t kChunk = 128;  // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of a prompt's
 constexpr int64_t kMostDrafted = 32;  // rows of a sequence that is not in its prompt: each is computed as if it were the only one
+// Rows that pass packed keys and values at a time. What a tile instruction has stored is best read much later.
+#if defined(__AMX_BF16__)
+constexpr int64_t kBandRows = kTileRows;
+#else
+constexpr int64_t kBandRows = kMaxRows;
+#endif
+// Queries and outputs of a head lie apart: those of the row that comes so many later are fetched meanwhile.
+constexpr int64_t kRowsAhead = 8;
 // Up to so many rows of a head pass its keys as they lie in memory. AMX tiles compute 16 rows in the time of one, and so gain
 // from panels earlier.
 #if defined(__AMX_BF16__)
@@ -42,12 +51,47 @@ struct Task {
     int64_t partial;      // of its first row and head; those of the other rows and of the head's group follow
     int64_t head_stride;  // from there to those of the next key-value head
     bool unpacked;        // its rows pass keys as they lie in memory
+    bool is_whole;        // no other task has partial results of its rows and heads, so that nobody else needs its own
 };
 
 // One range's partial result of one row.
 struct Part {
     int64_t partial, num_chunks, chunk_stride;
 };
+
+// Of every row and head, [rows, heads]: the sum of the values seen, padded, each with its weight of the softmax; the softmax's maximum;
+// and the sum of the weights.
+struct Partials {
+    float *outputs, *maxima, *totals;
+};
+
+// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator, for which there is
+// room in `shares`.
+template <typename T>
+void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, const Partials& partials, std::vector<float>& shares, T* out) {
+    const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
+    const int64_t value_dim = padded(call.value_dim);
+    const auto each = [&](auto&& use) {
+        for (const Part& part : parts)
+            for (int64_t chunk = 0; chunk < part.num_chunks; chunk++)
+                use(part.partial + (kv_head * part.num_chunks + chunk) * part.chunk_stride + member);
+    };
+    float maximum = call.sinks ? call.sinks[head] * kLog2E : -INFINITY;
+    each([&](int64_t at) { maximum = std::max(maximum, partials.maxima[at]); });
+    float total = call.sinks ? std::exp2(call.sinks[head] * kLog2E - maximum) : 0.0f;
+    shares.clear();
+    each([&](int64_t at) {
+        shares.push_back(partials.maxima[at] == maximum ? 1.0f : std::exp2(partials.maxima[at] - maximum));
+        total += partials.totals[at] * shares.back();
+    });
+    const float norm = 1.0f / total;
+    for (int64_t column = 0; column < call.value_dim; column += kLanes) {
+        F32 sums{};
+        auto share = shares.begin();
+        each([&](int64_t at) { sums += load(partials.outputs + at * value_dim + column) * *share++; });
+        store_part(out + column, sums * norm, call.value_dim - column);
+    }
+}
 
 template <typename T>
 class Worker {
@@ -59,6 +103,7 @@ class Worker {
           rows_of_all_(std::max({int64_t(kTileRows), group_, kFewRows * call.num_kv_heads})),
           key_dim_(padded(call.key_dim)),
           value_dim_(padded(call.value_dim)),
+          softmax_(call),
           query_(rows_of_all_ * key_dim_),
           keys_(kKeys * key_dim_),
           values_(kKeys * value_dim_),
@@ -66,11 +111,16 @@ class Worker {
           scores_(rows_of_all_ * kKeys),
           weights_(rows_of_all_ * kKeys),
           seen_(rows_of_all_),
-          shrink_(rows_of_all_ + kLanes) {}
+          shrink_(rows_of_all_ + kLanes),
+          outputs_(rows_of_all_ * value_dim_),
+          maxima_(rows_of_all_),
+          totals_(rows_of_all_) {}
 
-    // Writes output, maximum and sum of each row and head of the task. Meanwhile the first keys of the `following` one, or null,
-    // are fetched.
-    void run(const Task& task, const Task* following, float* outputs, float* maxima, float* totals) {
+    // Writes partial results of each row and head of the task, or if there are no others what becomes of them. Meanwhile the first
+    // keys of the `following` one, or null, are fetched.
+    void run(const Task& task, const Task* following, const Partials& shared) {
+        const Partials partials = task.is_whole ? Partials{outputs_.get(), maxima_.get(), totals_.get()} : shared;
+        const auto [outputs, maxima, totals] = partials;
         const int64_t num_rows = (task.row_stop - task.row_start) * group_, query_rows = std::max<int64_t>(num_rows, kUnpackedRows<T>);
         for (int64_t head = task.head_start; head < task.head_stop; head++) {
             const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
@@ -105,13 +155,30 @@ class Worker {
                        maxima + at, totals + at);
             }
         }
+        if (task.is_whole) write_out(task, partials);
     }
 
    private:
-    // The keys that a row sees, heads folded in.
-    struct Seen {
-        int64_t start = 0, stop = 0;
-    };
+    void write_out(const Task& task, const Partials& partials) {
+        for (int64_t row = task.row_start; row < task.row_stop; row++) {
+            T* out = static_cast<T*>(call_.out) + row * call_.out_row_stride;
+            const int64_t member = (row - task.row_start) * group_ - task.head_start * task.head_stride;
+            whole_[0] = {member, 1, task.head_stride};
+            for (int64_t kv_head = task.head_start; kv_head < task.head_stop; kv_head++)
+                for (int64_t head = kv_head * group_; head < (kv_head + 1) * group_; head++) {
+                    T* to = out + head * call_.value_dim;
+                    if (row + kRowsAhead < task.row_stop) fetch_vector(to + kRowsAhead * call_.out_row_stride, call_.value_dim);
+                    if (call_.sinks) {
+                        merge(call_, whole_, head, partials, shares_, to);
+                    } else {  // as that does, but without looking for other parts
+                        const int64_t at = member + kv_head * task.head_stride + head % group_;
+                        const float norm = 1.0f / partials.totals[at];
+                        for (int64_t column = 0; column < call_.value_dim; column += kLanes)
+                            store_part(to + column, load(partials.outputs + at * value_dim_ + column) * norm, call_.value_dim - column);
+                    }
+                }
+        }
+    }
 
     void load_query(const Task& task, int64_t kv_head, T* to) {
         if constexpr (kAsTiles<T>) {
@@ -126,9 +193,9 @@ class Worker {
     void copy_query(const Task& task, int64_t kv_head, T* to) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + kv_head * group_ * call_.query_head_stride;
-            for (int64_t head = 0; head < group_; head++, to += key_dim_) {
-                std::memcpy(static_cast<void*>(to), from + head * call_.query_head_stride, call_.key_dim * sizeof(T));
-                std::memset(static_cast<void*>(to + call_.key_dim), 0, (key_dim_ - call_.key_dim) * sizeof(T));
+            for (int64_t head = 0; head < group_; head++, from += call_.query_head_stride, to += key_dim_) {
+                if (row + kRowsAhead < task.row_stop) fetch_vector(from + kRowsAhead * call_.query_row_stride, call_.key_dim);
+                copy_padded(from, call_.key_dim, to);
             }
         }
     }
@@ -154,38 +221,67 @@ class Worker {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, keys);
         find(call_.keys, call_.key_dim, head, next, next_keys);
-        if (unpacked && kAsTiles<T>) {
-            for (int at = 0; at < count; at += kLanes) unpack_columns(sums + at * kTileColumns, num_rows, scores_.get() + at, kKeys);
-        } else if (unpacked) {
-            for (int at = 0; at < count; at += kLanes)
-                dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);
-        } else {
-            pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
-            for (int panel = 0; panel * kPanel < count; panel++)
-                product_.multiply(num_rows, query, key_dim_, keys_.get() + panel * kPanel * key_dim_, key_dim_, scores_.get() + panel * kPanel,
-                                  kKeys);
-        }
-        for (int64_t row = 0; row < num_rows; row += kLanes)
-            if (const int rows = int(std::min<int64_t>(kLanes, num_rows - row)); unpacked && !kAsTiles<T>)
-                weigh(row, rows, first, count, scores_.get(), maxima + row, totals + row);
-            else
-                weigh(row, rows, first, count, weights_.get(), maxima + row, totals + row);
         find(call_.values, call_.value_dim, head, slots, values);
         find(call_.values, call_.value_dim, head, next, next_values);
-        if (unpacked && kAsTiles<T>)  // as rounded
-            for (int64_t at = 0; at < num_rows * kKeys; at += kLanes) store(scores_.get() + at, load(weights_.get() + at));
-        if (unpacked)
-            return add_weighted<T>(num_rows, scores_.get(), kKeys, values, next_values, kAsTiles<T> ? next_keys : nullptr, count,
-                                   call_.value_dim, shrink_.get(), outputs, value_dim_);
+        if (unpacked) return attend_unpacked(keys, values, next_keys, next_values, first, count, num_rows, query, sums, outputs, maxima, totals);
+        pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
         pack_values(values, next_values, count, call_.value_dim, values_.get());
-        const int64_t used = count > kPanel ? kKeys : kPanel;
+        for (int64_t row = 0; row < num_rows; row += kBandRows)
+            attend_band(row, std::min(kBandRows, num_rows - row), first, count, query + row * key_dim_, outputs + row * value_dim_,
+                        maxima + row, totals + row);
+    }
+
+    void attend_unpacked(const T* const* keys, const T* const* values, const T* const* next_keys, const T* const* next_values, int64_t first,
+                         int count, int64_t num_rows, const T* query, const float* sums, float* outputs, float* maxima, float* totals) {
+        for (int at = 0; at < count; at += kLanes) {
+            if constexpr (kAsTiles<T>)
+                unpack_columns(sums + at * kTileColumns, num_rows, scores_.get() + at, kKeys);
+            else
+                dots<T>(num_rows, query, key_dim_, keys + at, next_keys + at, call_.key_dim, scores_.get() + at, kKeys);
+        }
+        if constexpr (kAsTiles<T>) {
+            weigh(0, num_rows, first, count, 0, kKeys, weights_.get(), maxima, totals);
+            for (int64_t at = 0; at < num_rows * kKeys; at += kLanes) store(scores_.get() + at, load(weights_.get() + at));  // as rounded
+        } else {
+            weigh(0, num_rows, first, count, 0, kKeys, scores_.get(), maxima, totals);
+        }
+        add_weighted<T>(num_rows, scores_.get(), kKeys, values, next_values, kAsTiles<T> ? next_keys : nullptr, count, call_.value_dim,
+                        shrink_.get(), outputs, value_dim_);
+    }
+
+    // A few of the rows, whose scores and weights stay in the first-level cache. Of the keys, those that none of them sees are
+    // passed over.
+    void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, float* outputs, float* maxima,
+                     float* totals) {
+        int64_t low = kKeys, high = 0;
+        for (const Seen* row = &seen_[first_row]; row < &seen_[first_row] + num_rows; row++)
+            low = std::min(low, row->start - first), high = std::max(high, row->stop - first);
+        const int start = int(std::max<int64_t>(low, 0) / kPanel * kPanel), stop = int(std::min<int64_t>(high, count));
+        if (start >= stop) return;
+        for (int key = start; key < stop; key += kPanel)
+            product_.multiply(num_rows, query, key_dim_, keys_.get() + key * key_dim_, key_dim_, scores_.get() + key, kKeys);
+        constexpr int kStep = PanelProduct<T>::kStep;
+        const int used = (stop + kStep - 1) / kStep * kStep;
+        weigh(first_row, num_rows, first, count, start, (used + kLanes - 1) / kLanes * kLanes, weights_.get(), maxima, totals);
         // The highest score seldom grows.
         for (int64_t row = 0; row < num_rows; row++)
             if (const float shrink = shrink_.get()[row]; shrink != 1.0f)
                 for (float* output = outputs + row * value_dim_; output < outputs + (row + 1) * value_dim_; output += kLanes)
                     store(output, load(output) * shrink);
         for (int64_t column = 0; column < value_dim_; column += kPanel)
-            product_.multiply(num_rows, weights_.get(), kKeys, values_.get() + column * kKeys, used, outputs + column, value_dim_, true);
+            product_.multiply(num_rows, weights_.get() + start, kKeys, values_.get() + column * kKeys + start * kPanel, used - start,
+                              outputs + column, value_dim_, true);
+    }
+
+    // From scores to weights, which may take their place, and to what the rows' outputs shrink by.
+    template <typename Weight>
+    void weigh(int64_t first_row, int64_t num_rows, int64_t first, int count, int start, int stop, Weight* weights, float* maxima,
+               float* totals) {
+        for (int64_t row = 0; row < num_rows; row += kLanes) {
+            const int rows = int(std::min<int64_t>(kLanes, num_rows - row));
+            store(shrink_.get() + row, softmax_.weigh(&seen_[first_row + row], rows, first, count, start, stop,
+                                                      scores_.get() + row * kKeys, weights + row * kKeys, maxima + row, totals + row));
+        }
     }
 
     // Scores of few rows, query columns, with up to 64 keys of a head as they lie in memory, by narrow tiles.
@@ -194,96 +290,25 @@ class Worker {
         find(call_.keys, call_.key_dim, head, slots, keys);
         // Sixteen keys in a row are a tile as they are, where none reaches into another block.
         const bool in_place = call_.block_size % kLanes == 0 && first % kLanes == 0 && call_.key_dim == key_dim_;
-        for (int key = 0; key < count && !in_place; key++) {
-            T* to = keys_.get() + key * key_dim_;
-            std::memcpy(static_cast<void*>(to), keys[key], call_.key_dim * sizeof(T));
-            std::memset(static_cast<void*>(to + call_.key_dim), 0, (key_dim_ - call_.key_dim) * sizeof(T));
-        }
+        for (int key = 0; key < count && !in_place; key++)
+            copy_padded(keys[key], call_.key_dim, keys_.get() + key * key_dim_);
         for (int at = 0; at < count; at += kLanes) parts[at / kLanes] = in_place ? keys[at] : keys_.get() + at * key_dim_;
         const int64_t stride = in_place ? call_.num_kv_heads * key_dim_ : key_dim_;
         product_.tiles().multiply_columns((count + kLanes - 1) / kLanes, parts, stride, query, key_dim_, sums);
     }
 
-    // From the scores of up to 16 rows, a lane each in what is kept of them, to the weights of their keys, which may take the
-    // scores' place, and to the factor by which what they have so far shrinks.
-    template <typename Weight>
-    void weigh(int64_t first_row, int num_rows, int64_t first, int count, Weight* all_weights, float* maxima, float* totals) {
-        F32 peaks[kLanes], sums[kLanes] = {};
-        std::fill_n(peaks, kLanes, broadcast(-INFINITY));
-        for (int row = 0; row < num_rows; row++) peaks[row] = mask(seen_[first_row + row], first, count, scores_.get() + (first_row + row) * kKeys);
-        const F32 before = load_part(maxima, num_rows), maximum = max(before, reduce_each(peaks, max));
-        // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
-        float subtracted[kLanes];
-        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
-        for (int row = 0; row < num_rows; row++) {
-            const float* scores = scores_.get() + (first_row + row) * kKeys;
-            Weight* weights = all_weights + (first_row + row) * kKeys;
-            for (int at = 0; at < kKeys; at += kLanes) {
-                const F32 weight = exp(load(scores + at) - subtracted[row]);
-                sums[row] += weight;
-                store(weights + at, weight);
-            }
-        }
-        const F32 shrink = before == maximum ? broadcast(1.0f) : exp(before - maximum);
-        store(shrink_.get() + first_row, shrink);
-        store_part(totals, load_part(totals, num_rows) * shrink + reduce_each(sums, [](F32 a, F32 b) { return a + b; }), num_rows);
-        store_part(maxima, maximum, num_rows);
-    }
-
-    // Scales a row's scores, hides keys that it does not see, and returns the highest, by lanes.
-    F32 mask(const Seen& row, int64_t first, int count, float* scores) const {
-        const int64_t low = std::max<int64_t>(row.start - first, 0), high = std::min<int64_t>(row.stop - first, count);
-        F32 peak = broadcast(-INFINITY);
-        for (int at = 0; at < kKeys; at += kLanes) {
-            F32 score = load(scores + at) * call_.scale;
-            if (call_.softcap > 0) score = call_.softcap * tanh(score / call_.softcap);
-            if (low > at || high < at + kLanes) {
-                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at;
-                score = (key >= int32_t(low)) & (key < int32_t(high)) ? score : broadcast(-INFINITY);
-            }
-            store(scores + at, score);
-            peak = max(peak, score);
-        }
-        return peak;
-    }
-
     const Attention& call_;
     const int64_t group_, rows_of_all_, key_dim_, value_dim_;
+    const RunningSoftmax softmax_;
     PanelProduct<T> product_;
     Scratch<T> query_, keys_, values_;
     Scratch<float> tile_sums_, scores_;
     Scratch<T> weights_;
     std::vector<Seen> seen_;
-    Scratch<float> shrink_;
+    Scratch<float> shrink_, outputs_, maxima_, totals_;  // the last three of a whole task
+    std::vector<Part> whole_{1};
+    std::vector<float> shares_;
 };
-
-// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator, for which there is
-// room in `shares`.
-template <typename T>
-void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, int64_t value_dim, const float* outputs,
-           const float* maxima, const float* totals, std::vector<float>& shares, T* out) {
-    const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
-    float maximum = call.sinks ? call.sinks[head] : -INFINITY;
-    const auto each = [&](auto&& use) {
-        for (const Part& part : parts)
-            for (int64_t chunk = 0; chunk < part.num_chunks; chunk++)
-                use(part.partial + (kv_head * part.num_chunks + chunk) * part.chunk_stride + member);
-    };
-    each([&](int64_t at) { maximum = std::max(maximum, maxima[at]); });
-    float total = call.sinks ? std::exp(call.sinks[head] - maximum) : 0.0f;
-    shares.clear();
-    each([&](int64_t at) {
-        shares.push_back(std::exp(maxima[at] - maximum));
-        total += totals[at] * shares.back();
-    });
-    for (int64_t column = 0; column < call.value_dim; column += kLanes) {
-        F32 sums{};
-        auto share = shares.begin();
-        each([&](int64_t at) { sums += load(outputs + at * value_dim + column) * *share++; });
-        sums /= total;
-        store_part(out + column, sums, call.value_dim - column);
-    }
-}
 
 // Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. In float32, rows of one sequence
 // that is not in its prompt do if a single one of them would: drafts are rows beside the one that there is without them, and products
@@ -302,9 +327,15 @@ void run(const Attention& call) {
     const int64_t tile = std::max<int64_t>(kTileRows / group, 1);
     std::vector<Task> tasks;
     std::vector<std::vector<Part>> parts(call.num_rows);
+    std::vector<int> num_ranges(call.num_rows);
+    for (int64_t range = 0; range < call.num_ranges; range++)
+        for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row++) num_ranges[row]++;
     int64_t num_partials = 0;
     for (int64_t range = 0; range < call.num_ranges; range++) {
-        for (int64_t row = call.row_start[range]; row < call.row_stop[range]; row += tile) {
+        // A prompt's last rows see most keys: first come the long tasks, so that no thread is left with one at the end.
+        const int64_t num_tiles = (call.row_stop[range] - call.row_start[range] + tile - 1) / tile;
+        for (int64_t i = num_tiles - 1; i >= 0; i--) {
+            const int64_t row = call.row_start[range] + i * tile;
             const int64_t row_stop = std::min(row + tile, call.row_stop[range]);
             const int64_t stride = (row_stop - row) * group;
             const bool few = stride <= kFewRows, unpacked = is_unpacked<T>(call, range, stride, group);
@@ -316,18 +347,22 @@ void run(const Attention& call) {
             if (call.window) start = std::max(start, (*lowest + 1 - call.window) / kKeys * kKeys);
             if (start >= stop) continue;
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
-            for (int64_t r = row; r < row_stop; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});
+            const bool is_whole =
+                num_chunks == 1 && std::all_of(num_ranges.begin() + row, num_ranges.begin() + row_stop, [](int count) { return count == 1; });
+            for (int64_t r = row; r < row_stop && !is_whole; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});
             const int64_t heads_per_task = few ? call.num_kv_heads : 1;
             for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
                 for (int64_t c = 0; c < num_chunks; c++) {
                     const int64_t key_start = std::max(start, (first_chunk + c) * chunk), key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
-                    const int64_t partial = num_partials + (head * num_chunks + c) * stride;
-                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride, unpacked});
+                    const int64_t partial = is_whole ? 0 : num_partials + (head * num_chunks + c) * stride;
+                    tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride,
+                                     unpacked, is_whole});
                 }
-            num_partials += call.num_kv_heads * num_chunks * stride;
+            if (!is_whole) num_partials += call.num_kv_heads * num_chunks * stride;
         }
     }
     Scratch<float> outputs(num_partials * value_dim), maxima(num_partials), totals(num_partials);
+    const Partials partials{outputs.get(), maxima.get(), totals.get()};
     // A thread takes neighbours, so that it knows what it reads next, but few enough that none waits long for another.
     const int64_t num_tasks = int64_t(tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
 #pragma omp parallel
@@ -337,7 +372,7 @@ void run(const Attention& call) {
 #pragma omp for schedule(dynamic, at_once)
             for (int64_t i = 0; i < num_tasks; i++) {
                 const bool is_last = (i + 1) % at_once == 0 || i + 1 == num_tasks;
-                worker.run(tasks[i], is_last ? nullptr : &tasks[i + 1], outputs.get(), maxima.get(), totals.get());
+                worker.run(tasks[i], is_last ? nullptr : &tasks[i + 1], partials);
             }
         }
         std::vector<float> shares;
@@ -345,7 +380,7 @@ void run(const Attention& call) {
         for (int64_t i = 0; i < call.num_rows * call.num_query_heads; i++) {
             const int64_t row = i / call.num_query_heads, head = i % call.num_query_heads;
             T* out = static_cast<T*>(call.out) + row * call.out_row_stride + head * call.value_dim;
-            merge(call, parts[row], head, value_dim, outputs.get(), maxima.get(), totals.get(), shares, out);
+            if (!parts[row].empty()) merge(call, parts[row], head, partials, shares, out);
         }
     }
 }

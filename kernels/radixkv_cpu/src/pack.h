@@ -11,6 +11,23 @@ constexpr int kKeys = 64;  // keys that are read at a time
 
 inline int64_t padded(int64_t dim) { return (dim + kPanel - 1) / kPanel * kPanel; }
 
+// A vector is on its way to the caches after this.
+template <typename T>
+void fetch_vector(const T* from, int64_t dim) {
+    for (int64_t at = 0; at < dim; at += 64 / sizeof(T)) __builtin_prefetch(from + at);
+}
+
+// A vector and zeros up to a whole panel.
+template <typename T>
+void copy_padded(const T* from, int64_t dim, T* to) {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    int64_t at = 0;
+    for (; at + kLine <= dim; at += kLine) std::memcpy(static_cast<void*>(to + at), from + at, 64);
+    if (at == padded(dim)) return;
+    std::memcpy(static_cast<void*>(to + at), from + at, (dim - at) * sizeof(T));
+    std::memset(static_cast<void*>(to + dim), 0, (padded(dim) - dim) * sizeof(T));
+}
+
 // A square of 16 x 16 words, mirrored.
 #if defined(__AVX512F__)
 __attribute__((always_inline))  // all of it fits into registers

@@ -261,6 +261,13 @@ class Tiles {
 template <typename T>
 class PanelProduct {
    public:
+    // Inputs are a multiple of so many.
+#if defined(__AMX_BF16__)
+    static constexpr int kStep = kPairs<T> ? Tiles::kStep : 1;
+#else
+    static constexpr int kStep = kPairs<T> ? 2 : 1;
+#endif
+
     // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. Another panel, or null, is read `next`.
     void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
                   bool add = false, const T* next = nullptr) {

@@ -1,0 +1,85 @@
+// A running softmax (Milakov and Gimelshein 2018) of scores that come 64 keys at a time.
+//
+// It is kept in powers of two: a weight is 2^(score * factor - maximum), so that scaling a score, subtracting the maximum and
+// changing the base are one instruction. Maxima are such exponents, too.
+#pragma once
+
+#include <algorithm>
+
+#include "calls.h"
+#include "pack.h"
+#include "simd.h"
+
+namespace radixkv {
+
+constexpr float kLog2E = 1.44269504088896341f;
+
+// The keys that a row sees.
+struct Seen {
+    int64_t start = 0, stop = 0;
+};
+
+class RunningSoftmax {
+   public:
+    explicit RunningSoftmax(const Attention& call)
+        : scale_(call.scale),
+          softcap_(call.softcap),
+          // A maximum is found among scores as they are, which a scale below 0 would turn around.
+          scales_first_(call.softcap > 0 || !(call.scale > 0)),
+          factor_(scales_first_ ? kLog2E : call.scale * kLog2E) {}
+
+    // From the scores of up to 16 rows with keys `start` to `stop`, multiples of 16, of the `count` from `first` on to these keys'
+    // weights, which may take the scores' place. Returns the factor by which what each row, a lane, has so far shrinks.
+    template <typename Weight>
+    F32 weigh(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, Weight* weights, float* maxima,
+              float* totals) const {
+        F32 peaks[kLanes], sums[kLanes];
+        for (int row = num_rows; row < kLanes; row++) peaks[row] = broadcast(-INFINITY), sums[row] = F32{};
+        for (int row = 0; row < num_rows; row++) peaks[row] = hide(seen[row], first, count, start, stop, scores + row * kKeys);
+        const F32 before = load_part(maxima, num_rows), maximum = max(before, reduce_each(peaks, max) * factor_);
+        // Without a score above minus infinity all weights are 0, but for those that are NaN: these must not pass unseen.
+        float subtracted[kLanes];
+        store(subtracted, maximum == -INFINITY ? F32{} : maximum);
+        for (int row = 0; row < num_rows; row++) {
+            F32 sum{};
+            for (int at = start; at < stop; at += kLanes) {
+                const F32 weight = exp2(load(scores + row * kKeys + at) * factor_ - subtracted[row]);
+                sum += weight;
+                store(weights + row * kKeys + at, weight);
+            }
+            sums[row] = sum;
+        }
+        const F32 shrink = before == maximum ? broadcast(1.0f) : exp2(before - maximum);
+        store_part(totals, load_part(totals, num_rows) * shrink + reduce_each(sums, [](F32 a, F32 b) { return a + b; }), num_rows);
+        store_part(maxima, maximum, num_rows);
+        return shrink;
+    }
+
+   private:
+    // Replaces the scores of keys that a row does not see, and returns the highest, by lanes.
+    F32 hide(const Seen& row, int64_t first, int count, int start, int stop, float* scores) const {
+        const int low = int(std::clamp<int64_t>(row.start - first, 0, count)), high = int(std::clamp<int64_t>(row.stop - first, 0, count));
+        F32 peak = broadcast(-INFINITY);
+        for (int at = start; at < stop; at += kLanes) {
+            F32 score = load(scores + at);
+            const bool hides = low > at || high < at + kLanes;
+            if (scales_first_) {
+                score *= scale_;
+                if (softcap_ > 0) score = softcap_ * tanh(score / softcap_);
+            }
+            if (hides) {
+                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at;
+                score = (key >= low) & (key < high) ? score : broadcast(-INFINITY);
+            }
+            if (hides || scales_first_) store(scores + at, score);
+            peak = max(peak, score);
+        }
+        return peak;
+    }
+
+    const float scale_, softcap_;
+    const bool scales_first_;
+    const float factor_;
+};
+
+}  // namespace radixkv
