@@ -140,6 +140,11 @@ class DiskTier:
         """See `radixkv.tiers.tier.Borrower`."""
         self._put(keys, blocks, lent=True)
 
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """See `radixkv.tiers.tier.RecencyOrdered`."""
+        if not self._read_only:
+            self.table.mark_used(prefix)
+
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything.
 
@@ -238,7 +243,7 @@ class DiskTier:
         if self._writer is None:
             return
         # What is there must not make room for the rest of its prefix.
-        self.table.touch(keys)
+        self.table.mark_used(keys)
         self._counters.add(dropped_blocks=self._writer.put(keys, blocks, self.table.missing(keys), lent=lent))
 
     # In the writer's thread
@@ -282,7 +287,7 @@ class DiskTier:
                 self._commit(opened, blocks)
                 self.table.add([pending.key for pending, _ in kept], blocks)
             for pending, _ in kept:
-                self.table.touch(pending.prefix)
+                self.table.mark_used(pending.prefix)
         except BaseException:
             self._free += slots
             raise

@@ -76,13 +76,10 @@ class HostTier:
             return len(self._leading_rows(keys))
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
-        """See `Tier.get_many`; what is read counts as used."""
+        """See `Tier.get_many`."""
         began = self._clock()
         with self._lock:
             rows = self._leading_rows(keys)
-            # The last first: of a prefix that is evicted, the beginning should stay longest.
-            for key in reversed(keys[: len(rows)]):
-                self._entries.move_to_end(key.digest)
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
         self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, self._clock() - began)
         return len(rows)
@@ -116,6 +113,13 @@ class HostTier:
         if self.observer is not None:
             self.observer.on_removed(evicted)
             self.observer.on_stored(written[::-1])
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """See `radixkv.tiers.tier.RecencyOrdered`."""
+        with self._lock:
+            for key in reversed(prefix):
+                if key.digest in self._entries:
+                    self._entries.move_to_end(key.digest)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """See `Tier.clear`."""

@@ -85,7 +85,7 @@ class Load:
         with self._turn:
             self._ended = True
 
-    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> None:
+    def write(self, rows: PoolRows, chunk: Span, blocks: BlockBytes, began: float, clock: Callable[[], float]) -> bool:
         """Write what was read of a chunk when the chunks before it are written, unless the load has ended.
 
         Args:
@@ -94,6 +94,9 @@ class Load:
             blocks: the leading ones that were there; the load ends with them if there are fewer than the chunk's.
             began: when reading the chunk began.
             clock: seconds.
+
+        Returns:
+            Whether it was the last one.
         """
         start, stop = chunk.start - self.first, chunk.stop - self.first
         with self._turn:
@@ -112,8 +115,10 @@ class Load:
                 self._ended |= not is_whole
                 self._num_tried = stop
                 self._turn.notify_all()
-                if stop == len(self.block_ids):
+                is_last = stop == len(self.block_ids)
+                if is_last:
                     self.done.set()
+        return is_last
 
 
 class BlockLoader:
@@ -221,9 +226,9 @@ class BlockLoader:
             if not load.ended:
                 found = self._stack.read(chunk, load.keys, buffer)
         finally:
-            load.write(self._rows, chunk, buffer[:found], began, self._clock)
-            if load.done.is_set():
+            if load.write(self._rows, chunk, buffer[:found], began, self._clock):
                 self.progress.set()
+                self._stack.mark_used(load.keys[: load.first + load.num_loaded])
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[Span]:

@@ -57,8 +57,8 @@ class SlotTable:
                 found.append((key, entry))
         return found
 
-    def touch(self, prefix: Sequence[BlockKey]) -> None:
-        """They were used now: the first last, for without the first blocks of a prefix the others are of no use."""
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """They were used now, see `radixkv.tiers.tier.RecencyOrdered`."""
         now = time.time()
         with self._lock:
             for key in reversed(prefix):
@@ -77,7 +77,7 @@ class SlotTable:
     def settle(
         self, found: Sequence[tuple[BlockKey, IndexedBlock]], verdicts: Sequence[Verdict | None], count: int
     ) -> int:
-        """What was right was used now; what was wrong is forgotten, unless another block took its slot meanwhile.
+        """What was wrong is forgotten, unless another block took its slot meanwhile.
 
         Of what could not be read only the first block is forgotten: a sector may be bad, or the disk gone for a while.
 
@@ -89,7 +89,6 @@ class SlotTable:
         Returns:
             How many were corrupt.
         """
-        self.touch([key for key, _ in found[:count]])
         forgotten: list[bytes] = []
         corrupt = 0
         with self._lock:

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreStats
-from radixkv.tiers.tier import BlockBytes, Borrower, Tier
+from radixkv.tiers.tier import BlockBytes, Borrower, RecencyOrdered, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +95,13 @@ class TierStack:
         if found:
             self._put(range(span.tier), wanted[:found], out[:found], generation, lent=False)
         return found
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """The prefix was used now; see `RecencyOrdered`."""
+        for index, tier in enumerate(self._tiers):
+            if isinstance(tier, RecencyOrdered):
+                with self._guarded(index):
+                    tier.mark_used(prefix)
 
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
         """Put blocks into all tiers, unless their namespace was cleared since it had this generation.

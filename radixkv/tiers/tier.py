@@ -74,6 +74,17 @@ class Tier(Protocol):
 
 
 @runtime_checkable
+class RecencyOrdered(Protocol):
+    """What a tier may do besides: let the blocks make room that were not used for the longest time."""
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        """A prefix was used now: what was read of it here, and what was not because it is nearer, too.
+
+        Of its blocks the last make room first: without those before them, they are of no use.
+        """
+
+
+@runtime_checkable
 class Borrower(Protocol):
     """What a tier may do besides: write blocks out of the memory of whoever has them, without a copy of its own."""
 

@@ -111,6 +111,7 @@ def test_the_least_recently_used_make_room_and_tails_go_before_heads(open_tier: 
     put(tier, used, BLOCKS[:4])
     put(tier, old, BLOCKS[:4])
     assert len(get(tier, used)) == 4
+    tier.mark_used(used)
     put(tier, prefix_keys("c", 1, 2), BLOCKS[:2])
     assert tier.contains_prefix(used) == 4
     assert tier.contains_prefix(old) == 2

@@ -9,8 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.tier_model import prefix_keys
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.loader import BlockLoader, Load
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.stack import Span, TierStack
@@ -44,6 +46,9 @@ class FailingStack:
             return len(out)
         self._failed.set()
         raise RuntimeError("a defect")
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        pass
 
 
 def test_a_load_is_not_done_while_a_chunk_of_it_is_written() -> None:
@@ -106,3 +111,34 @@ def test_chunks_are_written_in_order_up_to_the_first_missing_block(num_first: in
     assert rows.blocks[load.block_ids].tolist() == [*range(expected)] + [-1] * (count - expected)
     assert {tier for tier, _, _ in load.read} == ({0, 1} if num_first is None else {0})
     assert loader.stop(60)
+
+
+class IgnoredRows(PoolRows):
+    """Of a pool that nobody reads."""
+
+    nbytes, num_blocks = 8, 64
+
+    def __init__(self) -> None:
+        pass
+
+    def prepare(self, block_ids: NDArray[np.int32]) -> None:
+        pass
+
+    def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+        pass
+
+
+def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
+    """Each chunk was used after the one before it, and the first blocks, which the pool had, were not read at all."""
+    tier = HostTier(48 * 8, 8)
+    keys = prefix_keys("a", *range(40))
+    tier.put_many(keys, np.zeros((40, 8), np.uint8))
+    nothing = cast(Any, None)
+    stack = TierStack([tier])
+    loader = BlockLoader(
+        stack, nothing, nothing, IgnoredRows(), lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
+    )
+    loader.load(Load(keys, [Span(0, 4, 40)], 4, np.arange(36, dtype=np.int32)))
+    assert loader.stop(60)
+    tier.put_many(prefix_keys("b", *range(20)), np.zeros((20, 8), np.uint8))
+    assert tier.contains_prefix(keys) == 28
