@@ -1,20 +1,70 @@
-"""Each compiled variant of `radixkv_cpu` that this processor runs, one after another in one process."""
+"""Each compiled variant of `radixkv_cpu` that this processor runs, one after another in one process.
+
+The variant with AMX tiles runs everywhere where those with AVX512-BF16 do: without such tiles, it is compiled with
+`amx_in_software.h`.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from radixkv_cpu import supported_variants
+from radixkv_cpu.source_digest import source_digest
 
 # The package's attribute of this name is the function.
 _module = importlib.import_module("radixkv_cpu.library")
+_SOURCES = Path(_module.__file__ or "").parent / "src"
+_AMX_HEADER = Path(__file__).with_name("amx_in_software.h")
+# AVX512-BF16 and what else processors with AMX have, which the variant may be compiled for.
+_SOFTWARE_FLAGS = ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"]
 
-VARIANTS = [name for name in supported_variants() if _module.load(name) is not None]
+
+def _amx_needs_software() -> bool:
+    flags = _module.cpu_flags()
+    needed = _module.VARIANTS["avx512_bf16"] | {"avx512vbmi"}
+    return needed <= flags and not _module.VARIANTS["amx"] <= flags and shutil.which("g++") is not None
+
+
+@functools.cache
+def _amx_in_software() -> object:
+    """The library, compiled once for all processes that run tests."""
+    digest = f"{source_digest(_SOURCES)}-{source_digest(_AMX_HEADER.parent)}"
+    path = Path(tempfile.gettempdir(), f"radixkv-{os.getuid()}-amx-in-software-{digest}.so")
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                compile_all: list[str | Path] = [
+                    "g++", "-c", "-fPIC", "-std=c++17", "-O2", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-w",
+                    *_SOFTWARE_FLAGS, "-include", _AMX_HEADER, f'-DRADIXKV_SOURCES="{source_digest(_SOURCES)}"',
+                    *_SOURCES.glob("*.cpp"),
+                ]  # fmt: skip
+                subprocess.run(compile_all, check=True, cwd=folder)
+                # Without -fopenmp, as in setup.py.
+                linked = Path(folder, "linked.so")
+                subprocess.run(["g++", "-shared", *Path(folder).glob("*.o"), "-o", linked], check=True)
+                shutil.move(linked, path)
+    library = _module.Library("amx", path)
+    assert library.is_permitted()
+    return library
+
+
+def _load(variant: str) -> object:
+    return _amx_in_software() if variant == "amx" and _amx_needs_software() else _module.load(variant)
+
+
+VARIANTS = ["amx"] * _amx_needs_software() + [name for name in supported_variants() if _module.load(name) is not None]
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
@@ -23,7 +73,7 @@ def use(variant: str, num_threads: int = 1) -> Iterator[None]:
     """Within, `radixkv_cpu` is this variant on so many threads, and new tensors begin as NaN, so that gaps are seen."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_module, "library", lambda: _module.load(variant))
+        patch.setattr(_module, "library", lambda: _load(variant))
         torch.set_num_threads(num_threads)
         torch.use_deterministic_algorithms(True)  # with which torch fills memory that nothing was written to
         try:
