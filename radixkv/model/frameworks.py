@@ -6,6 +6,7 @@ are being made, and again whenever it looks through everything later.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -26,6 +27,7 @@ def import_frameworks() -> None:
         import transformers.modeling_utils  # noqa: F401
 
         gc.freeze()
+        atexit.register(gc.unfreeze)  # extension modules report types that outlive the interpreter as leaks
     finally:
         if was_enabled:
             gc.enable()

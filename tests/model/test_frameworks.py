@@ -31,6 +31,13 @@ def test_nothing_is_collected_while_they_are_imported() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
+def test_extension_modules_report_no_leaks_when_the_process_ends() -> None:
+    """Of Triton's, some thousand lines: its types were exempt from the interpreter's last collection."""
+    program = "from radixkv import LLM; import triton._C.libtriton"
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stderr == ""
+
+
 def test_a_program_that_has_imported_torch_keeps_its_garbage_collection() -> None:
     frozen = gc.get_freeze_count()
     import_frameworks()
