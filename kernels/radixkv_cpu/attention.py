@@ -13,7 +13,7 @@ from radixkv_cpu.library import require_library
 
 _POINTERS = (
     "query", "keys", "values", "out", "sinks", "block_ids", "positions",
-    "row_start", "row_stop", "table", "key_start", "key_stop",
+    "row_start", "row_stop", "table", "key_start", "key_stop", "decoding",
 )  # fmt: skip
 _SIZES = (
     "num_ranges", "num_rows", "blocks_per_table", "block_size",
@@ -21,7 +21,7 @@ _SIZES = (
     "query_row_stride", "query_head_stride", "out_row_stride", "window",
 )  # fmt: skip
 
-_INT32, _INT64, _UINT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint64)
+_BOOL, _INT32, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.int32, np.int64, np.uint64))
 
 
 class _Attention(ctypes.Structure):
@@ -45,6 +45,8 @@ class PagedAttention:
         block_ids: int32 ``[tables, blocks]``. The caller answers for it that the cache has those that ranges reach.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
+        decoding: bool ``[ranges]``: its rows are one sequence's, and all but the first are drafts. Up to 32 such rows are
+            computed as if each were the only one, to the last bit. None: there are no such ranges.
 
     Raises:
         ValueError: an array is of another type or shape, or a range reaches beyond rows, tables or a table's blocks.
@@ -63,17 +65,20 @@ class PagedAttention:
         block_ids: NDArray[np.int32],
         positions: NDArray[np.int64],
         block_size: int,
+        decoding: NDArray[np.bool_] | None = None,
     ) -> None:
-        _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size)
+        if decoding is None:
+            decoding = np.zeros(len(tables), dtype=np.bool_)
+        _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size, decoding)
         # Kept: the library reads them at every call.
-        self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges))
+        self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges, decoding))
         self._positions = np.ascontiguousarray(positions)
         self._block_ids = np.ascontiguousarray(block_ids)
         pointers = (column.ctypes.data for column in self._columns)
         self._call = _Attention(
             block_ids=self._block_ids.ctypes.data,
             positions=self._positions.ctypes.data,
-            **dict(zip(_POINTERS[-5:], pointers, strict=True)),
+            **dict(zip(_POINTERS[-6:], pointers, strict=True)),
             num_ranges=len(tables),
             num_rows=len(positions),
             blocks_per_table=block_ids.shape[1],
@@ -172,6 +177,7 @@ def _check_ranges(
     block_ids: NDArray[np.int32],
     positions: NDArray[np.int64],
     block_size: int,
+    decoding: NDArray[np.bool_],
 ) -> None:
     count, rows = len(tables), len(positions)
     for name, array, dtype, expected in (
@@ -179,6 +185,7 @@ def _check_ranges(
         ("tables", tables, _INT64, (count,)),
         ("key_ranges", key_ranges, _INT64, (2, count)),
         ("positions", positions, _INT64, (rows,)),
+        ("decoding", decoding, _BOOL, (count,)),
         ("block_ids", block_ids, _INT32, (*block_ids.shape, 1, 1)[:2]),
     ):
         if array.dtype != dtype or array.shape != expected:

@@ -24,8 +24,9 @@ Ints = NDArray[np.int64]
 class KeyRanges:
     """Ranges of keys with the query rows that read them: shared prefixes first, then each sequence's private tail.
 
-    All columns are int64 ``[ranges]``. Every row's keys are covered exactly once. No row sees a key beyond its own position,
-    which matters in the tails of sequences with several new tokens: their last keys are those tokens.
+    All columns are ``[ranges]``, int64 unless it is said otherwise. Every row's keys are covered exactly once. No row sees a
+    key beyond its own position, which matters in the tails of sequences with several new tokens: their last keys are those
+    tokens.
 
     Attributes:
         row_start: the first of neighbouring query rows.
@@ -33,6 +34,7 @@ class KeyRanges:
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
         key_start: the first key's position.
         key_stop: one past the last.
+        decoding: bool: the private tail of a sequence whose new tokens but the first are drafts.
         num_shared: how many of the ranges are shared prefixes.
     """
 
@@ -41,6 +43,7 @@ class KeyRanges:
     table: Ints
     key_start: Ints
     key_stop: Ints
+    decoding: NDArray[np.bool_]
     num_shared: int
 
 
@@ -160,13 +163,19 @@ class Planner:
             shared, private_from, saved_tokens = shared[:, :0], np.zeros_like(context), 0
         tails = np.array((sequences, sequences + 1, private_from, context + num_new))
         first, last, key_start, key_stop = np.concatenate((shared, tails), axis=1)
+        num_shared = shared.shape[1]
+        decoding = np.zeros(len(first), dtype=np.bool_)
+        if batch.decoding is not None:
+            decoding[num_shared:] = batch.decoding[order]
         return AttentionPlan(
             order=order,
             row_starts=row_starts,
             positions=positions,
             slots=slots,
             row_tables=row_tables,
-            ranges=KeyRanges(row_starts[first], row_starts[last], table[first], key_start, key_stop, shared.shape[1]),
+            ranges=KeyRanges(
+                row_starts[first], row_starts[last], table[first], key_start, key_stop, decoding, num_shared
+            ),
             block_ids=block_ids,
             block_size=size,
             new_blocks=new_blocks,

@@ -80,7 +80,7 @@ class Executor:
                 tables,
                 np.array(starts, dtype=np.int64),
                 np.array(counts, dtype=np.int64) + num_drafts,
-                decodes=all(count == 1 for count in counts),
+                decoding=np.array(counts) == 1,
             ),
             num_logits=num_logits,
             device_indices=device_indices,

@@ -221,6 +221,8 @@ BAD_PLANS = {
     "positions type": ("positions", ints(3, 19, dtype=np.int32), r"positions: expected int64 \[2\], got int32"),
     "ids type": ("block_ids", ints([0, 1], [2, 3]), r"block_ids: expected int32 \[2, 2\], got int64"),
     "ids shape": ("block_ids", ints(0, 1, dtype=np.int32), r"block_ids: expected int32 \[2, 1\], got int32 \[2\]"),
+    "decoding type": ("decoding", ints(0, 1), r"decoding: expected bool \[2\], got int64 \[2\]"),
+    "decoding shape": ("decoding", ints(0, dtype=np.bool_), r"decoding: expected bool \[2\], got bool \[1\]"),
     "block size": ("block_size", 0, "block_size: expected at least 1, got 0"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class PagedBatch:
         block_ids: of each sequence; unused entries name a block that holds only NaN.
         contexts: tokens of each sequence before its first row.
         num_rows: of each sequence.
+        decoding: which ranges are of one sequence's drafts; None: none.
     """
 
     ranges: list[tuple[int, int, int, int, int]]
@@ -31,6 +33,7 @@ class PagedBatch:
     keys: torch.Tensor
     values: torch.Tensor
     block_size: int
+    decoding: list[bool] | None = None
 
     @property
     def positions(self) -> np.ndarray:
@@ -40,7 +43,8 @@ class PagedBatch:
     def attention(self) -> PagedAttention:
         first, past, table, start, stop = np.array(self.ranges, dtype=np.int64).T
         rows, keys = np.stack((first, past)), np.stack((start, stop))
-        return PagedAttention(rows, table, keys, self.block_ids.numpy(), self.positions, self.block_size)
+        decoding = None if self.decoding is None else np.array(self.decoding)
+        return PagedAttention(rows, table, keys, self.block_ids.numpy(), self.positions, self.block_size, decoding)
 
     def expected(self, query: torch.Tensor, magnitude: bool = False, **options: Any) -> torch.Tensor:
         """In float64; ``magnitude``: of the values' absolute values."""
@@ -106,4 +110,6 @@ def make_paged_batch(
         cut = rng.randint(start, stop)
         ranges += [(row_starts[i], row_starts[i + 1], i, *part) for part in ((start, cut), (cut, stop))]
     rng.shuffle(ranges)
-    return PagedBatch(ranges, block_ids, contexts, num_rows, *caches, block_size)
+    private = {*itertools.pairwise(row_starts)}
+    decoding = [(first, past) in private and rng.random() < 0.5 for first, past, *_ in ranges]
+    return PagedBatch(ranges, block_ids, contexts, num_rows, *caches, block_size, decoding)

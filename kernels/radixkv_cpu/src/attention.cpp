@@ -27,7 +27,7 @@ constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
 constexpr int64_t kChunk = 128;  // keys of such a task
 constexpr int64_t kLongChunk = 2048;  // and of a prompt's
-constexpr int64_t kMostDrafted = 32;  // rows of a sequence that is not in its prompt: each is computed as if it were the only one
+constexpr int64_t kMostDrafted = 32;  // rows of a decoding range: each is computed as if it were the only one
 // Rows that pass packed keys and values at a time. What a tile instruction has stored is best read much later.
 #if defined(__AMX_BF16__)
 constexpr int64_t kBandRows = kTileRows;
@@ -310,15 +310,13 @@ class Worker {
     std::vector<float> shares_;
 };
 
-// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. In float32, rows of one sequence
-// that is not in its prompt do if a single one of them would: drafts are rows beside the one that there is without them, and products
-// with panels are added in another order. In bfloat16 AMX tiles have one order for both; without them, panels take 17 rows
-// in two thirds of the time.
+// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Drafts do if a single row
+// would: they are rows beside the one that there is without them, and products with panels are added in another order, though they
+// take 17 rows of bfloat16 in two thirds of the time. AMX tiles have one order for both.
 template <typename T>
 bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
     if (num_rows <= kUnpackedRows<T>) return true;
-    const int64_t first = call.row_start[range], last = call.row_stop[range] - 1;
-    return !kPairs<T> && group <= kUnpackedRows<T> && last - first < kMostDrafted && call.positions[last] - call.positions[first] == last - first;
+    return !kAsTiles<T> && call.decoding[range] && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
 }
 
 template <typename T>

@@ -74,6 +74,7 @@ struct Attention {
     const int32_t* block_ids;  // [tables, blocks]
     const int64_t* positions;  // [rows]
     const int64_t *row_start, *row_stop, *table, *key_start, *key_stop;  // [ranges]
+    const bool* decoding;  // [ranges]: rows of one sequence, all but the first drafts
     int64_t num_ranges, num_rows, blocks_per_table, block_size;
     int64_t num_query_heads, num_kv_heads, key_dim, value_dim;
     int64_t query_row_stride, query_head_stride, out_row_stride;

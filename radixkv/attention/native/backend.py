@@ -55,6 +55,7 @@ class NativeAttention:
             plan.block_ids,
             plan.positions,
             plan.block_size,
+            ranges.decoding,
         )
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
