@@ -24,9 +24,8 @@ Ints = NDArray[np.int64]
 class KeyRanges:
     """Ranges of keys with the query rows that read them: shared prefixes first, then each sequence's private tail.
 
-    All columns are ``[ranges]``, int64 unless it is said otherwise. Every row's keys are covered exactly once. No row sees a
-    key beyond its own position, which matters in the tails of sequences with several new tokens: their last keys are those
-    tokens.
+    All columns are int64 ``[ranges]``. Every row's keys are covered exactly once. No row sees a key beyond its own position,
+    which matters in the tails of sequences with several new tokens: their last keys are those tokens.
 
     Attributes:
         row_start: the first of neighbouring query rows.
@@ -34,7 +33,7 @@ class KeyRanges:
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
         key_start: the first key's position.
         key_stop: one past the last.
-        decoding: bool: the private tail of a sequence whose new tokens but the first are drafts.
+        num_drafts: how many of a private tail's last rows are drafts.
         num_shared: how many of the ranges are shared prefixes.
     """
 
@@ -43,7 +42,7 @@ class KeyRanges:
     table: Ints
     key_start: Ints
     key_stop: Ints
-    decoding: NDArray[np.bool_]
+    num_drafts: Ints
     num_shared: int
 
 
@@ -164,9 +163,9 @@ class Planner:
         tails = np.array((sequences, sequences + 1, private_from, context + num_new))
         first, last, key_start, key_stop = np.concatenate((shared, tails), axis=1)
         num_shared = shared.shape[1]
-        decoding = np.zeros(len(first), dtype=np.bool_)
-        if batch.decoding is not None:
-            decoding[num_shared:] = batch.decoding[order]
+        num_drafts = np.zeros(len(first), dtype=np.int64)
+        if batch.num_drafts is not None:
+            num_drafts[num_shared:] = batch.num_drafts[order]
         return AttentionPlan(
             order=order,
             row_starts=row_starts,
@@ -174,7 +173,7 @@ class Planner:
             slots=slots,
             row_tables=row_tables,
             ranges=KeyRanges(
-                row_starts[first], row_starts[last], table[first], key_start, key_stop, decoding, num_shared
+                row_starts[first], row_starts[last], table[first], key_start, key_stop, num_drafts, num_shared
             ),
             block_ids=block_ids,
             block_size=size,

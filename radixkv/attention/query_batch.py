@@ -34,19 +34,19 @@ class QueryBatch:
         tables: each sequence's block table, all different.
         num_context: int64 ``[sequences]``: tokens whose keys and values are already in the blocks.
         num_new: int64 ``[sequences]``: tokens to compute now, at positions ``num_context ..``; at least 1.
-        decoding: bool ``[sequences]``: whether all of a sequence's new tokens but the first are drafts, however many. None:
-            no sequence's are.
+        num_drafts: int64 ``[sequences]``: how many of a sequence's new tokens, the last ones, are drafts. None: not known,
+            taken for none.
     """
 
     tables: Sequence[BlockTable]
     num_context: NDArray[np.int64]
     num_new: NDArray[np.int64]
-    decoding: NDArray[np.bool_] | None = None
+    num_drafts: NDArray[np.int64] | None = None
 
     @property
     def decodes(self) -> bool:
-        """Whether all sequences do."""
-        return self.decoding is not None and bool(self.decoding.all())
+        """Of each sequence's new tokens all but the first are drafts, however many."""
+        return self.num_drafts is not None and bool((self.num_new - self.num_drafts == 1).all())
 
     def num_blocks(self, block_size: int) -> NDArray[np.int64]:
         """``[sequences]``: how many blocks hold a sequence's tokens, the new ones included."""

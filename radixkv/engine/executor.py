@@ -80,7 +80,7 @@ class Executor:
                 tables,
                 np.array(starts, dtype=np.int64),
                 np.array(counts, dtype=np.int64) + num_drafts,
-                decoding=np.array(counts) == 1,
+                num_drafts=np.array(num_drafts, dtype=np.int64),
             ),
             num_logits=num_logits,
             device_indices=device_indices,

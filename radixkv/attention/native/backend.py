@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
-from radixkv.attention.plan import AttentionPlan
+from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.memory import KVPool
 from radixkv_cpu import PagedAttention, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
+
+Ints = NDArray[np.int64]
 
 
 def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
@@ -47,15 +50,9 @@ class NativeAttention:
         self.positions = torch.from_numpy(plan.positions)
         self._pool = pool
         self.slots = torch.from_numpy(plan.slots)
-        ranges = plan.ranges
+        row_ranges, tables, key_ranges, decoding = _apart(plan.ranges)
         self.paged = PagedAttention(
-            np.stack((ranges.row_start, ranges.row_stop)),
-            ranges.table,
-            np.stack((ranges.key_start, ranges.key_stop)),
-            plan.block_ids,
-            plan.positions,
-            plan.block_size,
-            ranges.decoding,
+            row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, decoding
         )
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,6 +71,31 @@ class NativeAttention:
             scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
         )  # fmt: skip
         return output.unsqueeze(0)
+
+
+def _apart(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+    """A batch's ranges with drafts in ranges of their own, and which ones these are.
+
+    Drafts behind a prompt's last tokens are to be computed as without these, and the prompt's tokens as without drafts.
+    """
+    row_ranges = np.stack((ranges.row_start, ranges.row_stop))
+    key_ranges = np.stack((ranges.key_start, ranges.key_stop))
+    num_drafts, num_rows = ranges.num_drafts, ranges.row_stop - ranges.row_start
+    (split,) = ((num_drafts > 0) & (num_rows - num_drafts > 1)).nonzero()
+    decoding = num_drafts > 0
+    if not len(split):
+        return row_ranges, ranges.table, key_ranges, decoding
+    drafts_rows, drafts_keys = row_ranges[:, split], key_ranges[:, split]
+    for columns in (row_ranges, key_ranges):
+        columns[1, split] -= num_drafts[split]
+    drafts_rows[0] = row_ranges[1, split]
+    decoding[split] = False
+    return (
+        np.concatenate((row_ranges, drafts_rows), axis=1),
+        np.concatenate((ranges.table, ranges.table[split])),
+        np.concatenate((key_ranges, drafts_keys), axis=1),
+        np.concatenate((decoding, np.ones(len(split), dtype=np.bool_))),
+    )
 
 
 def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:

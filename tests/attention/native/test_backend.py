@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -98,6 +100,39 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
     bound = 1e-5 if dtype == torch.float32 else 0.03
     for native, plain in zip(*outputs, strict=True):
         torch.testing.assert_close(native.float(), plain.float().view(native.shape), rtol=bound, atol=bound)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_prompt", "num_drafts"), [(1, 7), (2, 16), (9, 5), (40, 16)])
+def test_drafts_change_no_bit_of_a_prompt_and_are_what_they_are_alone(
+    variant: str, dtype: torch.dtype, num_prompt: int, num_drafts: int
+) -> None:
+    """Few rows and many pass keys in ways that add in another order; drafts stand in the chunk that ends a prompt, too."""
+    torch.manual_seed(0)
+    shape, context = LayerShape(3, 64, 64), 200
+    rows = num_prompt + num_drafts
+    query, key, value = (torch.randn(1, heads, rows, 64).to(dtype) for heads in (9, 3, 3))
+    before = torch.randn(2, 20, 16, 3, 64).to(dtype)
+
+    def attend(counts: list[int], drafts: list[int]) -> torch.Tensor:
+        pool = KVPool([shape], 20, 16, dtype)
+        pool.keys[0].copy_(before[0])
+        pool.values[0].copy_(before[1])
+        backend = NativeBackend(pool, 1, 320)
+        table, outputs, start = Table(range(20)), [], 0
+        for count, num in zip(counts, drafts, strict=True):
+            batch = query_batch([Chunk(table, context + start, count)])
+            part = backend.prepare(replace(batch, num_drafts=np.array([num])))
+            tensors = [each[:, :, start : start + count] for each in (query, key, value)]
+            outputs.append(part.attend(0, *tensors, AttentionOptions(0.125)))
+            start += count
+        return torch.cat(outputs, dim=1)
+
+    with use(variant):
+        together = attend([rows], [num_drafts])
+        alone = attend([num_prompt] + [1] * num_drafts, [0] * (1 + num_drafts))
+    assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
