@@ -334,6 +334,7 @@ def _sentences() -> list[tuple[Path, str]]:
     tiers = results("tiers-cpu")
     known, writing = tiers["restart"][0], tiers["writing"]
     chaos = results("chaos-cpu")
+    asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"])
     written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
     return [
         *((path, f"{chats:.1f} times") for path in (README, INDEX)),
@@ -358,6 +359,8 @@ def _sentences() -> list[tuple[Path, str]]:
         (CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
         (CLUSTER, f"the {chaos['ingress_errors']} connections"),
         (CLUSTER, f"knew what replicas hold, after {chaos['seconds_until_known']:.0f} seconds"),
+        (DRAFTS, f"is {asked}, {tempered} and {penalized} times as fast, another seed {reseeded} times"),
+        (README, f"asked again: {float(asked):.1f} times as fast"),
         (TIERS, f"{written['write_back']:.1%} of their tokens a second".replace("%", " %")),
         (TIERS, f"{written['write_through']:.1%} with `write-through`".replace("%", " %")),
     ]
