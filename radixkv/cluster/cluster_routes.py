@@ -1,4 +1,4 @@
-"""What the server's routes tell of an engine, told of all replicas: sums, or a plain no."""
+"""The server's routes about an engine, for all replicas: sums, or a clear error where there is none."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
 
     @admin.api_route("/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def of_one_engine(name: str) -> None:
-        """What only an engine itself can tell or do."""
+        """What only an engine itself can report or do."""
         if name.partition("/")[0] not in _OF_ONE_ENGINE:
             raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
         message = f"/admin/{name}: not over several replicas, each of which has a cache of its own"

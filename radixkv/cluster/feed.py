@@ -1,4 +1,4 @@
-"""What a replica tells of itself, as a stream of records: which blocks it holds, and how much it has to do.
+"""What a replica reports, as a stream of records: which blocks it holds, and its load.
 
 ::
 

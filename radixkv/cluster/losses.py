@@ -16,7 +16,7 @@ _MAX_DEATHS = 2
 
 
 class LostError(Exception):
-    """A replica broke off; another one may go on.
+    """A replica broke off; another one may continue.
 
     Args:
         message: what happened, with its name: for the log.
@@ -74,7 +74,7 @@ class Losses:
             self.forget_refusals()
 
     def note_acceptance(self) -> None:
-        """A replica has taken it: from now on the others may let it wait, but not turn it away."""
+        """A replica has accepted it: from now on the others may queue it, but not refuse it."""
         self._accepted, self._until = True, None
 
     def note_loss(self, replica: str, client: httpx.AsyncClient, error: LostError) -> None:

@@ -199,7 +199,7 @@ async def _lines(llm: AsyncLLM, stream: RequestStream) -> AsyncGenerator[bytes, 
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
-                if llm.cut_short:  # the beams do not tell that they are only those that were complete
+                if llm.cut_short:  # the beams alone do not show that only complete ones are among them
                     raise DrainingError("the search was aborted: the replica stops")
                 yield encode_beams(delta)
                 continue

@@ -168,7 +168,7 @@ def encode_refusal(error: Exception) -> dict[str, Any]:
 
 
 def error_of(line: Mapping[str, Any]) -> Exception | None:
-    """The error that any replica would meet; None: another one may go on."""
+    """The error that any replica would meet; None: another one may continue."""
     kind = _LASTING.get(line["kind"])
     return None if kind is None else kind(line["error"])
 

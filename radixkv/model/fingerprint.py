@@ -26,7 +26,7 @@ def model_fingerprint(
     weights are quantised when it is prepared.
 
     By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, but is not cryptographic: a collision
-    can be made on purpose, by somebody who has the weights of both models.
+    can be made on purpose, by anybody who has the weights of both models.
 
     Args:
         model: not yet prepared for a CPU, which repacks the weights; or named before that.

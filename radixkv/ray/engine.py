@@ -1,4 +1,4 @@
-"""An engine under Ray Serve: it listens on a socket of its own, tells the registry where, and leaves it before it ends.
+"""An engine under Ray Serve: it listens on a socket of its own, registers it, and deregisters before it ends.
 
 Serve starts it, asks for its health and ends it. Requests and tokens go over the socket: an object of Ray's for each token
 would cost a millisecond.

@@ -111,8 +111,8 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     """Bytes that new processes of this machine, or container, can have; None where the system does not say.
 
     Args:
-        proc: where Linux tells of the machine.
-        cgroup: where it tells of the container.
+        proc: where Linux describes the machine.
+        cgroup: where it describes the container's limits.
     """
     try:
         lines = (proc / "meminfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Where the replicas are, and the secret that they share: they tell it each second anew, and ingresses ask for it.
+"""Where the replicas are, and the secret that they share: they register anew each second, and ingresses ask for it.
 
 All of it can be lost: a registry that was restarted knows nothing for a second, and says so, so that ingresses keep what they
 have until then.
@@ -43,7 +43,7 @@ class Registry:
         self._secret: str | None = None
 
     def secret(self, proposed: str) -> str | None:
-        """The secret of all replicas: the one they have, or else what is proposed; None: ask again, they may yet tell it."""
+        """The secret of all replicas: the one they have, or else what is proposed; None: ask again, one may yet come."""
         if self._secret is None and self._is_complete:
             self._secret = proposed
         return self._secret
