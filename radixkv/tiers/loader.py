@@ -104,7 +104,8 @@ class Load:
             is_whole = False
             try:
                 if not self._ended:
-                    rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
+                    if len(blocks):
+                        rows.write(self.block_ids[start : start + len(blocks)], blocks, self.fence)
                     is_whole = len(blocks) == stop - start
                     self.num_loaded += len(blocks)
                     now = clock()

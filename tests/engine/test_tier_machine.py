@@ -6,6 +6,7 @@ when the machine says so.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,8 +49,15 @@ class ManualWorker:
         self._jobs.append(job)
 
     def run(self) -> None:
-        while self._jobs:
+        while self.run_one():
+            pass
+
+    def run_one(self) -> bool:
+        """False: there was none."""
+        if self._jobs:
             self._jobs.pop(0)()
+            return True
+        return False
 
 
 class ShadowRows:
@@ -152,7 +160,9 @@ class TieredAdapter(PrefixCacheAdapter):
             loads.send_look_ups()
             loads.begin(None)
             self.writer._worker.run()
-            self.loader._reader.run()
+            for reader in itertools.cycle(self.loader._readers):  # they take parts in turn
+                if not reader.run_one():
+                    break
             self.loader._finder.run()
             loads.publish_done()
             if meanwhile != "nothing":

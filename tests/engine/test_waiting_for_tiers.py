@@ -220,7 +220,7 @@ def test_a_medium_that_hangs_leaves_the_others_time_to_be_closed(monkeypatch: py
 
 
 def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of three had all of the time."""
+    """Each of them had all of the time."""
     now, timeouts = [0.0], []
     writer, loader = around(DictTier(), lambda: now[0])
 
@@ -232,7 +232,7 @@ def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(Worker, "stop", hangs)
         assert not loader.stop(3.0)
-    assert timeouts == [3.0, 1.0, 0.0]
+    assert timeouts == [3.0, 1.0, 0.0, 0.0]
     assert loader.stop(None)
     assert writer.stop(None)
 
