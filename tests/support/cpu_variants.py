@@ -40,14 +40,15 @@ def _amx_needs_software() -> bool:
 @functools.cache
 def _amx_in_software() -> object:
     """The library, compiled once for all processes that run tests."""
-    digest = f"{source_digest(_SOURCES)}-{source_digest(_AMX_HEADER.parent)}"
-    path = Path(tempfile.gettempdir(), f"radixkv-{os.getuid()}-amx-in-software-{digest}.so")
+    sources = source_digest(_SOURCES)
+    name = f"radixkv-{os.getuid()}-amx-in-software-{sources}-{source_digest(_AMX_HEADER.parent)}.so"
+    path = Path(tempfile.gettempdir(), name)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
             with tempfile.TemporaryDirectory() as folder:
                 compile_all: list[str | Path] = [
                     "g++", "-c", "-fPIC", "-std=c++17", "-O2", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-w",
-                    *_SOFTWARE_FLAGS, "-include", _AMX_HEADER, f'-DRADIXKV_SOURCES="{source_digest(_SOURCES)}"',
+                    *_SOFTWARE_FLAGS, "-include", _AMX_HEADER, f'-DRADIXKV_SOURCES="{sources}"',
                     *_SOURCES.glob("*.cpp"),
                 ]  # fmt: skip
                 subprocess.run(compile_all, check=True, cwd=folder)

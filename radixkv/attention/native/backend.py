@@ -81,8 +81,8 @@ def _apart(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
     row_ranges = np.stack((ranges.row_start, ranges.row_stop))
     key_ranges = np.stack((ranges.key_start, ranges.key_stop))
     num_drafts, num_rows = ranges.num_drafts, ranges.row_stop - ranges.row_start
-    (split,) = ((num_drafts > 0) & (num_rows - num_drafts > 1)).nonzero()
     decoding = num_drafts > 0
+    (split,) = (decoding & (num_rows - num_drafts > 1)).nonzero()
     if not len(split):
         return row_ranges, ranges.table, key_ranges, decoding
     drafts_rows, drafts_keys = row_ranges[:, split], key_ranges[:, split]
