@@ -242,14 +242,23 @@ def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: b
     """Token ids of the text of an argument.
 
     Raises:
-        ValueError: it holds half of a surrogate pair, which JSON and the arguments of a process can, and UTF-8 cannot.
+        ValueError: it is not Unicode.
+    """
+    _check_unicode(name, text)
+    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
+    return ids
+
+
+def _check_unicode(name: str, text: str) -> None:
+    """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
+
+    Raises:
+        ValueError: naming the argument.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, not Unicode text") from error
-    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
-    return ids
 
 
 def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
@@ -260,7 +269,8 @@ def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[i
     """
     texts = [text for word in words for text in (word.strip(), f" {word.strip()}", word)]
     encoded = [encode("bad_words", text, loaded, add_special_tokens=False) for text in texts]
-    return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+    # A tokenizer may know more tokens than the model, which generates none of those.
+    return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids and max(ids) < loaded.vocab_size]
 
 
 def as_chat_prompts(
@@ -324,10 +334,12 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
     """The arguments of `Prompt` for how it uses the cache.
 
     Raises:
-        TypeError, ValueError: the salt is no string, or ``cache`` has other keys than read and write, or no booleans.
+        TypeError, ValueError: the salt is no Unicode string, or ``cache`` has other keys than read and write, or no booleans.
     """
-    if cache_salt is not None and not isinstance(cache_salt, str):
-        raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
+    if cache_salt is not None:
+        if not isinstance(cache_salt, str):
+            raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
+        _check_unicode("cache_salt", cache_salt)
     switches = dict(cache or {})
     if not set(switches) <= {"read", "write"} or not all(isinstance(value, bool) for value in switches.values()):
         raise ValueError(f"cache: expected {{'read': bool, 'write': bool}}, got {cache!r}")

@@ -14,6 +14,8 @@ from radixkv.tools.grammar import AnswerFrame
 MAX_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 200
+# Logits that are multiplied or divided by such factors stay within the range of float32.
+_MIN_FACTOR, _MAX_FACTOR = 1e-30, 1e30
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -126,13 +128,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self.n = _whole("n", self.n, 1)
-        self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
+        self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
         self.top_p = _number("top_p", self.top_p, 0.0, 1.0, above=True)
         self.top_k = _whole("top_k", self.top_k, -1)
         self.min_p = _number("min_p", self.min_p, 0.0, 1.0)
         self.presence_penalty = _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, _MIN_FACTOR, _MAX_FACTOR)
         if self.seed is not None:
             self.seed = _whole("seed", self.seed, 0)
         self.min_tokens = _whole("min_tokens", self.min_tokens, 0)
@@ -186,8 +188,7 @@ class SamplingParams:
                 if token_id >= vocab_size:
                     raise ValueError(f"{name}: {token_id} is outside the vocabulary of {vocab_size} tokens")
         for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(self, name) or 0) > vocab_size:
-                raise ValueError(f"{name}: expected at most {vocab_size}, got {getattr(self, name)}")
+            _check_num_logprobs(name, getattr(self, name), vocab_size)
 
 
 @dataclass
@@ -201,7 +202,7 @@ class BeamSearchParams:
         temperature: divides the logits; 0 leaves them as they are.
         length_penalty: a beam's score is divided by its length to this power.
         stop: strings that end a beam.
-        logprobs: report this many likeliest tokens per step.
+        logprobs: report this many likeliest tokens per step; of those that ``structured_outputs`` allow.
         structured_outputs: what every beam must look like.
 
     Raises:
@@ -220,13 +221,26 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         self.beam_width = _whole("beam_width", self.beam_width, 1)
         self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
-        self.temperature = _number("temperature", self.temperature, 0.0, math.inf)
+        self.temperature = _number("temperature", self.temperature, 0.0, _MAX_FACTOR)
         # Lengths to a larger power leave the range of numbers.
         self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
             self.logprobs = _whole("logprobs", self.logprobs, 0)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
+
+    def validate_for(self, vocab_size: int) -> None:
+        """Refuse more ``logprobs`` than a vocabulary of ``vocab_size`` has tokens.
+
+        Raises:
+            ValueError: naming the argument and the value.
+        """
+        _check_num_logprobs("logprobs", self.logprobs, vocab_size)
+
+
+def _check_num_logprobs(name: str, count: int | None, vocab_size: int) -> None:
+    if (count or 0) > vocab_size:
+        raise ValueError(f"{name}: expected at most {vocab_size}, got {count}")
 
 
 def _whole(name: str, value: Any, low: int) -> int:

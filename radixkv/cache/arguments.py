@@ -16,13 +16,19 @@ def check_count(name: str, value: int, least: int) -> None:
 
 
 def check_namespace(namespace: str) -> None:
-    """Refuse what is not a string.
+    """Refuse what is not a string of Unicode text: block hashes take its UTF-8.
 
     Raises:
         InvalidArgumentError: naming the argument.
     """
     if not isinstance(namespace, str):
         raise InvalidArgumentError(f"namespace: expected a string, got {namespace!r}")
+    try:
+        namespace.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"namespace: character {error.start} is half of a surrogate pair, not Unicode text"
+        ) from error
 
 
 def check_retention(priority: int, owner: str) -> None:

@@ -181,17 +181,19 @@ class Engine:
             prediction: what the answer is expected to be, as token ids: a draft, if the engine has drafts at all.
 
         Raises:
-            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number, or
-                no answer can be what ``structured_outputs`` asks for; or ``resume`` is of other answers.
+            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number,
+                ``tenant`` is no string, no answer can be what ``structured_outputs`` asks for, or ``resume`` is of other
+                answers.
             PromptTooLongError: the prompt is longer than the model.
             RequestTooLargeError: more sequences or blocks than there are.
         """
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
-        if isinstance(params, SamplingParams):
-            params.validate_for(self.loaded.vocab_size)
-            if bad_words is None:
-                bad_words = encode_bad_words(params.bad_words or (), self.loaded)
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant: expected a string, got {tenant!r}")
+        params.validate_for(self.loaded.vocab_size)
+        if isinstance(params, SamplingParams) and bad_words is None:
+            bad_words = encode_bad_words(params.bad_words or (), self.loaded)
         if params.stop_strings:
             self.loaded.require_tokenizer()
         tokens = validate_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)

@@ -235,4 +235,5 @@ def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> froze
     generation = getattr(model.generation_config, "eos_token_id", None)
     for ids in (generation, getattr(tokenizer, "eos_token_id", None)):
         found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return frozenset(found)
+    vocab_size = model.config.get_text_config().vocab_size
+    return frozenset(token_id for token_id in found if token_id < vocab_size)

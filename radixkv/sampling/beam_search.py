@@ -32,7 +32,8 @@ class Continuation:
         score: sum of the log-probabilities of all generated tokens, this one included.
         logprob: this token's own.
         rank: this token's rank among its parent's continuations, from 1.
-        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where requested.
+        top_logprobs: ``(token id, log-probability, rank)`` of the parent's best continuations, where requested; under a
+            grammar, of those that it allows.
     """
 
     parent: int
@@ -156,7 +157,8 @@ class BeamSearch:
         if self._params.temperature >= 1e-5:
             logits = logits / self._params.temperature
         # Only the top-k of each row are needed: their log-softmax takes the row's log-sum-exp, not a new matrix.
-        per_beam = min(count, vocab_size)
+        num_top = self._params.logprobs or 0
+        per_beam = min(max(count, num_top), vocab_size)
         allowed = logits
         if self._grammars:
             allowed = logits.clone()
@@ -167,9 +169,12 @@ class BeamSearch:
         parent_scores = [[history[-1].score if history else 0.0] for history in self._histories]
         scores = logprobs + torch.tensor(parent_scores, device=logits.device)
         top_scores, flat_indices = torch.topk(scores.view(-1), min(count, scores.numel()))
-        num_top = self._params.logprobs or 0
         top_logprobs = [
-            [(int(t), float(p), rank + 1) for rank, (t, p) in enumerate(zip(row_ids, row_logprobs, strict=True))]
+            [
+                (token_id, logprob, rank)
+                for rank, (token_id, logprob) in enumerate(zip(row_ids, row_logprobs, strict=True), start=1)
+                if logprob > -math.inf
+            ]
             for row_ids, row_logprobs in zip(
                 token_ids[:, :num_top].tolist(), logprobs[:, :num_top].tolist(), strict=True
             )

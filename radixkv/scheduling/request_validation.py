@@ -22,7 +22,10 @@ def validate_prompt(
         ValueError: there are none, or one is outside the vocabulary.
         PromptTooLongError: not even one token could be generated after them.
     """
-    tokens = np.asarray(token_ids)
+    try:
+        tokens = np.asarray(token_ids)
+    except ValueError as error:
+        raise ValueError(f"prompt_token_ids: expected a list of token ids, got {str(token_ids)[:80]}") from error
     if tokens.ndim != 1 or tokens.size == 0:
         raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {str(token_ids)[:80]}")
     if not np.issubdtype(tokens.dtype, np.integer):

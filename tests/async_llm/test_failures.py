@@ -44,6 +44,26 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
     run(test, offline)
 
 
+@pytest.mark.parametrize(
+    ("salt", "tenant", "message"),
+    [
+        ("a\ud83d", "", "cache_salt: character 1 is half of a surrogate pair"),
+        ("", 5, "tenant: expected a string, got 5"),
+        ("", None, "tenant: expected a string, got None"),
+    ],
+)
+def test_an_impossible_request_is_refused_and_the_engine_lives(salt: str, tenant: Any, message: str) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        (prompt,) = prompts(1)
+        with pytest.raises((TypeError, ValueError), match=message):
+            async for _ in llm.generate({**prompt, "cache_salt": salt}, GREEDY, tenant=tenant):
+                pass
+        assert llm.death is None
+        assert await tokens_of(llm, prompt)
+
+    run(test, tiny())
+
+
 def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = tiny()
 

@@ -113,6 +113,8 @@ def test_tables_are_refused_once_closed_and_by_other_caches() -> None:
         cache.reserve(table, -1)
     with pytest.raises(InvalidArgumentError, match="namespace"):
         cache.open([1], namespace=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="namespace: character 1 is half of a surrogate pair"):
+        cache.open([1], namespace="a\ud83d")
     with pytest.raises(InvalidArgumentError, match="BlockTable"):
         cache.close("table")  # type: ignore[arg-type]
     cache.close(table)

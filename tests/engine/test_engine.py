@@ -317,6 +317,7 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
     ("prompt", "params", "message"),
     [
         ([], GREEDY, "non-empty"),
+        ([[3], [4, 5]], GREEDY, "prompt_token_ids: expected a list of token ids"),
         ([VOCAB_SIZE], GREEDY, f"{VOCAB_SIZE} is outside the vocabulary"),
         ([-1], GREEDY, "-1 is outside"),
         ([3] * 512, GREEDY, "512 tokens; the model takes 512"),
@@ -326,10 +327,11 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
         ([3], BeamSearchParams(7, 4), "max_num_batched_tokens=6 allows"),
         ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks"),
         ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
+        ([3], BeamSearchParams(2, 4, logprobs=VOCAB_SIZE + 1), f"logprobs: expected at most {VOCAB_SIZE}, got"),
     ],
 )
 def test_impossible_requests_are_refused_before_anything_runs(
-    prompt: list[int], params: SamplingParams | BeamSearchParams, message: str
+    prompt: Any, params: SamplingParams | BeamSearchParams, message: str
 ) -> None:
     llm = tiny(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=6)
     inputs = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": prompt}]

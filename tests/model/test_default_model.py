@@ -174,6 +174,7 @@ def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
         ({"text": "x"}, ValueError, "'prompt'"),
         ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),
         ({"prompt": "x", "cache_salt": 3}, TypeError, "cache_salt"),
+        ({"prompt": "x", "cache_salt": "y\ud83d"}, ValueError, "cache_salt: character 1 is half of a surrogate pair"),
         ("x\ud83d", ValueError, "prompts: character 1 is half of a surrogate pair"),
     ],
 )

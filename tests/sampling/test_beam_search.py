@@ -91,3 +91,13 @@ def test_logprobs_name_the_best_continuations_and_the_chosen_ones_rank() -> None
             assert step.logprob == pytest.approx(float(row[step.token_id]), abs=1e-5)
             assert step.rank == int((row > row[step.token_id]).sum()) + 1
             assert [token for token, _, _ in step.top_logprobs] == row.topk(2).indices.tolist()
+
+
+def test_more_logprobs_are_reported_than_the_search_itself_looks_at() -> None:
+    torch.manual_seed(0)
+    model = torch.randn(8, 8)
+    params = BeamSearchParams(beam_width=1, max_tokens=3, ignore_eos=True, logprobs=6)
+    (beam,) = run(BeamSearch(params, 3, frozenset()), model).results()
+    for last, step in zip([0, *beam.token_ids], beam.history, strict=False):
+        assert [token for token, _, _ in step.top_logprobs] == model[last].topk(6).indices.tolist()
+        assert [rank for _, _, rank in step.top_logprobs] == [1, 2, 3, 4, 5, 6]

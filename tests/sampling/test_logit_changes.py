@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.chat_templates import make_tokenizer
+from support.model_zoo import SUPPORTED, build
 
 from radixkv import LLM, SamplingParams
 from radixkv.sampling import sampler
@@ -82,3 +84,15 @@ def test_too_many_and_impossible_ones_are_refused(options: dict[str, Any], messa
 def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="allowed_token_ids: 49152 is outside the vocabulary"):
         answer(llm, allowed_token_ids=[49152])
+
+
+def test_tokens_that_only_the_tokenizer_knows_are_never_generated() -> None:
+    """Their logits were looked for, and every request of the step failed."""
+    tokenizer = make_tokenizer("")
+    model = build("llama", {**SUPPORTED["llama"], "vocab_size": 258})
+    model.generation_config.eos_token_id = [2, 258]
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=10)
+    params = SamplingParams(temperature=0.0, max_tokens=4, min_tokens=3, bad_words=["<think>"])
+    assert tokenizer.convert_tokens_to_ids("<think>") > 258
+    (output,) = llm.generate({"prompt_token_ids": [5, 6]}, params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) in (3, 4)

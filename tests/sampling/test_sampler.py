@@ -292,6 +292,8 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
         ({"n": 2, "temperature": 0.0}, "n: expected 1 with temperature 0"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1e39}, "temperature: expected at least 0.0 and at most 1e\\+30, got 1e\\+39"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty"),
         ({"top_p": 0.0}, "top_p: expected more than 0.0"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from typing import Any
 
@@ -62,12 +63,13 @@ def test_every_sample_and_every_beam_satisfies_the_grammar(llm: LLM, spec: dict[
     (output,) = llm.generate(PROMPT, params(**spec), use_tqdm=False)
     assert [sample.finish_reason for sample in output.outputs] == ["stop"] * 4
     assert all(holds(sample.text) for sample in output.outputs)
-    search = BeamSearchParams(3, 120, structured_outputs=StructuredOutputsParams(**spec))
+    search = BeamSearchParams(3, 120, logprobs=4, structured_outputs=StructuredOutputsParams(**spec))
     for beam in llm.beam_search(PROMPT, search)[0].sequences:
         assert beam.text is not None
         text = beam.text.removeprefix(PROMPT).removesuffix("<|im_end|>")
         assert beam.finish_reason == "stop"
         assert holds(text)
+        assert all(math.isfinite(entry.logprob) for step in beam.logprobs for entry in step.values())
 
 
 def test_what_is_likely_next_is_forced_text_and_what_followed_the_same_token_before(llm: LLM) -> None:
