@@ -317,19 +317,20 @@ def test_threads_may_share_one_llm(expected: Callable[[int, int], list[list[int]
     ("prompt", "params", "message"),
     [
         ([], GREEDY, "non-empty"),
+        ([[3], [4, 5]], GREEDY, "prompt_token_ids: expected a non-empty list"),
         ([VOCAB_SIZE], GREEDY, f"{VOCAB_SIZE} is outside the vocabulary"),
         ([-1], GREEDY, "-1 is outside"),
         ([3] * 512, GREEDY, "512 tokens; the model takes 512"),
         ([3] * 60, GREEDY, "need 20 blocks of 4 tokens, and there are 16"),
-        ([3], SamplingParams(n=9), "n: 9 sequences"),
-        ([3], BeamSearchParams(9, 4), "beam_width: 9 sequences"),
-        ([3], BeamSearchParams(7, 4), "max_num_batched_tokens=6 allows"),
+        ([3], SamplingParams(n=9), "n: expected at most max_num_seqs=8 sequences, got 9"),
+        ([3], BeamSearchParams(9, 4), "beam_width: expected at most max_num_seqs=8"),
+        ([3], BeamSearchParams(7, 4), "beam_width: expected at most max_num_batched_tokens=6, .* got 7"),
         ([3] * 40, BeamSearchParams(4, 12), "need 22 blocks"),
         ([3], SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias"),
     ],
 )
 def test_impossible_requests_are_refused_before_anything_runs(
-    prompt: list[int], params: SamplingParams | BeamSearchParams, message: str
+    prompt: list[Any], params: SamplingParams | BeamSearchParams, message: str
 ) -> None:
     llm = tiny(num_blocks=16, max_num_seqs=8, max_num_batched_tokens=6)
     inputs = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": prompt}]
