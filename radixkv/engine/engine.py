@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
 from radixkv.engine.first_groups import first_groups
+from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
@@ -52,9 +52,6 @@ from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
 from radixkv.scheduling.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from radixkv.observe.kv_events import ZmqEventPublisher
 
 # At the end, for what waits to be written into tiers.
 _QUEUE_SECONDS = 5.0
@@ -92,7 +89,7 @@ class Engine:
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
         num_blocks = self.pool.num_blocks
         self._runner.capture_graphs()
-        self._publisher = _open_publisher(config)
+        self._publisher = open_publisher(config)
         events = None
         if self._publisher is not None:
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
@@ -396,15 +393,3 @@ class Engine:
     def _publish_events(self) -> None:
         if self._publisher is not None and self.cache.events is not None:
             self._publisher.publish(self.cache.events)
-
-
-def _open_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
-    if config.kv_events_endpoint is None:
-        return None
-    try:
-        from radixkv.observe.kv_events import ZmqEventPublisher
-    except ImportError as error:
-        raise ImportError(
-            f"kv_events_endpoint: {error.name} is not installed: pip install 'radixkv[events]'"
-        ) from error
-    return ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)

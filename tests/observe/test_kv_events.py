@@ -15,7 +15,7 @@ from support.event_replay import replay_events
 
 from radixkv.cache import EventLog, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine.engine import _open_publisher
+from radixkv.engine.open_publisher import open_publisher
 from radixkv.observe.kv_events import ZmqEventPublisher
 
 
@@ -159,4 +159,4 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: p
     monkeypatch.delitem(sys.modules, "radixkv.observe.kv_events")
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ImportError, match=r"kv_events_endpoint: zmq is not installed: pip install 'radixkv\[events\]'"):
-        _open_publisher(EngineConfig(kv_events_endpoint="tcp://*:5557"))
+        open_publisher(EngineConfig(kv_events_endpoint="tcp://*:5557"))
