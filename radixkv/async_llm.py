@@ -195,6 +195,6 @@ class AsyncLLM(AsyncEngine):
     ) -> tuple[Prompt, RequestStream]:
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
-            raise ValueError(f"expected one prompt or conversation, got {len(prompts)}")
+            raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return prompts[0], stream

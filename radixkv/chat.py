@@ -30,7 +30,7 @@ class Chat:
         chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
 
     Raises:
-        ValueError: a tool is impossible.
+        TypeError, ValueError: an argument is impossible; the message names it.
     """
 
     def __init__(
@@ -44,6 +44,12 @@ class Chat:
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(llm, LLM):
+            raise TypeError(f"llm: expected an LLM, got {type(llm).__name__}")
+        if not isinstance(system, str | None):
+            raise TypeError(f"system: expected a string or None, got {system!r:.80}")
+        _check_params(sampling_params)
+        cache_options(cache_salt, None)
         as_tool_options(tools, None, parallel_tool_calls)
         self._llm = llm
         self._sampling_params = sampling_params or SamplingParams(temperature=0.0, max_tokens=512)
@@ -91,7 +97,7 @@ class Chat:
             tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
-            TypeError: ``text`` is no string.
+            TypeError: ``text`` is not a string, or ``sampling_params`` are not SamplingParams.
             ValueError: parameters ask for several answers, the conversation is longer than the model takes, or the last
                 answer's calls have no results.
         """
@@ -115,7 +121,7 @@ class Chat:
             tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.
 
         Raises:
-            TypeError: a result is no string.
+            TypeError: a result is not a string.
             ValueError: they are not those of the last answer's calls, one for each; or what `stream` raises.
         """
         calls = [] if self.answer is None else [call.id for call in self.answer.tool_calls]
@@ -150,6 +156,7 @@ class Chat:
         sampling_params: SamplingParams | None,
         tool_choice: str | Mapping[str, Any] | None,
     ) -> Iterator[str]:
+        _check_params(sampling_params)
         params = sampling_params or self._sampling_params
         if params.n != 1:
             raise ValueError(f"a conversation has one answer per turn, got n={params.n}")
@@ -188,3 +195,8 @@ class Chat:
         self._messages = [*messages, answer.as_message()]
         self._token_ids = prompt_ids + answer_ids
         self._rendered = rendered + loaded.require_tokenizer().decode(answer_ids, skip_special_tokens=False)
+
+
+def _check_params(params: SamplingParams | None) -> None:
+    if not isinstance(params, SamplingParams | None):
+        raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")

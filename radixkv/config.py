@@ -77,16 +77,16 @@ class ModelConfig(Config):
     device: Device = "auto"
     """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Prompt and generated tokens together at most; by default what the model was made for."""
+    """Prompt and generated tokens together at most; by default the model's own limit."""
     quantization: Quantization | None = None
-    """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
-    has 8 in any case), so that they take less memory and less time to read, for slightly different answers. By default
-    weights are as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors, fp8)
-    keep their bits, which stand for the same. gguf: so do the default model's, which is a GGUF file and is converted to
-    floats otherwise; an error where no weight can be kept."""
+    """On a CPU, store the weights of linear layers as integers of 8 or 4 bits, quantised when the model is loaded (the
+    output head always has 8): they take less memory and less time to read, for slightly different answers. By default,
+    weights stay as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors, fp8)
+    keep their bits and their values. gguf: so do those of the default model, a GGUF file that is otherwise converted to
+    floats; an error if no weight can be kept."""
     share_weights: bool | None = None
-    """On a CPU, map packed weights from files in the model cache, so that all processes of a machine that run the model take
-    memory for them once; by default where radixkv serve --replicas starts several here."""
+    """On a CPU, map packed weights from files in the model cache, so that all processes on a machine that run the model
+    share one copy in memory; by default where radixkv serve --replicas starts several here."""
     merge_linears: bool = True
     """On a GPU, compute linear layers that read the same input, such as query, key and value projections, in one product."""
     fuse_rotary: bool = True
@@ -120,8 +120,9 @@ class EngineConfig(Config):
     """Tokens per block."""
     num_blocks: int | None = Field(default=None, ge=1)
     """Blocks for keys and values. Excludes kv_cache_memory_bytes."""
-    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
-    """Bytes for keys and values. By default at most 1 GiB on a CPU, and what gpu_memory_utilization leaves on a GPU."""
+    kv_cache_memory_bytes: str | int | None = None
+    """Bytes for keys and values, such as 4GiB. By default at most 1 GiB on a CPU, and what gpu_memory_utilization leaves on a
+    GPU."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Without a number of blocks or bytes, the share of a GPU's memory to be used in all."""
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -130,7 +131,7 @@ class EngineConfig(Config):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     """Tokens per step at most; a longer prompt is computed in chunks of this."""
     max_num_seqs: int | None = Field(default=None, ge=1)
-    """Sequences that run side by side at most."""
+    """Sequences that run at a time, at most."""
     enable_prefix_caching: bool = True
     """Whether requests reuse what others computed. (Samples and beams of one request share their prompt in any case.)"""
     attention_backend: AttentionBackendName = "auto"
@@ -138,8 +139,8 @@ class EngineConfig(Config):
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
     enable_torch_compile: bool | None = None
-    """Compile the model's decoder layers with torch.compile, once, at the start. Where that fails and it was not asked for,
-    they run as they are."""
+    """Compile the model's decoder layers with torch.compile, once, at the start. If that fails, it is an error with true;
+    by default, layers then run uncompiled."""
     async_scheduling: bool | None = None
     """Launch a decoding step before the tokens of the previous one are fetched, so that host and device overlap."""
     seed: int = 0
@@ -181,12 +182,21 @@ class EngineConfig(Config):
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
 
-    @field_validator("host_cache_size", "disk_cache_size", "shared_cache_size")
+    @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size")
     @classmethod
     def _is_size(cls, size: str | int | None, info: ValidationInfo) -> str | int | None:
         if size is not None:
             parse_size(str(info.field_name), size)
         return size
+
+    @field_validator("shared_cache")
+    @classmethod
+    def _is_store(cls, store: str | None) -> str | None:
+        if store is not None and "://" in store and not store.startswith(("redis://", "rediss://", "unix://")):
+            # Its password is not repeated.
+            scheme = store.partition("://")[0]
+            raise ValueError(f"shared_cache: expected redis://, rediss://, unix:// or a folder, got {scheme}://...")
+        return store
 
     @property
     def has_tiers(self) -> bool:
@@ -284,7 +294,7 @@ class EngineOptions(TypedDict, total=False):
 
     block_size: int
     num_blocks: int | None
-    kv_cache_memory_bytes: int | None
+    kv_cache_memory_bytes: str | int | None
     gpu_memory_utilization: float
     kv_cache_dtype: KvCacheDtype
     max_num_batched_tokens: int | None

@@ -114,8 +114,9 @@ class LLM:
             tool_choice: "auto" (the default), "none", "required", or ``{"type": "function", "function": {"name": ...}}``.
             parallel_tool_calls: whether an answer may hold several calls.
             chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
-            add_generation_prompt: False: do not begin the assistant's message; what the model writes may begin any.
-            continue_final_message: go on within the last message, the assistant's; needs ``add_generation_prompt=False``.
+            add_generation_prompt: False: do not begin the assistant's message; the model may begin one of any role.
+            continue_final_message: continue the last message, which must be the assistant's; needs
+                ``add_generation_prompt=False``.
         """
         prompts = as_chat_prompts(
             messages,
@@ -159,19 +160,20 @@ class LLM:
             output that has ended has its ``answer``. Leaving the iteration early aborts the request.
 
         Raises:
-            TypeError, ValueError: what `chat` raises, or there are options of a conversation for a prompt.
+            TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         options = as_tool_options(tools, tool_choice, parallel_tool_calls)
         params = SamplingParams() if sampling_params is None else sampling_params
         if isinstance(prompt, str | Mapping):
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
-            return self._stream(self._make_request(self._single("stream", prompt, None, None), params))
+            return self._stream(self._make_request(self._single(prompt, None, None), params))
+        _check_conversation(prompt)
         prompts = as_chat_prompts(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
-        return self.stream_prompt(_only("stream", prompts), params)
+        return self.stream_prompt(_only(prompts), params)
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
-        """Answer a conversation that is a prompt already; otherwise like `stream`.
+        """Answer a conversation that has been tokenized already; otherwise like `stream`.
 
         Args:
             prompt: tokenized.
@@ -205,7 +207,7 @@ class LLM:
             cache_salt: as for `chat`; a prompt may also bring its own.
             cache: likewise.
         """
-        single = self._single("explain", prompt, cache_salt, cache)
+        single = self._single(prompt, cache_salt, cache)
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._engine_lock:
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
@@ -224,12 +226,13 @@ class LLM:
     ) -> Pin:
         """Keep a prompt from eviction, for ``ttl`` seconds or until `unpin`. Its uncached part is computed now.
 
-        With ``disk_cache``, it is pinned after a restart too, from when it is used again; to pin it again replaces that.
+        With ``disk_cache``, the pin survives a restart, and takes effect again when the prompt is next used. Pinning a prompt
+        again replaces its stored pin.
 
         Raises:
             PinQuotaExceeded: half of all blocks would be pinned.
         """
-        single = self._single("pin", prompt, cache_salt, None)
+        single = self._single(prompt, cache_salt, None)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
         with self._engine_lock:
@@ -266,10 +269,10 @@ class LLM:
     def shutdown(self, grace_seconds: float = 30.0) -> None:
         """Write what is cached into the tiers below the pool, and close them; without tiers there is nothing to do.
 
-        Leaving ``with LLM(...) as llm:`` does it. Without it, what was used only once and not evicted is not written.
+        Leaving ``with LLM(...) as llm:`` calls it. Without it, what was used only once and not evicted is not written.
 
         Args:
-            grace_seconds: for that, at most; what was used last is written first.
+            grace_seconds: how long that may take; the most recently used is written first.
         """
         with self._engine_lock:
             until = time.monotonic() + grace_seconds
@@ -283,7 +286,6 @@ class LLM:
 
     def _single(
         self,
-        caller: str,
         prompt: PromptInput | Sequence[Message],
         cache_salt: str | None,
         cache: Mapping[str, bool] | None,
@@ -295,7 +297,8 @@ class LLM:
             given |= {name: value for name, value in options.items() if value is not None}
             (single,) = as_prompts(given, self.engine.loaded)
             return single
-        return _only(caller, as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache))
+        _check_conversation(prompt)
+        return _only(as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache))
 
     def _generate(
         self,
@@ -384,7 +387,13 @@ class LLM:
                 self.engine.abort(request.request_id)
 
 
-def _only(caller: str, prompts: list[Prompt]) -> Prompt:
+def _check_conversation(prompt: Any) -> None:
+    """Refuse what is neither a prompt nor a conversation by the name that ``prompt`` has where both are taken."""
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
+
+
+def _only(prompts: list[Prompt]) -> Prompt:
     if len(prompts) != 1:
-        raise ValueError(f"{caller} takes one conversation, got {len(prompts)}")
+        raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
     return prompts[0]

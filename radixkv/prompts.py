@@ -91,7 +91,7 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
     """One conversation or a list of them.
 
     Raises:
-        TypeError, ValueError: a message is not a dictionary with ``role`` and ``content``, a part of a content is no text,
+        TypeError, ValueError: a message is not a dictionary with ``role`` and ``content``, a part of a content is not text,
             or a conversation is empty.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence):
@@ -116,7 +116,7 @@ def as_template_message(message: Message) -> Message:
     """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: it has no content, a part of it is no text, or a tool call is none.
+        ValueError: it has no content, a part of it is not text, or a tool call is malformed.
     """
     if message["role"] == "developer":
         message = {**message, "role": "system"}
@@ -218,14 +218,14 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
     """Variables for a template, none of which is an argument of what renders it.
 
     Raises:
-        TypeError, ValueError: they are no dictionary, or one has such a name.
+        TypeError, ValueError: they are not a dictionary, or one has such a name.
     """
     if not isinstance(variables, Mapping | None):
         raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
     arguments = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in variables or {}:
         if name in arguments or name in ("messages", "self"):
-            raise ValueError(f"chat_template_kwargs: {name!r} is no variable of the chat template")
+            raise ValueError(f"chat_template_kwargs: {name!r} is not a variable of the chat template")
     return variables or {}
 
 
@@ -334,7 +334,8 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
     """The arguments of `Prompt` for how it uses the cache.
 
     Raises:
-        TypeError, ValueError: the salt is no Unicode string, or ``cache`` has other keys than read and write, or no booleans.
+        TypeError, ValueError: the salt is not a string of Unicode text, or ``cache`` has keys other than read and write, or
+            values that are not booleans.
     """
     if cache_salt is not None:
         if not isinstance(cache_salt, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -146,6 +146,8 @@ class SamplingParams:
             self.logprobs = _whole("logprobs", self.logprobs, 0)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, 0)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _check_switch(name, getattr(self, name))
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
         self.end_token_ids = frozenset(
@@ -159,6 +161,8 @@ class SamplingParams:
                 raise ValueError("allowed_token_ids: not together with structured_outputs, which allows tokens itself")
         if self.bad_words is not None:
             self.bad_words = _bad_words(self.bad_words)
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise TypeError(f"logit_bias: expected a dictionary of biases by token id, got {self.logit_bias!r:.80}")
         _check_count("logit_bias", self.logit_bias or (), MAX_TOKEN_IDS)
         self.biases = {}
         for token_id, bias in (self.logit_bias or {}).items():
@@ -226,6 +230,7 @@ class BeamSearchParams:
         self.length_penalty = _number("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.logprobs is not None:
             self.logprobs = _whole("logprobs", self.logprobs, 0)
+        _check_switch("ignore_eos", self.ignore_eos)
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
 
@@ -258,10 +263,15 @@ def _number(name: str, value: Any, low: float, high: float, above: bool = False)
     number = float(value)
     # Infinite values are refused too; NaN fails every comparison.
     if not (math.isfinite(number) and low <= number <= high and not (above and number == low)):
-        raise ValueError(
-            f"{name}: expected {'more than' if above else 'at least'} {low} and at most {high}, got {value}"
-        )
+        bounds = [f"{'more than' if above else 'at least'} {low}"] * math.isfinite(low)
+        bounds += [f"at most {high}" if math.isfinite(high) else "finite"]
+        raise ValueError(f"{name}: expected {' and '.join(bounds)}, got {value}")
     return number
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r:.80}")
 
 
 def _check_structured_outputs(value: Any) -> None:
@@ -275,12 +285,14 @@ def _check_count(name: str, values: Sized, limit: int) -> None:
 
 
 def _token_ids(name: str, token_ids: Sequence[int]) -> list[int]:
+    if isinstance(token_ids, str) or not isinstance(token_ids, Collection):
+        raise TypeError(f"{name}: expected a list of token ids, got {token_ids!r:.80}")
     _check_count(name, token_ids, MAX_TOKEN_IDS)
     return [_whole(name, token_id, 0) for token_id in token_ids]
 
 
 def _bad_words(words: Sequence[str]) -> list[str]:
-    if isinstance(words, str):
+    if isinstance(words, str) or not isinstance(words, Collection):
         raise TypeError(f"bad_words: expected a list of strings, got {words!r:.80}")
     _check_count("bad_words", words, MAX_BAD_WORDS)
     for word in words:
@@ -293,6 +305,8 @@ def _bad_words(words: Sequence[str]) -> list[str]:
 
 
 def _stop_strings(stop: Any) -> list[str]:
+    if not isinstance(stop, str | Collection | None):
+        raise TypeError(f"stop: expected a string or a list of strings, got {stop!r:.80}")
     strings = [stop] if isinstance(stop, str) else list(stop or ())
     for string in strings:
         if not isinstance(string, str) or not string:

@@ -75,6 +75,14 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
         ),
         ({"record_trace": 5}, "record_trace: expected a path or None, got 5"),
         ({"kv_events_endpoint": 5}, "kv_events_endpoint: expected text or None, got 5"),
+        (
+            {"kv_cache_memory_bytes": "1 GiBi"},
+            "kv_cache_memory_bytes: expected a size above 0 such as 512MiB or 10GiB, got '1 GiBi'",
+        ),
+        (
+            {"shared_cache": "http://:secret@x"},
+            "shared_cache: expected redis://, rediss://, unix:// or a folder, got http://...",
+        ),
         ({"max_model_len": 1}, "max_model_len: expected a whole number of at least 2 or None, got 1"),
         (
             {"num_blocks": 9, "kv_cache_memory_bytes": 9},

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class SharingRule:
     """When a backend gains by reading a shared prefix once.
 
-    Each sequence alone reads it once for each tile of its rows; together they read it once for each tile of all their rows.
-    What the difference saves must be worth what sharing costs.
+    Read separately, a prefix is read once per tile of each sequence's rows; read together, once per tile of all rows. What
+    the difference saves must exceed what sharing costs.
 
     Attributes:
-        cost_tokens: reading the prefix once costs as much as reading so many keys, however many rows share it.
-        cost_per_row: and so many for each of the sequences' rows, which get one more partial result.
+        cost_tokens: the fixed cost of sharing a prefix, in keys that could be read in the same time.
+        cost_per_row: the further cost for each of the sequences' rows, which get one more partial result, in keys.
         rows_per_reading: rows of a tile; None: any number.
-        max_levels: how many shared prefixes may lie above one another in a sequence; None: any number. A row has as many
-            partial results, and one of its own keys.
+        max_levels: how many shared prefixes a sequence may have, one continuing another; None: any number. A row has a
+            partial result for each, and one for its private keys.
         min_saved_tokens: a decoding batch that would save reading fewer keys than this, per layer, is planned flat.
     """
 
@@ -32,5 +32,5 @@ class SharingRule:
         return 1 if self.rows_per_reading is None else -(-num_rows // self.rows_per_reading)
 
     def pays(self, saved_tokens: int, num_rows: int) -> bool:
-        """Whether a prefix is read once that so many rows share, if that saves reading so many keys."""
+        """Whether to read a prefix once that ``num_rows`` rows share, if that saves reading ``saved_tokens`` keys."""
         return saved_tokens >= self.cost_tokens and saved_tokens > self.cost_per_row * num_rows

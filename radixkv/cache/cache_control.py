@@ -19,7 +19,7 @@ class CacheControl(CacheView):
         """Keep the cached whole blocks of a prefix from eviction, until `release`, `clear`, or ``ttl`` seconds are over.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are no token ids, ``namespace`` is no string, or ``ttl`` not above 0.
+            InvalidArgumentError: ``tokens`` are not token ids, ``namespace`` is not a string, or ``ttl`` not above 0.
             PinQuotaExceeded: more than ``max_pinned_blocks`` would be pinned; nothing is.
         """
         check_namespace(namespace)
@@ -39,7 +39,7 @@ class CacheControl(CacheView):
         """Let a pinned prefix be evicted again; a pin that was released, expired or cleared is left as it is.
 
         Raises:
-            InvalidArgumentError: ``pin`` is no Pin.
+            InvalidArgumentError: ``pin`` is not a Pin.
             ClosedError: it belongs to another cache.
         """
         self._pins.release(pin)
@@ -74,7 +74,8 @@ class CacheControl(CacheView):
             limits: blocks by owner (`open`), in place of the limits before; owners that are not named have none.
 
         Raises:
-            InvalidArgumentError: a limit is no whole number of at least 0, or an owner no string; nothing is changed.
+            InvalidArgumentError: a limit is not a whole number of at least 0, or an owner is not a string; nothing is
+                changed.
         """
         for owner, limit in limits.items():
             if not isinstance(owner, str):

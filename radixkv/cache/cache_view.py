@@ -96,7 +96,7 @@ class CacheView:
         """Length of the longest cached prefix of ``tokens``, in tokens. Changes nothing; it does not count as a use.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+            InvalidArgumentError: ``tokens`` are not token ids, or ``namespace`` is not a string.
         """
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
@@ -106,7 +106,7 @@ class CacheView:
         """The physical blocks of the longest cached prefix's whole blocks, int32, until the cache changes.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are no token ids, or ``namespace`` is no string.
+            InvalidArgumentError: ``tokens`` are not token ids, or ``namespace`` is not a string.
         """
         check_namespace(namespace)
         match = self._tree.match(encode(tokens), namespace)
@@ -123,7 +123,7 @@ class CacheView:
             max_tokens: length of the answer at most.
 
         Raises:
-            InvalidArgumentError: ``tokens`` are no token ids.
+            InvalidArgumentError: ``tokens`` are not token ids.
         """
         node = table.node
         if node is None:
@@ -150,7 +150,7 @@ class CacheView:
                 must not learn even that: to them these tokens are new.
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids; ``namespace`` is no string.
+            InvalidArgumentError: no tokens, or not token ids; ``namespace`` is not a string.
         """
         check_namespace(namespace)
         prompt = encode_prompt(tokens)

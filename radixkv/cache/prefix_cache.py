@@ -53,7 +53,8 @@ class PrefixCache(CacheControl):
         clock: seconds, from any beginning on; must never go back.
 
     Raises:
-        InvalidArgumentError: a size is not a whole number, or is below its least value.
+        InvalidArgumentError: a size is not a whole number, or is below its least value; ``policy`` is not a policy, but
+            its name or class, or ``events`` is not an EventLog.
     """
 
     def __init__(
@@ -70,6 +71,10 @@ class PrefixCache(CacheControl):
     ) -> None:
         check_count("num_blocks", num_blocks, 1)
         check_count("block_size", block_size, 1)
+        if policy is not None and (isinstance(policy, type) or not isinstance(policy, EvictionPolicy)):
+            raise InvalidArgumentError(f"policy: expected an eviction policy such as LRU(), got {policy!r:.80}")
+        if not isinstance(events, EventLog | None):
+            raise InvalidArgumentError(f"events: expected an EventLog, got {events!r:.80}")
         learner = policy if isinstance(policy, LearningPolicy) else None
         if max_pinned_blocks is None:
             max_pinned_blocks = num_blocks // 2
@@ -117,7 +122,7 @@ class PrefixCache(CacheControl):
             owner: on whose behalf; what the sequence computes counts towards the owner's limit (`limit_owners`).
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number, or ``owner`` no string.
+            InvalidArgumentError: no tokens, or not token ids; ``priority`` is not a whole number, or ``owner`` not a string.
             OutOfBlocks: no block is available to copy into.
         """
         check_namespace(namespace)
@@ -150,7 +155,7 @@ class PrefixCache(CacheControl):
             owner: as for `open`.
 
         Raises:
-            InvalidArgumentError: no tokens, or not token ids; ``priority`` is no whole number, or ``owner`` no string.
+            InvalidArgumentError: no tokens, or not token ids; ``priority`` is not a whole number, or ``owner`` not a string.
         """
         check_namespace(namespace)
         prefix = encode_prompt(tokens)
@@ -167,7 +172,7 @@ class PrefixCache(CacheControl):
         """Make the slots of positions ``table.num_tokens .. num_tokens`` the table's own and writable.
 
         Raises:
-            InvalidArgumentError: ``num_tokens`` is no whole number of at least 0.
+            InvalidArgumentError: ``num_tokens`` is not a whole number of at least 0.
             OutOfBlocks: not enough blocks are available; nothing is changed.
             ClosedError: the table is closed or of another cache.
         """
@@ -210,7 +215,7 @@ class PrefixCache(CacheControl):
         """Give back the blocks that were reserved beyond the first ``num_tokens`` positions and hold no tokens.
 
         Raises:
-            InvalidArgumentError: ``num_tokens`` is no whole number of at least 0.
+            InvalidArgumentError: ``num_tokens`` is not a whole number of at least 0.
             ClosedError: the table is closed or of another cache.
         """
         self._check_open(table)
@@ -233,7 +238,7 @@ class PrefixCache(CacheControl):
         """``count`` more sequences that go on from where ``table`` is. They share all of its blocks; none is allocated.
 
         Raises:
-            InvalidArgumentError: ``count`` is no whole number of at least 1.
+            InvalidArgumentError: ``count`` is not a whole number of at least 1.
             ClosedError: the table is closed or of another cache.
         """
         self._check_open(table)

@@ -61,12 +61,13 @@ def ingress(
         list[str] | None, typer.Option(help="NAME=URL of a replica: http://host:port or unix:///path. May be repeated.")
     ] = None,
     replicas_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="More of them, one a line; read again at SIGHUP.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="File with more of them, one per line; read again at SIGHUP."),
     ] = None,
     secret_file: SecretFile = None,
     **options: Any,
 ) -> None:
-    """Serve a model over OpenAI's HTTP API by replicas that run elsewhere.
+    """Serve a model over OpenAI's HTTP API from replicas that run elsewhere.
 
     MODEL is where the tokenizer is found; by default what the replicas call their model.
     """

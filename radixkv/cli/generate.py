@@ -24,7 +24,7 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
     **options: Any,
 ) -> None:
-    """Talk to a model; under each answer stands how much of the prompt was reused."""
+    """Talk to a model; each answer is followed by how much of its prompt was reused."""
     if sys.stdin is None:
         raise ValueError("standard input is closed, and turns are read from it")
     from radixkv import LLM, Chat, SamplingParams

@@ -88,7 +88,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
-    except (ValueError, TypeError, OSError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
         _fail(error)
     except Exception as error:
         # Imported only here: it imports the cache, for which `--help` and a mistyped option should not wait.

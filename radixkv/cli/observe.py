@@ -88,7 +88,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     **engine_options: Any,
 ) -> None:
-    """Say how much of a prompt others before it would have left in the cache, and where it parts from them.
+    """Say how much of a prompt earlier ones would have left in the cache, and where it differs from them.
 
     Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
     """

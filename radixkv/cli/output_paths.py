@@ -20,7 +20,7 @@ def writable(path: Path | None) -> Path | None:
     if path.is_dir():
         raise typer.BadParameter(f"{path} is a directory")
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"{path.parent} is no directory")
+        raise typer.BadParameter(f"{path.parent} is not a directory")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{path} may not be written")
     return path

@@ -49,7 +49,7 @@ def serve(config: ConfigFile = None, **options: Any) -> None:
     """
     names = inspect.signature(serve).parameters
     for variable, meant in mistyped_variables(os.environ, names).items():
-        print(f"radixkv: {variable} is no option and is ignored; did you mean {meant}?", file=sys.stderr)
+        print(f"radixkv: {variable} is not an option, and is ignored; did you mean {meant}?", file=sys.stderr)
     if PlacementConfig(**{name: options[name] for name in PlacementConfig.model_fields}).by_ray:
         raise typer.Exit(_serve_replicas(options))
     for name in PlacementConfig.model_fields:

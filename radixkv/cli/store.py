@@ -11,16 +11,16 @@ import typer
 if TYPE_CHECKING:
     from radixkv.tiers.maintenance import StoreInfo
 
-app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: look, verify, prune, clear.")
+app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: inspect, verify, prune, clear.")
 
 Folder = Annotated[
-    Path, typer.Argument(exists=True, file_okay=False, help="given as the disk tier's, or one store in it")
+    Path, typer.Argument(exists=True, file_okay=False, help="the folder given as disk_cache, or one store in it")
 ]
 
 
 @app.callback()
 def store() -> None:
-    """Folders of stored blocks: look, verify, prune, clear."""
+    """Folders of stored blocks: inspect, verify, prune, clear."""
 
 
 @app.command()
@@ -61,8 +61,10 @@ def verify(folder: Folder) -> None:
 @app.command()
 def prune(
     folder: Folder,
-    max_gib: Annotated[float | None, typer.Option(min=0, help="leave so much at most, in each store")] = None,
-    unused_days: Annotated[float | None, typer.Option(min=0, help="forget what was not used for so long")] = None,
+    max_gib: Annotated[float | None, typer.Option(min=0, help="GiB to keep at most, in each store")] = None,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="forget what was not used for this many days")
+    ] = None,
 ) -> None:
     """Forget the blocks that were used longest ago, and give their space back."""
     import time

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def warm(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="prompts, one line of JSON each")],
     model: Model = None,
-    api_key: Annotated[str | None, typer.Option(help="for this key's tenant; without: where there are no keys")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="the key whose tenant will use the prompts; none if the server has no keys")
+    ] = None,
     **options: Any,
 ) -> None:
     """Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or share the store.

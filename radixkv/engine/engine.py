@@ -27,6 +27,7 @@ from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
 from radixkv.engine.first_groups import first_groups
+from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
@@ -62,11 +63,13 @@ class Engine:
     Args:
         loaded: the model; from now on it belongs to this engine.
         config: how to cache, schedule and compute.
-        clock: in seconds; by it is measured how long steps take, to learn how many drafts are worth verifying, and what is
-            worth loading.
+        clock: in seconds; measures how long steps take, from which the engine learns how many drafts are worth verifying and
+            what is worth loading.
 
     Raises:
-        ValueError: the model, its device or the memory does not allow what ``config`` asks for.
+        ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
+            cannot be bound.
+        ImportError: what ``config`` asks for needs a package that is not installed.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
     """
@@ -86,19 +89,16 @@ class Engine:
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
         num_blocks = self.pool.num_blocks
         self._runner.capture_graphs()
-        events, self._publisher = None, None
-        if config.kv_events_endpoint is not None:
-            # Only here: it needs packages that others do without.
-            from radixkv.observe.kv_events import ZmqEventPublisher
-
+        self._publisher = open_publisher(config)
+        events = None
+        if self._publisher is not None:
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
-            self._publisher = ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)
         self.prefill_rate = PrefillRate()
         publish = None if self._publisher is None else self._publisher.publish
         self.tiers = open_tiers(config, loaded, self.pool, self.prefill_rate, publish) if config.has_tiers else None
         if self.tiers is not None:
-            # However an engine comes to its end, what is queued is written, and folders are free again; a medium that hangs
-            # does not keep the process.
+            # However the engine ends, what is queued is written and folders are released; a medium that hangs does not keep
+            # the process alive.
             weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
@@ -178,11 +178,11 @@ class Engine:
             tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
                 its tenant's own requests.
             resume: what was generated of the answers already (see `radixkv.engine.resumption`); outputs hold what follows.
-            prediction: what the answer is expected to be, as token ids: a draft, if the engine has drafts at all.
+            prediction: what the answer is expected to be, as token ids: a source of drafts, if the engine drafts at all.
 
         Raises:
-            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is no whole number,
-                ``tenant`` is no string, no answer can be what ``structured_outputs`` asks for, or ``resume`` is of other
+            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
+                ``tenant`` is not a string, no answer can be what ``structured_outputs`` asks for, or ``resume`` is of other
                 answers.
             PromptTooLongError: the prompt is longer than the model.
             RequestTooLargeError: more sequences or blocks than there are.
@@ -370,17 +370,17 @@ class Engine:
             raise
 
     def writes_behind(self) -> bool:
-        """Between steps: send some of what is to go below the pool down; False: there is nothing of that kind."""
+        """Between steps: send some of the blocks that are to go down to the tiers; False: there are none."""
         return self.tiers is not None and self.tiers.send_some()
 
     def shutdown(self, seconds_left: Callable[[], float]) -> None:
         """Write what is cached into the tiers below the pool, what was used last first, and close them.
 
-        Without tiers there is nothing to do. The engine can still compute, without them.
+        Without tiers there is nothing to do. The engine can still compute afterwards, without tiers.
 
         Args:
-            seconds_left: for what is cached to be written. What was queued before is written in any case, unless that takes
-                unusually long.
+            seconds_left: how long it may still write what is cached. What was queued before is written in any case, unless
+                that takes unusually long.
         """
         if self.tiers is not None:
             self.tiers.write_hot(seconds_left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 from radixkv.cache import CacheEvent
@@ -52,8 +53,12 @@ def open_tiers(
         ImportError: a key needs cryptography, or a server redis, and that is not installed.
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
-        ValueError: a size does not suffice for one block, a file holds no key, or a server is shared without a secret.
+        ValueError: a folder is a file, a size does not suffice for one block, a file holds no key, or a server is shared
+            without a secret.
     """
+    _check_folder("disk_cache", config.disk_cache)
+    if config.shared_cache is not None and not is_server(config.shared_cache):
+        _check_folder("shared_cache", config.shared_cache)
     fingerprint = block_fingerprint(loaded, pool)
     capacities = [_MANY_BLOCKS]
     pins: StoredPins | None = None
@@ -64,6 +69,10 @@ def open_tiers(
     key = None
     if config.disk_cache is not None or config.shared_cache is not None:
         key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
+    if key is not None:
+        _require_package("store_key_file", "cryptography", "encryption")
+    if config.shared_cache is not None and is_server(config.shared_cache):
+        _require_package("shared_cache", "redis", "redis")
     secret = find_secret(
         None if config.cache_secret_file is None else Path(config.cache_secret_file),
         None if config.disk_cache is None else Path(config.disk_cache),
@@ -111,6 +120,17 @@ def open_tiers(
         )
         opened.pop_all()
         return made
+
+
+def _check_folder(name: str, folder: str | Path | None) -> None:
+    """A medium that fails may recover, and engines go on without it; a file in place of the folder is a mistake."""
+    if folder is not None and Path(folder).is_file():
+        raise ValueError(f"{name}: expected a folder, got the file {folder}")
+
+
+def _require_package(option: str, package: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise ImportError(f"{option}: {package} is not installed: pip install 'radixkv[{extra}]'")
 
 
 def _shared_store(config: EngineConfig) -> BlobStore:

@@ -177,12 +177,14 @@ class OutputProcessor:
         num_children = [0] * len(group.sequences)
         for continuation in continuations:
             num_children[continuation.parent] += 1
+        # Beams of a search that has ended stay cached to their last token.
+        end = self._blocks.drop if continuations else self._blocks.release
         children: list[list[TokenSequence]] = []
         for sequence, count in zip(group.sequences, num_children, strict=True):
             if count:
                 children.append([sequence, *(self._blocks.fork(sequence, count - 1) if count > 1 else [])])
             else:
-                self._blocks.drop(sequence) if continuations else self._blocks.release(sequence)
+                end(sequence)
                 children.append([])
         group.sequences = [children[continuation.parent].pop() for continuation in continuations]
         for sequence, continuation in zip(group.sequences, continuations, strict=True):

@@ -28,13 +28,13 @@ from radixkv.tiers.stored_pins import StoredPin, StoredPins
 
 @dataclass(frozen=True, slots=True)
 class ListedPin:
-    """A pin that is no tenant's.
+    """A pin that no tenant asked for, but the administrator or the program.
 
     Attributes:
         name: differs from all others', after a restart too.
         num_tokens: whole blocks.
         expires_in: seconds; None: it is kept until it is released.
-        active: whether it is in force. False: a process before this one made it, and its prefix was not used since.
+        active: whether it is in force. False: an earlier process made it, and its prefix has not been used since.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Pins:
         self._forget_released()
 
     def listed(self) -> list[ListedPin]:
-        """Those that are no tenant's, with those from before a restart that are not in force yet."""
+        """The pins that no tenant asked for, including those from before a restart that are not in force yet."""
         self._forget_released()
         now, clock = self.cache.now(), self._clock()
         listed = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from radixkv.config import ResolvedEngineConfig
+from radixkv.config import ResolvedEngineConfig, parse_size
 from radixkv.engine.speculation import max_draft_rows
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
@@ -58,11 +58,12 @@ def set_up_pool(
         return runner.measure_graphs(lambda: free_memory(loaded.device))
 
     if num_blocks is None:
+        given = config.kv_cache_memory_bytes
         num_blocks = choose_num_blocks(
             block_nbytes(runner.layer_shapes, block_size, element_type),
             config.max_num_seqs * -(-loaded.max_model_len // block_size),
             loaded.device,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
             gpu_memory_utilization=config.gpu_memory_utilization,
             measure_activations=lambda: runner.measure_activations(
                 config.max_num_batched_tokens, config.max_num_seqs + num_draft_rows, draw_in_every_way

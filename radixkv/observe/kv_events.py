@@ -43,7 +43,7 @@ class ZmqEventPublisher:
         data_parallel_rank: included in every batch.
 
     Raises:
-        zmq.ZMQError: an endpoint cannot be bound.
+        ValueError: an endpoint cannot be bound; the message names it.
     """
 
     def __init__(
@@ -74,9 +74,12 @@ class ZmqEventPublisher:
                 self._router.bind(replay_endpoint)
             self._inbox.bind("inproc://batches")
             self._outbox.connect("inproc://batches")
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise
+            given = " and ".join(filter(None, (endpoint, replay_endpoint)))
+            raise ValueError(
+                f"kv_events_endpoint: expected an address to listen on, such as tcp://*:5557, got {given} ({error})"
+            ) from error
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
         self._thread.start()

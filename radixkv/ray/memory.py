@@ -171,7 +171,7 @@ def _num_weights(folder: Path) -> int | None:
 def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int) -> int:
     given = options.get("kv_cache_memory_bytes")
     if given is not None:
-        return given
+        return parse_size("kv_cache_memory_bytes", given)
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     layers, kv_heads = config.get("num_hidden_layers"), config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or (hidden // heads if hidden and heads else None)

@@ -132,7 +132,7 @@ class _Scratch:
     def at_least(self, probs: Floats, least: float) -> Ints:
         """Where one row's ``probs`` are not less than ``least``."""
         mask = self._mask
-        # So written, everything of a row that is no numbers is found.
+        # So written, everything of a row that is not of numbers is found.
         np.less(probs, least, out=mask)
         np.logical_not(mask, out=mask)
         return _nonzero(mask)
@@ -225,7 +225,7 @@ def _truncate(candidates: _Candidates, parameters: _Parameters) -> NDArray[np.bo
         # A token stays while the likelier ones together are below the mass; so the first always does.
         num_left = np.minimum(num_left, 1 + (cumulative < mass[:, None]).sum(1))
     last = ordered[every_row, np.maximum(num_left, 1) - 1]
-    # So written, a row that is no numbers keeps all.
+    # So written, a row that is not of numbers keeps all.
     is_left: NDArray[np.bool_] = ~(probs < last[:, None])
     surplus = is_left.sum(1) - num_left
     for row in (surplus > 0).nonzero()[0].tolist():
@@ -245,7 +245,7 @@ def _race(candidates: _Candidates, is_left: NDArray[np.bool_], states: Ints) -> 
     ratios = np.divide(candidates.probs[is_left], variates, out=variates)
     best = np.maximum.reduceat(ratios, starts)
     (winners,) = (ratios == best.repeat(counts)).nonzero()
-    drawn: Ints = token_ids[starts]  # of a row that is no numbers, anything
+    drawn: Ints = token_ids[starts]  # of a row that is not of numbers, anything
     # Backwards, so that of equals the first remains.
     winners = winners[::-1]
     drawn[starts.searchsorted(winners, side="right") - 1] = token_ids[winners]

@@ -193,10 +193,16 @@ class GrammarCompiler:
         Raises:
             ValueError: the specification is malformed, nothing can satisfy it, it uses what cannot be enforced, or it is too
                 large; or the model has no tokenizer.
+            ImportError: llguidance is not installed.
         """
-        kind, text = _kind_and_text(spec)
-        frame = None if spec.frame is None else _frame_text(spec.frame)
-        return self._compiled(kind, text, frame).for_request()
+        try:
+            kind, text = _kind_and_text(spec)
+            frame = None if spec.frame is None else _frame_text(spec.frame)
+            return self._compiled(kind, text, frame).for_request()
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"structured_outputs: {error.name} is not installed: pip install 'radixkv[server]'"
+            ) from error
 
     def prepare(self) -> None:
         """Do what the first grammar would have to wait for: build the trie of the vocabulary.
@@ -341,7 +347,7 @@ def _dump_schema(schema: Any) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: json is no JSON schema: {error}") from error
+        raise ValueError(f"structured_outputs: json is not a JSON schema: {error}") from error
 
 
 def _one_line(text: str) -> str:

@@ -93,7 +93,7 @@ class Admission:
         self._deferred.pop(group, None)
 
     def groups_to_preempt(self) -> list[SequenceGroup]:
-        """The groups to preempt so that tenants that wait get their part; see `fair_shares`."""
+        """The groups to preempt so that tenants that wait get their share; see `fair_shares`."""
         if not self._waiting or not self._running:
             return []
         # The usual case, in every step.
@@ -121,11 +121,11 @@ class Admission:
         return victims
 
     def tenants_wanting_more(self) -> list[str]:
-        """Those that have and want more sequences than an equal part, by weight, of all."""
+        """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
         return self._usage().tenants_wanting_more(self._waiting.num_seqs)
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
-        """Take the next group that fits out of the queue, in turn of the tenants, with its tables open; None: there is none.
+        """Take the next group that fits out of the queue, tenants in turn, and open its tables; None: there is none.
 
         The caller starts it before it asks again.
 
@@ -183,7 +183,7 @@ class Admission:
         ]
 
     def _in_turn(self, usage: TenantUsage) -> list[str]:
-        """The tenants that wait: first those that have less than their part, then by what they were served."""
+        """The tenants that wait: first those below their share, then by the service that they received."""
         tenants = self._shares.in_turn(self._waiting.num_seqs)
         if len(tenants) > 1:
             tenants.sort(key=lambda tenant: not usage.has_claim(self._waiting.first(tenant)))
@@ -210,7 +210,7 @@ class Admission:
         )
 
     def _decode_growth(self) -> DecodeGrowth:
-        """That of the running groups: gone through once per step that admits, not once per group that it admits."""
+        """That of the running groups, computed once per step that admits, not once per admitted group."""
         if self._growth is None:
             self._growth = DecodeGrowth(self._running, self._cache.block_size, self._max_num_batched_tokens)
         return self._growth

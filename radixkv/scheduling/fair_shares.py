@@ -1,22 +1,21 @@
 """Which tenant is served next, and whose groups are preempted: fair shares of sequences, tokens and blocks.
 
-Every tenant has a virtual counter of the service that it got, divided by its weight; of the tenants that wait, the one with
-the smallest is admitted next (virtual token counters, VTC: Sheng et al., "Fairness in Serving Large Language Models",
-OSDI 2024). What is counted is work: tokens that a prompt reuses from the cache count little (locality-aware fair
-scheduling: Cao et al. 2025). A tenant that begins to wait is lifted to the smallest counter among those that wait: it may
-not claim afterwards what it did not use::
+Every tenant has a virtual counter of the service that it received, divided by its weight; of the tenants that wait, the
+one with the smallest counter is admitted next (virtual token counters, VTC: Sheng et al., "Fairness in Serving Large Language
+Models", OSDI 2024). What is counted is work: tokens that a prompt reuses from the cache count little (locality-aware fair
+scheduling: Cao et al. 2025). When a tenant begins to wait, its counter is lifted to the smallest among those that wait: it
+has no claim to what it did not use before::
 
     counter   A 900   B 700   C 300, idle        C comes:   A 900   B 700   C 700   ->   C or B, then A
 
-So shares that are idle are used by the tenants that need them, and two tenants that both always wait are never further
-apart than by the work of two batches (and of one step more, see below), whatever they ask for.
+So the tenants that need them use idle shares, and the counters of two tenants that always wait never differ by more than the
+work of two batches (and of one step more, see below), whatever they ask for.
 
 A counter alone cannot take back what is in use: a tenant that was alone has every sequence when a second one comes. Here
 preemption is cheap, because what a sequence computed stays in the cache. So where sequences or blocks are lacking, a group
-whose tenant would stay within its part of them, and is not ahead of others by more than a step's tokens, comes first and is
-made room for, by preempting groups of the tenant that is most over its own part; see `tenant_usage`. Of sequences, a
-tenant's part is that of weighted max-min fairness: a tenant that wants less than an equal part gets that, and the others
-share the rest.
+comes first if its tenant would stay within its share of them, and is not ahead of others by more than a step's tokens; groups
+of the tenant that is furthest above its own share are preempted to make room for it (see `tenant_usage`). Shares of sequences
+are weighted max-min fair: a tenant that wants less than an equal share gets what it wants, and the others divide the rest.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from radixkv.scheduling.tenant_share import TenantShare, share_of
 COMPUTED_TOKEN_COST = 1.0
 GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
-# Beside being computed, one of a prompt whose log-probabilities are wanted: a product with the whole vocabulary, and what is
-# looked for in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
+# In addition to computing it, for a prompt token whose log-probability is wanted: a product with the whole vocabulary, and a
+# search in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
 DESCRIBED_TOKEN_COST = 0.5
 
 
@@ -54,15 +53,15 @@ class FairShares:
         return share_of(tenant, self.tenants)
 
     def counter(self, tenant: str) -> float:
-        """The service that the tenant got, in costs of a computed token, divided by its weight."""
+        """The service that the tenant received, in costs of a computed token, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
     def in_turn(self, waiting: Mapping[str, int]) -> list[str]:
         """The tenants in the order in which they are served.
 
         Args:
-            waiting: sequences that wait, by tenant. Of equal counters the tenant goes first that wants least: the others
-                wait hardly longer for it.
+            waiting: sequences that wait, by tenant. Among equal counters, the tenant that wants least goes first: that
+                hardly delays the others.
         """
         if len(waiting) < 2:
             return list(waiting)
@@ -111,7 +110,7 @@ class FairShares:
         self._charged_at.clear()
 
     def part(self, tenant: str, active: Iterable[str], amount: int) -> int:
-        """The tenant's part of ``amount``, at least 1, among the ``active`` tenants."""
+        """The tenant's share of ``amount``, at least 1, among the ``active`` tenants."""
         weights = sum(self.share(other).weight for other in {tenant, *active})
         return max(1, int(amount * self.share(tenant).weight / weights))
 
@@ -135,7 +134,9 @@ class FairShares:
     def keep_order(
         self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]
     ) -> list[SequenceGroup]:
-        """``running``, given in order of rank, in order of preemption from the end: the lowest rank of the tenant with most.
+        """``running``, given in order of rank, sorted by when it is preempted: last what goes first.
+
+        That is the lowest rank of the tenant with most.
 
         Args:
             size: how much a group has of what is lacking; divided by its tenant's weight.

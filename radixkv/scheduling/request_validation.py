@@ -27,9 +27,9 @@ def validate_prompt(
     except ValueError as error:
         raise ValueError(f"prompt_token_ids: expected a list of token ids, got {str(token_ids)[:80]}") from error
     if tokens.ndim != 1 or tokens.size == 0:
-        raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {str(token_ids)[:80]}")
+        raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {token_ids!r:.80}")
     if not np.issubdtype(tokens.dtype, np.integer):
-        raise TypeError(f"prompt_token_ids: expected whole numbers, got {str(token_ids)[:80]}")
+        raise TypeError(f"prompt_token_ids: expected whole numbers, got {token_ids!r:.80}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
@@ -54,12 +54,12 @@ def validate_capacity(
     if request.num_seqs > max_num_seqs:
         name = "beam_width" if beams else "n"
         raise RequestTooLargeError(
-            f"{name}: {request.num_seqs} sequences would run side by side, max_num_seqs={max_num_seqs} allows no more"
+            f"{name}: expected at most max_num_seqs={max_num_seqs} sequences, got {request.num_seqs}"
         )
     if beams and request.num_seqs > max_num_batched_tokens:
         raise RequestTooLargeError(
-            f"beam_width: {request.num_seqs} beams take a token each in one step, "
-            f"max_num_batched_tokens={max_num_batched_tokens} allows no more"
+            f"beam_width: expected at most max_num_batched_tokens={max_num_batched_tokens}, because each beam takes a "
+            f"token of every step, got {request.num_seqs}"
         )
     # The last generated token is never computed and takes no slot.
     needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // block_size)

@@ -5,13 +5,13 @@ of each decoding sequence first, then fills the token budget with prompts, in ch
 and no prompt, however long, delays it by more than the time of one chunk; nor does a long prompt delay short ones by more.
 
 `FairShares` says which tenant is served next, and the `WaitingQueue` which of its groups, except that a group whose prefix
-is in flight is skipped (`InFlightPrefixes`). One that does not fit is passed by smaller ones, as often as a group can be
-overtaken; then they wait for it, or it could starve.
+is in flight is skipped (`InFlightPrefixes`). A group that does not fit is overtaken by smaller ones, up to a limit; then they
+wait for it, because otherwise it could starve.
 
 When blocks run out, the running group of the lowest rank (least urgent, then youngest) of the tenant that has most is
 preempted: its blocks stay in the tree, where they may be evicted, and it is queued before all new groups of its tenant; what
-survives is reused when it resumes. How seldom that happens is bounded by `admission_control`. Admission preempts only between
-tenants, for one that has less than its part: no request, however urgent, takes anything from what its own tenant is running.
+survives is reused when it resumes. `admission_control` bounds how often that happens. Admission preempts only between
+tenants, for one that has less than its share: no request, however urgent, takes anything from what its own tenant is running.
 """
 
 from __future__ import annotations

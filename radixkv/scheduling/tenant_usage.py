@@ -1,4 +1,4 @@
-"""What each tenant's running groups have, and which of them are preempted so that another tenant gets its part."""
+"""What each tenant's running groups have, and which of them are preempted so that another tenant gets its share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TenantUsage:
         num_blocks: blocks of all tenants.
         block_size: tokens per block.
         cached_stays: whether what a preempted group computed is not evicted soon.
-        burst: service by which a tenant's counter may be ahead of others', and it still has a claim to its part.
+        burst: service by which a tenant's counter may be ahead of others', and it still has a claim to its share.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TenantUsage:
             del self._running[group]
 
     def tenants_wanting_more(self, waiting: Mapping[str, int]) -> list[str]:
-        """Those that have and want more sequences than an equal part of all, by weight."""
+        """Those that have and want more sequences than an equal share of all, by weight."""
         return [
             tenant
             for tenant in self.active
@@ -75,20 +75,20 @@ class TenantUsage:
         return limit is not None and self.num_seqs[tenant] + group.num_seqs > limit
 
     def within_part(self, group: SequenceGroup) -> bool:
-        """Whether the group's tenant would run no more than its part of the sequences with it."""
+        """Whether the group's tenant would run no more than its share of the sequences with it."""
         tenant = group.request.tenant
         return self.num_seqs[tenant] + group.num_seqs <= self._seqs_part(tenant)
 
     def may_hold_up_others(self, group: SequenceGroup) -> bool:
         """Whether other tenants have to wait for a group that does not fit and may no longer be passed.
 
-        One whose tenant runs its part already holds up only what else that tenant wants. When what runs has ended, that
+        One whose tenant runs its share already holds up only what else that tenant wants. When what runs has ended, that
         tenant has nothing running, so no group, however large, waits for ever.
         """
         return self.num_seqs[group.request.tenant] == 0 or self.within_part(group)
 
     def has_claim(self, group: SequenceGroup) -> bool:
-        """Whether the group comes before all of tenants that have their part already.
+        """Whether the group comes before all of tenants that have their share already.
 
         Counters alone would have a tenant that asks twice in a row wait until those that always ask have caught up.
         """
@@ -111,7 +111,7 @@ class TenantUsage:
         return [] if missing > 0 else victims
 
     def victims_for_blocks(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """The running group to preempt because ``group`` lacks blocks; none if its tenant would have more than its part.
+        """The running group to preempt because ``group`` lacks blocks; none if its tenant would have more than its share.
 
         One at a time: how many of a victim's blocks are its own is seen only when it is gone.
         """

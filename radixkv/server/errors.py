@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -132,20 +134,42 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_error)
 
 
+# Values in error messages: as much as helps, in a time that does not grow with their size.
+_QUOTED = reprlib.Repr()
+_QUOTED.maxlevel = 2
+_QUOTED.maxstring = _QUOTED.maxother = 60
+
+_PYDANTIC_OPENING = "Input should be "
+# How pydantic names the member of a union that it tried: str, constrained-str, TextPart, list[TextPart].
+_UNION_MEMBER = re.compile(r"str|int|float|bool|constrained-\w+|[A-Z]\w*|[\w-]+\[.*\]")
+
+
 def _invalid_request(errors: Any) -> ApiError:
     """A 400 with the first three validation errors: a union reports one per member."""
     messages, param = [], None
     for error in errors[:3]:
-        location = ".".join(str(part) for part in error["loc"][1:])
+        path = error["loc"][1:]
+        if error["type"] == "json_invalid":
+            messages.append(f"body: no JSON from character {path[0]} on: {error['ctx']['error']}")
+            continue
+        # The members of a union are in the path, too, by names that clients do not know.
+        unknown = path[-1:] if error["type"] == "extra_forbidden" else ()  # named by the client, like a member perhaps
+        path = [
+            *(part for part in path[: len(path) - len(unknown)] if not _UNION_MEMBER.fullmatch(str(part))),
+            *unknown,
+        ]
+        location = ".".join(map(str, path)) or "body"
+        param = param or next((part for part in path if isinstance(part, str)), None)
         match error["type"]:
             case "extra_forbidden":
-                message = f"{location}: unknown or not supported"
-            case "json_invalid":
-                message = f"body: no JSON from character {location} on: {error['ctx']['error']}"
-            case "model_attributes_type" if not location:
-                message = "body: expected a JSON object, sent with content-type: application/json"
+                messages.append(f"{location}: unknown or not supported")
+            case "model_attributes_type" if not path:
+                messages.append("body: expected a JSON object, sent with content-type: application/json")
+            case "missing":
+                messages.append(f"{location}: required")
+            case _ if error["msg"].startswith(_PYDANTIC_OPENING):
+                expected = error["msg"].removeprefix(_PYDANTIC_OPENING)
+                messages.append(f"{location}: expected {expected}, got {_QUOTED.repr(error['input'])}")
             case _:
-                message = f"{location or 'body'}: {error['msg']}"
-        messages.append(message)
-        param = param or next((part for part in error["loc"][1:] if isinstance(part, str)), None)
+                messages.append(f"{location}: {error['msg']}")
     return ApiError(HTTPStatus.BAD_REQUEST, "; ".join(messages), param=param)

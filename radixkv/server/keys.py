@@ -14,13 +14,14 @@ The file holds no key, only SHA-256 hashes. (A key is long and random, so that n
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from radixkv.config import Config
 from radixkv.option_words import nearest
@@ -29,7 +30,7 @@ from radixkv.option_words import nearest
 class Key(Config):
     """One key's entry."""
 
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", repr=False)
+    sha256: str = Field(repr=False)
     """The key's SHA-256 hash, in hexadecimal digits."""
     weight: float = Field(default=1.0, gt=0, le=1000)
     """The tenant's share, relative to those of others."""
@@ -45,6 +46,14 @@ class Key(Config):
     """Part of all blocks that it may keep cached while others need blocks; what it has beyond is evicted first."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Tokens that one request may generate at most."""
+
+    @field_validator("sha256")
+    @classmethod
+    def _is_hash(cls, given: str) -> str:
+        if not re.fullmatch("[0-9a-f]{64}", given):
+            # It may be the key itself, which no log should hold.
+            raise ValueError(f"sha256: expected 64 hexadecimal digits in lower case, got {len(given)} characters")
+        return given
 
     def expired(self, now: float) -> bool:
         """Whether the key is no longer valid.
@@ -63,7 +72,7 @@ def read_keys_file(path: Path) -> dict[str, Key]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no such file; one line with the path, the key's name and the field.
+        ValueError: it is not such a file; one line with the path, the key's name and the field.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

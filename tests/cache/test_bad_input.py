@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.cache_driver import compute, leave
 
-from radixkv.cache import ClosedError, InvalidArgumentError, PrefixCache
+from radixkv.cache import LRU, ClosedError, InvalidArgumentError, PrefixCache
 
 IMPOSSIBLE_TOKENS = [
     [-1],
@@ -33,6 +33,17 @@ IMPOSSIBLE_TOKENS = [
     np.array([-1], dtype=np.int8),
     np.array([2**40], dtype=np.uint64),
 ]
+
+
+@pytest.mark.parametrize("policy", ["lru", LRU, 5])
+def test_a_policy_is_neither_a_name_nor_a_class(policy: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"policy: expected an eviction policy such as LRU\(\), got"):
+        PrefixCache(8, policy=policy)
+
+
+def test_events_are_a_log() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"events: expected an EventLog, got \[\]"):
+        PrefixCache(8, events=[])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.loaded_once import models_loaded_once
@@ -106,7 +107,7 @@ def test_characters_that_a_terminal_cannot_show_end_nothing() -> None:
     ids=" ".join,
 )
 def test_files_that_cannot_be_written_are_refused_before_the_work(arguments: list[str], tmp_path: Path) -> None:
-    for path, complaint in ((tmp_path / "no" / "x.png", "is no directory"), (tmp_path, "is a directory")):
+    for path, complaint in ((tmp_path / "no" / "x.png", "is not a directory"), (tmp_path, "is a directory")):
         result = radixkv(*arguments, str(path), COLUMNS="200", TERM="dumb")
         assert result.returncode == 2
         assert complaint in result.stderr
@@ -127,6 +128,12 @@ def test_a_chat_without_standard_input_says_so() -> None:
     result = subprocess.run(closed, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert result.stderr == "radixkv: standard input is closed, and turns are read from it\n"
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cli.main.app", Mock(side_effect=ImportError("redis is not installed")))
+    result = radixkv("doctor")
+    assert (result.returncode, result.stderr) == (1, "radixkv: redis is not installed\n")
 
 
 def test_what_a_user_can_mend_is_one_line() -> None:

@@ -158,7 +158,10 @@ def test_a_bad_variable_is_named(variable: str, value: str) -> None:
 def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
     result = command(RADIXKV_BLOCKSIZE="32", RADIXKV_SERVICE_HOST="10.0.0.1", RADIXKV_PORT_8000_TCP_PORT="8000")
     assert result.exit_code == 0
-    assert result.stderr == "radixkv: RADIXKV_BLOCKSIZE is no option and is ignored; did you mean RADIXKV_BLOCK_SIZE?\n"
+    assert (
+        result.stderr
+        == "radixkv: RADIXKV_BLOCKSIZE is not an option, and is ignored; did you mean RADIXKV_BLOCK_SIZE?\n"
+    )
     of_a_kubernetes_service = {
         f"RADIXKV_{name}": ""
         for name in ("SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "PORT_8000_TCP_PROTO")

@@ -16,6 +16,7 @@ from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
 from radixkv import LLM
+from radixkv.engine import open_tiers
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
@@ -349,3 +350,28 @@ def test_a_folder_that_is_only_read_gets_no_secret_and_one_that_cannot_be_writte
 def test_a_shared_server_needs_a_secret_that_others_have() -> None:
     with pytest.raises(ValueError, match="cache_secret_file: expected a file where shared_cache is a server"):
         make(shared_cache="redis://localhost:1/0")
+
+
+@pytest.mark.parametrize(
+    ("options", "package", "message"),
+    [
+        ({"shared_cache": "redis://localhost:1/0"}, "redis", r"shared_cache: redis is not .* 'radixkv\[redis\]'"),
+        ({"disk_cache": "blocks"}, "cryptography", r"store_key_file: cryptography .* 'radixkv\[encryption\]'"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], package: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RADIXKV_STORE_KEY", "0" * 64)
+    monkeypatch.setattr(open_tiers, "find_spec", lambda name: None if name == package else object())
+    with pytest.raises(ImportError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("name", ["disk_cache", "shared_cache"])
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ValueError, match=f"{name}: expected a folder, got the file {file}"):
+        make(**{name: str(file)})

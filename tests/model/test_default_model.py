@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -186,6 +187,24 @@ def test_invalid_prompts_are_refused(llm: LLM, prompts: Any, error: type[Excepti
 def test_parameters_of_another_type_are_named(llm: LLM) -> None:
     with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, got dict"):
         llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.pin(5), "prompt: expected a string, a dictionary or a list of messages, got int"),
+        (lambda llm: llm.explain(b"x"), "prompt: expected a string, a dictionary or a list of messages, got bytes"),
+        (lambda llm: llm.stream(None), "prompt: expected a string, a dictionary or a list of messages, got NoneType"),
+        (lambda _: Chat("x"), "llm: expected an LLM, got str"),
+        (lambda llm: Chat(llm, system=5), "system: expected a string or None, got 5"),
+        (lambda llm: Chat(llm, cache_salt=5), "cache_salt: expected a string, got 5"),
+        (lambda llm: Chat(llm, None, "x"), "sampling_params: expected SamplingParams, got str"),
+        (lambda llm: Chat(llm).send("Hi", "x"), "sampling_params: expected SamplingParams, got str"),
+    ],
+)
+def test_arguments_of_other_types_are_named(llm: LLM, call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(llm)
 
 
 def test_messages_may_come_in_parts(llm: LLM) -> None:

@@ -115,7 +115,7 @@ def test_probabilities_equal_transformers_with_rounded_keys_and_values() -> None
 def test_float8_blocks_take_a_byte_per_element(dtype: torch.dtype, times: int) -> None:
     # A block of the tiny model takes 6,144 bytes in float32.
     plain, small = (
-        LLM(build_supported("llama").to(dtype), kv_cache_memory_bytes=6144 * 20, kv_cache_dtype=name).engine
+        LLM(build_supported("llama").to(dtype), kv_cache_memory_bytes="120KiB", kv_cache_dtype=name).engine
         for name in get_args(KvCacheDtype)
     )
     assert small.cache.num_blocks == small.pool.num_blocks == times * plain.pool.num_blocks

@@ -73,7 +73,7 @@ def test_a_conversation_is_explained_as_it_would_be_answered(llm: LLM) -> None:
     explanation = llm.explain([*messages[:1], {"role": "user", "content": "Hello. Who are you?"}])
     assert explanation.difference is not None
     assert explanation.difference.before.endswith("Hello.")
-    with pytest.raises(ValueError, match="explain takes one conversation, got 2"):
+    with pytest.raises(ValueError, match="prompt: expected one conversation, got 2"):
         llm.explain([messages, messages])
 
 

@@ -15,7 +15,7 @@ from radixkv.cli.main import app
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
-from radixkv.observe.simulate.report import Report, advise, parse_policies, parse_sizes, simulate
+from radixkv.observe.simulate.report import Report, advise, load, parse_policies, parse_sizes, simulate
 from radixkv.observe.simulate.synthetic import SYNTHETIC, agents, chats, documents, long_documents, scans
 from radixkv.observe.simulate.trace import Trace, TracedRequest, read_trace
 
@@ -127,6 +127,11 @@ def test_a_priority_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"timestamp": 0, "hash_ids": [1], "priority": "high"}))
     with pytest.raises(ValueError, match=r"line 1.*priority: expected a whole number, got 'high'"):
         read_trace(path)
+
+
+def test_a_trace_that_is_not_there_is_named_beside_those_that_are_made_up() -> None:
+    with pytest.raises(ValueError, match=r"trace: expected a file or one of chats, .*, got 'nope'"):
+        load("nope")
 
 
 def test_a_recorded_trace_shares_what_the_prompts_share_and_reveals_nothing_else(tmp_path: Path) -> None:

@@ -48,11 +48,11 @@ def test_what_is_on_a_gpu_is_not_in_memory(tmp_path: Path) -> None:
 
 
 def test_tiers_take_memory_besides_what_they_keep() -> None:
-    options: LLMOptions = {"kv_cache_memory_bytes": 1 << 20, "disk_cache": "folder", "host_cache_size": "1GiB"}
+    options: LLMOptions = {"kv_cache_memory_bytes": "1MiB", "disk_cache": "folder", "host_cache_size": "1GiB"}
     of_disk = inspect.signature(DiskTier).parameters["queue_bytes"].default
     of_all = kv_tiers._MAX_QUEUED_BYTES + spare_rows._MAX_SPARE_BYTES
     memory = replica_memory("nobody/has-this-model", options, on_gpu=False)
-    assert memory.tiers == (1 << 30) + of_disk + of_all
+    assert (memory.pool, memory.tiers) == (1 << 20, (1 << 30) + of_disk + of_all)
     assert "1.62 GiB for tiers" in str(memory)
 
 

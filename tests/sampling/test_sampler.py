@@ -310,6 +310,14 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 1.5}, "prompt_logprobs"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, r"logit_bias: expected a dictionary of biases by token id, got \[1\]"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias: expected finite, got inf"),
+        ({"temperature": float("inf")}, "temperature: expected at least 0.0 and finite, got inf"),
+        ({"stop": 3}, "stop: expected a string or a list of strings, got 3"),
+        ({"stop_token_ids": 3}, "stop_token_ids: expected a list of token ids, got 3"),
+        ({"bad_words": 3}, "bad_words: expected a list of strings, got 3"),
+        ({"ignore_eos": 1}, "ignore_eos: expected True or False, got 1"),
+        ({"skip_special_tokens": "no"}, "skip_special_tokens: expected True or False, got 'no'"),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:

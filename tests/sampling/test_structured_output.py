@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -311,3 +312,11 @@ def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
             lengths[-1] += 1
     assert lengths[0] > 8
     assert lengths[0] == lengths[1]
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(
+        ImportError, match=r"structured_outputs: llguidance is not installed: pip install 'radixkv\[serv"
+    ):
+        llm.generate(PROMPT, params(regex="never compiled before"), use_tqdm=False)

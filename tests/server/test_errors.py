@@ -69,6 +69,25 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": "4"}, "max_tokens: expected a valid integer, got '4'"),
+        ({"stop": [1]}, "stop: expected a valid string, got [1]; stop.0: expected a valid string, got 1"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string, got 5; "),
+        ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
+        ({"Stop": "x"}, "Stop: unknown or not supported"),
+        ({"user": ["x" * 1000] * 1000}, "user: expected a valid string, got ['xxx"),
+    ],
+)
+def test_messages_have_the_field_what_it_takes_and_the_value(
+    http: httpx.Client, change: dict[str, Any], message: str
+) -> None:
+    said = http.post("/v1/chat/completions", json={**CHAT, **change}).json()["error"]["message"]
+    assert said.startswith(message)
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize(
     ("path", "change", "param"),
     [
         ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),

@@ -78,7 +78,7 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         ("[keys.ann", "not TOML: "),
         ("[keys.ann]", "keys.ann.sha256: missing; `radixkv keys new ann` makes"),
         ("[keys]\nann = 3", "keys.ann: expected a table, got 3"),
-        ('[keys.ann]\nsha256 = "x"', "keys.ann.sha256: expected text, got something else"),
+        ('[keys.ann]\nsha256 = "x"', "keys.ann.sha256: expected 64 hexadecimal digits in lower case, got 1 characters"),
         ("[keys.ann]\nSHA\nwieght = 1.0", "keys.ann.wieght: unknown; did you mean weight\\?"),
         ("[keys.ann]\nSHA\nweight = 0.0", "keys.ann.weight: expected a number above 0 and up to 1000, got 0.0"),
         (

@@ -104,8 +104,8 @@ def test_tools_may_be_described_and_not_called(llm: LLM) -> None:
             {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
             "tool_choice: there is no tool 'sub'",
         ),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs: 'chat_template' is no variable"),
-        ({"chat_template_kwargs": {"self": "x"}}, "chat_template_kwargs: 'self' is no variable"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs: 'chat_template' is not a variable"),
+        ({"chat_template_kwargs": {"self": "x"}}, "chat_template_kwargs: 'self' is not a variable"),
     ],
 )
 def test_impossible_tools_are_refused(llm: LLM, options: dict[str, Any], message: str) -> None:

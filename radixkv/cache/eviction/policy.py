@@ -36,6 +36,7 @@ class EvictableLeaf(Protocol):
         """``uses`` of its parent; never less than its own."""
 
 
+@runtime_checkable
 class EvictionPolicy(Protocol):
     """An index of evictable leaves: the base of every policy, those of users included.
 

@@ -109,7 +109,7 @@ class CacheSnapshot:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: ``text`` is no snapshot of this format and version.
+            ValueError: ``text`` is not a snapshot of this format and version.
         """
         try:
             fields: dict[str, Any] = json.loads(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
+from http import HTTPStatus
 from pathlib import Path
 
 from radixkv.observe.inspect.snapshot import CacheSnapshot
@@ -18,11 +20,22 @@ def read_snapshot(source: str, key: str | None = None) -> CacheSnapshot:
 
     Raises:
         OSError: the file or the server cannot be read.
-        ValueError: the content is no snapshot.
+        ValueError: the content is not a snapshot.
     """
     if source.startswith(("http://", "https://")):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         request = urllib.request.Request(source, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
-            return CacheSnapshot.from_json(response.read())
-    return CacheSnapshot.from_json(Path(source).read_bytes())
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+                text = response.read()
+        except urllib.error.HTTPError as error:
+            hint = " (it needs the server's admin key)" if error.code == HTTPStatus.UNAUTHORIZED else ""
+            raise OSError(f"{source}: {error}{hint}") from error
+        except urllib.error.URLError as error:
+            raise OSError(f"{source}: {error.reason}") from error
+    else:
+        text = Path(source).read_bytes()
+    try:
+        return CacheSnapshot.from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error

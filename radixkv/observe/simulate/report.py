@@ -44,9 +44,15 @@ def load(name: str) -> Trace:
     """Read a trace file, or generate a synthetic trace by its name.
 
     Raises:
-        OSError, ValueError: the file does not exist, or is no trace.
+        OSError: the file cannot be read.
+        ValueError: there is no such file, or it is not a trace.
     """
-    return SYNTHETIC[name]() if name in SYNTHETIC else read_trace(Path(name))
+    if name in SYNTHETIC:
+        return SYNTHETIC[name]()
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(f"trace: expected a file or one of {', '.join(SYNTHETIC)}, got {name!r}")
+    return read_trace(path)
 
 
 def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:

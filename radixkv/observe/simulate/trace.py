@@ -92,7 +92,7 @@ def read_trace(path: Path) -> Trace:
                 priority, num_output_tokens = _priority(fields), int(fields.get("output_length", 0))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {error!r}"
+                    f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
                 ) from error
             rows.append((time, prompt, output, priority, num_output_tokens))
     if not rows:
@@ -104,6 +104,10 @@ def read_trace(path: Path) -> Trace:
         for time, prompt, output, *rest in rows
     ]
     return Trace(requests, block_size)
+
+
+def _in_words(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _priority(fields: dict[str, Any]) -> int:

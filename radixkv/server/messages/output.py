@@ -157,7 +157,7 @@ class MessageContent:
 def _parsed(arguments: str) -> dict[str, Any]:
     """The arguments of a call; of one that was cut short, those that are complete.
 
-    What is no JSON object at all, which only a model whose calls are not constrained writes, is an empty input.
+    What is not a JSON object at all, which only a model whose calls are not constrained writes, is an empty input.
     """
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial=True)

@@ -104,7 +104,7 @@ def _call(source: AnswerSource) -> Parsing[None]:
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """A value as JSON text: what is no string by its schema and is JSON is taken as it is."""
+    """A value as JSON text: what is not a string by its schema, and is JSON, is taken as it is."""
     if schema is not None and not _is_string(schema):
         try:
             return json.dumps(json.loads(text), ensure_ascii=False)
