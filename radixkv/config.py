@@ -81,9 +81,9 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, keep the weights of linear layers as integers of 8 or 4 bits, made when the model is loaded (the output head
     has 8 in any case), so that they take less memory and less time to read, for slightly different answers. By default
-    weights are as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors, fp8)
-    keep their bits, which stand for the same. gguf: so do the default model's, which is a GGUF file and is converted to
-    floats otherwise; an error where no weight can be kept."""
+    weights are as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors,
+    torchao, fp8) keep their bits, which stand for the same. gguf: so do the default model's, which is a GGUF file and is
+    converted to floats otherwise; an error where no weight can be kept."""
     share_weights: bool | None = None
     """On a CPU, map packed weights from files in the model cache, so that all processes of a machine that run the model take
     memory for them once; by default where radixkv serve --replicas starts several here."""
