@@ -81,9 +81,9 @@ class ModelConfig(Config):
     quantization: Quantization | None = None
     """On a CPU, store the weights of linear layers as integers of 8 or 4 bits, quantised when the model is loaded (the
     output head always has 8): they take less memory and less time to read, for slightly different answers. By default,
-    weights stay as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors, fp8)
-    keep their bits and their values. gguf: so do those of the default model, a GGUF file that is otherwise converted to
-    floats; an error if no weight can be kept."""
+    weights stay as in the model's file: those of a GGUF file or a quantised checkpoint (GPTQ, AWQ, compressed-tensors,
+    torchao, fp8) keep their bits and their values. gguf: so do those of the default model, a GGUF file that is otherwise
+    converted to floats; an error if no weight can be kept."""
     share_weights: bool | None = None
     """On a CPU, map packed weights from files in the model cache, so that all processes on a machine that run the model
     share one copy in memory; by default where radixkv serve --replicas starts several here."""

@@ -152,7 +152,8 @@ class PackedWeight(Weight):
         activation: str | None = None,
     ) -> None:
         check_weights(weights, biases, activation)
-        super().__init__(pack(stack(weights, activation)), weights, biases, activation)
+        # A gate and what it gates are packed from where they are: stacked first, each would be copied twice.
+        super().__init__(pack(weights if activation else stack(weights, None)), weights, biases, activation)
 
     def rows(self, features: torch.Tensor) -> torch.Tensor:
         """The weights of some features, as they were: of an output head, the embeddings of tokens.
@@ -221,14 +222,15 @@ def stack(weights: Sequence[torch.Tensor], activation: str | None) -> torch.Tens
     return torch.stack([*weights]) if activation else torch.cat([*weights]).unsqueeze(0)
 
 
-def pack(weights: torch.Tensor) -> torch.Tensor:
-    """``[weights, features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
-    features = weights.shape[1]
-    panels = -(-features // PANEL)
-    weights = weights.detach().contiguous()
-    if features % PANEL:
-        weights = functional.pad(weights, (0, 0, 0, panels * PANEL - features))
+def pack(weights: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights ``[features, inputs]`` to ``[panels, weights, inputs, 32]``, in bfloat16 ``[..., inputs / 2, 32, 2]``."""
     # torch moves pairs of inputs 2 to 5 times as fast as one word each.
-    words = weights.view(torch.int32) if weights.dtype == torch.bfloat16 else weights
-    packed: torch.Tensor = words.unflatten(1, (panels, PANEL)).permute(1, 0, 3, 2).contiguous()
-    return packed if words is weights else packed.view(weights.dtype).view(*packed.shape, 2)
+    is_bf16 = weights[0].dtype == torch.bfloat16
+    words = [each.view(torch.int32) if is_bf16 else each for each in (w.detach().contiguous() for w in weights)]
+    features, num_words = words[0].shape
+    panels = -(-features // PANEL)
+    packed = words[0].new_empty(panels, len(words), num_words, PANEL)
+    for place, part in zip(packed.unbind(1), words, strict=True):
+        padded = functional.pad(part, (0, 0, 0, panels * PANEL - features)) if features % PANEL else part
+        place.copy_(padded.unflatten(0, (panels, PANEL)).transpose(1, 2))
+    return packed.view(torch.bfloat16).view(*packed.shape, 2) if is_bf16 else packed

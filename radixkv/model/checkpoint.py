@@ -20,7 +20,7 @@ from radixkv.model.deferred_weights import (
     DeferredWeights,
     build_without_weights,
 )
-from radixkv.model.quantised import METHODS, OtherNamesError, QuantisedFiles, UnreadableError, quantisation_of
+from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 
 
 def read_checkpoint(
@@ -108,9 +108,9 @@ def _open_quantised(
         try:
             if not _keeps_float32(model):
                 return model, DeferredWeights(model, QuantisedFiles(folder, quantisation, model))
-        except OtherNamesError as error:
+        except (OtherLayoutError, FileNotFoundError) as error:
             reason = str(error)
-        except (UnreadableError, SafetensorError, FileNotFoundError) as error:
+        except (UnreadableError, SafetensorError) as error:
             raise ModelLoadError(f"{folder}: its weights, quantised by {method}, cannot be read: {error}") from error
     refusal: Exception | str = "it does not know the method"
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import transformers
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from safetensors import safe_open
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
@@ -178,6 +180,19 @@ class DeferredWeights:
     def _fill(self, parameter: nn.Parameter) -> None:
         parameter.data = self.read(parameter)
         del self._placeholders[parameter]
+
+
+class ProductsOfZeros(TorchFunctionMode):
+    """Within, linear layers without weights do not multiply: torch would first write all the zeros that stand for them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.linear and len(args) == 3 and args[1].stride() == (0, 0):
+            x, weight, bias = args
+            zeros = x.new_zeros(*x.shape[:-1], len(weight))
+            return zeros if bias is None else zeros + bias
+        return func(*args, **(kwargs or {}))
 
 
 def build_without_weights(config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:

@@ -21,6 +21,7 @@ from torch import nn
 
 Tensors = dict[str, torch.Tensor]
 Ints = NDArray[np.int64]
+_TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2}}}
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,58 @@ def float8(strategy: str, name: str = "weight_scale_inv", dtype: torch.dtype = t
         return Scheme(_compressed("float-quantized", weights), make)
     blocks = {"weight_block_size": [128, 128]} if strategy == "block" else {}
     return Scheme({"quant_method": "fp8", "activation_scheme": "dynamic"} | blocks, make)
+
+
+def torchao(bits: int, group_size: int, *, sym: bool = True, dtype: torch.dtype = torch.bfloat16) -> Scheme:
+    """torchao's Int8Tensor (8 bits; a group size of -1: by features) and IntxUnpackedToInt8Tensor."""
+
+    def make(features: int, inputs: int, generator: np.random.Generator) -> tuple[Tensors, NDArray[np.float64]]:
+        size = inputs if group_size == -1 else group_size
+        codes, zeros, scales = _random(features, inputs, inputs // size, bits, sym, generator, np.float16)
+        stored = torch.from_numpy(scales).to(dtype)
+        middle = 1 << (bits - 1)
+        tensors = {
+            "_weight_qdata": torch.from_numpy((codes - middle).astype(np.int8)),
+            "_weight_scale": stored,
+            "_weight_zero_point": torch.from_numpy((zeros - middle).astype(np.int8)),
+            "_weight_act_quant_scale": torch.ones(1),  # for activations
+        }
+        group_of = np.arange(inputs) // size
+        return tensors, (codes - zeros[:, group_of]) * stored.double().numpy()[:, group_of]
+
+    return Scheme(_TORCHAO, make)
+
+
+def torchao_int4(group_size: int) -> Scheme:
+    """torchao's Int4Tensor: codes of 4 bits in pairs, and zero points in floats."""
+
+    def make(features: int, inputs: int, generator: np.random.Generator) -> tuple[Tensors, NDArray[np.float64]]:
+        codes = generator.integers(-8, 8, (features, inputs))
+        scales, zeros = (
+            torch.from_numpy(generator.uniform(low, high, (features, inputs // group_size))).bfloat16()
+            for low, high in ((0.03, 0.1), (-0.5, 0.5))
+        )
+        pairs = (codes[:, ::2] & 15) + 16 * (codes[:, 1::2] & 15)
+        tensors = {
+            "_weight_qdata": torch.from_numpy(pairs.astype(np.uint8).view(np.int8)),
+            "_weight_scale": scales.t(),
+            "_weight_zero_point": zeros.t(),
+        }
+        by_input = (each.double().numpy().repeat(group_size, axis=1) for each in (scales, zeros))
+        scale, zero = by_input
+        return tensors, codes * scale + zero
+
+    return Scheme(_TORCHAO, make)
+
+
+def torchao_float8(strategy: str) -> Scheme:
+    """torchao's Float8Tensor: as others have it, by other names."""
+
+    def make(features: int, inputs: int, generator: np.random.Generator) -> tuple[Tensors, NDArray[np.float64]]:
+        tensors, weight = float8(strategy).make(features, inputs, generator)
+        return {"_weight_qdata": tensors["weight"], "_weight_scale": tensors["weight_scale_inv"]}, weight
+
+    return Scheme(_TORCHAO, make)
 
 
 def pack(numbers: Ints, bits: int) -> NDArray[np.int32]:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.deferred_weights import DeferredWeights
+from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
 from radixkv.model.mapped_weights import MappedWeights
 from radixkv.model.native import attention, mlp
 from radixkv.model.native.attention import NativeSelfAttention
@@ -53,7 +53,8 @@ def prepare_for_cpu(
         if native and library() is not None and model.dtype in TOLERANCES:
             weights = deferred or MappedWeights(model)
             # What modules are called with depends on no weight.
-            calls = record_calls(model)
+            with ProductsOfZeros():
+                calls = record_calls(model)
             # The largest matrix first, while nothing else is packed.
             _replace_head(model, quantiser, weights)
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.

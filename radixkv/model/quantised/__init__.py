@@ -9,6 +9,7 @@ turned into floats elsewhere. Which weights are quantised, the files' tensors sa
     gptq                GPTQ: packed along inputs
     awq                 AWQ: packed along outputs, in an order of its own
     compressed_tensors  compressed-tensors: packed integers, bytes, float8
+    torchao             torchao: bytes, pairs of 4 bits, float8
     float8              float8 with scales for blocks, rows or all of a matrix
     method              what a configuration says of a checkpoint
     files               all tensors of a checkpoint by the model's parameters
@@ -16,6 +17,6 @@ turned into floats elsewhere. Which weights are quantised, the files' tensors sa
 
 from radixkv.model.quantised.files import QuantisedFiles
 from radixkv.model.quantised.method import METHODS, quantisation_of
-from radixkv.model.quantised.tensors import OtherNamesError, UnreadableError
+from radixkv.model.quantised.tensors import OtherLayoutError, UnreadableError
 
-__all__ = ["METHODS", "OtherNamesError", "QuantisedFiles", "UnreadableError", "quantisation_of"]
+__all__ = ["METHODS", "OtherLayoutError", "QuantisedFiles", "UnreadableError", "quantisation_of"]

@@ -14,12 +14,12 @@ from torch import nn
 
 from radixkv.model.deferred_weights import CheckpointFiles
 from radixkv.model.quantised.method import METHODS
-from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherNamesError, StoredMatrix, UnreadableError
+from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutError, StoredMatrix, UnreadableError
 from radixkv_cpu import Blocks
 
 # Last parts of names of what is for activations, keys and values, none of which are quantised as a file says; and of
 # constants that old files have.
-_IGNORED = re.compile(r"(input|output|activation|[qkv])_(scale(_ub)?|zero_point|g_idx)|inv_freq")
+_IGNORED = re.compile(r"(input|output|activation|_weight_act_quant|[qkv])_(scale(_ub)?|zero_point|g_idx)|inv_freq")
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class QuantisedFiles(CheckpointFiles):
 
     Raises:
         OSError, SafetensorError: the files cannot be read.
+        OtherLayoutError: they are of a layout that is not read here.
         UnreadableError: not all of the model's parameters are there, as the format says; or there is more of a module than
             the format knows of.
     """
@@ -62,7 +63,7 @@ class QuantisedFiles(CheckpointFiles):
         others = [name for name in self._files if name not in known and not self._is_ignored(model, name)]
         strays = [name for name in others if name.rpartition(".")[0] in modules]
         if missing and others and not strays:
-            raise OtherNamesError(
+            raise OtherLayoutError(
                 f"there is no tensor {missing[0]}, but {others[0]}, which is no parameter of the model"
             )
         if missing:

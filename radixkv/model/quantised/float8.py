@@ -26,14 +26,15 @@ _BLOCK = (128, 128)
 class _Matrix:
     tensors: ModuleTensors
     shape: tuple[int, int]
+    codes: str
     scales: str
     block: tuple[int, int]
 
     def read(self) -> QuantisedMatrix:
         features, inputs = self.shape
-        codes = self.tensors.read("weight")
+        codes = self.tensors.read(self.codes)
         if codes.dtype == torch.float8_e4m3fn and (codes.view(torch.uint8) & 0x7F == 0x7F).any():
-            raise UnreadableError(f"{self.tensors.name('weight')}: expected numbers, got NaN among them")
+            raise UnreadableError(f"{self.tensors.name(self.codes)}: expected numbers, got NaN among them")
         scales = self.tensors.read_scales(self.scales)
         if scales.numel() == 1:
             return QuantisedMatrix(codes, 8, scales.reshape(1, 1), None, inputs)
@@ -51,13 +52,23 @@ def find(tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, An
     """`Method.find`."""
     if "weight" not in tensors or tensors.dtype("weight") not in DTYPES:
         return None
+    return find_as(tensors, shape, config, "weight", next((name for name in _SCALES if name in tensors), _SCALES[0]))
+
+
+def find_as(
+    tensors: ModuleTensors, shape: tuple[int, int], config: Mapping[str, Any], codes: str, scales: str
+) -> StoredMatrix:
+    """A weight of this kind whose tensors have other names, as `find` does it.
+
+    Raises:
+        UnreadableError: they are not there, or of other shapes or types.
+    """
     features, inputs = shape
-    tensors.check("weight", [shape], DTYPES)
+    tensors.check(codes, [shape], DTYPES)
     block = _block(config)
-    name = next((name for name in _SCALES if name in tensors), _SCALES[0])
     by_blocks = [-(-features // block[0]), -(-inputs // block[1])]
-    tensors.check(name, [[], [1], [1, 1], [features], [features, 1], by_blocks], [*FLOATS, "F8_E8M0"])
-    return _Matrix(tensors, shape, name, block)
+    tensors.check(scales, [[], [1], [1, 1], [features], [features, 1], by_blocks], [*FLOATS, "F8_E8M0"])
+    return _Matrix(tensors, shape, codes, scales, block)
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int]:

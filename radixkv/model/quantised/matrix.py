@@ -17,7 +17,7 @@ _BLOCK = 32
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """A weight ``[features, inputs]`` as ``(codes - zeros) * scales``.
+    """A weight ``[features, inputs]`` as ``(codes - zeros) * scales + centres``.
 
     Attributes:
         codes: uint8, int8 or a float of 8 bits, ``[features, inputs]``.
@@ -26,6 +26,7 @@ class QuantisedMatrix:
         zeros: int16 ``[features or 1, groups or 1]``; None: zeros.
         group_size: inputs of a group, of which the last may have fewer.
         group_of: int64 ``[inputs]``, the group of each input, where groups are no runs of inputs (activation order); or None.
+        centres: float32 ``[features, groups]``, of codes without a sign of at most 4 bits; None: zeros.
     """
 
     codes: torch.Tensor
@@ -34,6 +35,7 @@ class QuantisedMatrix:
     zeros: torch.Tensor | None
     group_size: int
     group_of: torch.Tensor | None = None
+    centres: torch.Tensor | None = None
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights that codes stand for, computed in float32: ``[features, inputs]``."""
@@ -44,6 +46,8 @@ class QuantisedMatrix:
             if self.zeros is not None:
                 self._change(part, torch.Tensor.sub_, self.zeros, rows)
             self._change(part, torch.Tensor.mul_, self.scales, rows)
+            if self.centres is not None:
+                self._change(part, torch.Tensor.add_, self.centres, rows)
             weights[rows] = part
         return weights
 
@@ -62,8 +66,15 @@ class QuantisedMatrix:
         # With scales of so few bits, products with codes and zeros are exact in float32, and so are their sums.
         is_exact = _has_few_bits(self.scales)
         if is_exact and is_unsigned and self.bits <= 4:
-            scales, centres = _narrow(scales, -zeros * scales)
-            return Blocks(4, self.codes.view(torch.int8), scales, centres)
+            # In float64, because what it adds up to may have no place in float32.
+            exact = -(zeros * scales).double()
+            if self.centres is not None:
+                exact += self._by_blocks(self.centres, per_block)
+            if torch.equal(exact.float().double(), exact):
+                scales, centres = _narrow(scales, exact.float())
+                return Blocks(4, self.codes.view(torch.int8), scales, centres)
+        if self.centres is not None:
+            return None
         centred = self._centred()
         if centred is not None:
             (scales,) = _narrow(scales)

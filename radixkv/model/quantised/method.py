@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from radixkv.model.quantised import awq, compressed_tensors, float8, gptq
+from radixkv.model.quantised import awq, compressed_tensors, float8, gptq, torchao
 from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix
 
 
@@ -29,6 +29,7 @@ METHODS = {
     "gptq": Method(gptq.check_config, gptq.find),
     "awq": Method(awq.check_config, awq.find),
     "compressed-tensors": Method(compressed_tensors.check_config, compressed_tensors.find),
+    "torchao": Method(torchao.check_config, torchao.find),
     "fp8": Method(float8.check_config, float8.find),
     "fbgemm_fp8": Method(float8.check_config, float8.find),
 }

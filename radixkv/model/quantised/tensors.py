@@ -18,8 +18,8 @@ class UnreadableError(ModelLoadError):
     """A quantised checkpoint's tensors are not what its format says; the message names the tensor and what was expected."""
 
 
-class OtherNamesError(UnreadableError):
-    """Tensors and parameters are not the same one by one, as where a model joins what its file has for each expert."""
+class OtherLayoutError(UnreadableError):
+    """Of a layout that is not read here, but maybe by transformers: as where a model joins what its file has by experts."""
 
 
 class StoredMatrix(Protocol):
@@ -124,12 +124,13 @@ class ModuleTensors:
             )
         return groups
 
+    def siblings(self) -> str:
+        """Names of all tensors of the module."""
+        return ", ".join(sorted(name for name in self._files if name.rpartition(".")[0] == self._module))
+
     def _slice(self, part: str) -> Any:
         name = self.name(part)
         if name not in self._files:
-            raise UnreadableError(f"{name}: there is no such tensor, which {self._siblings()} should have")
+            raise UnreadableError(f"{name}: there is no such tensor, which {self.siblings()} should have")
         self.used.add(name)
         return self._files[name].get_slice(name)
-
-    def _siblings(self) -> str:
-        return ", ".join(sorted(name for name in self._files if name.rpartition(".")[0] == self._module))

@@ -11,7 +11,19 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from support.model_zoo import build
-from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, pack, packed, write
+from support.quantised_checkpoints import (
+    Scheme,
+    awq,
+    float8,
+    gptq,
+    int8,
+    pack,
+    packed,
+    torchao,
+    torchao_float8,
+    torchao_int4,
+    write,
+)
 
 from radixkv.model.deferred_weights import build_without_weights
 from radixkv.model.quantised import QuantisedFiles, UnreadableError
@@ -53,6 +65,15 @@ CASES: dict[str, tuple[Scheme, Any]] = {
     "float8-tensor": (float8("tensor"), "float8"),
     "float8-channel": (float8("channel", "weight_scale"), "float8"),
     "float8-e5m2": (float8("tensor", dtype=torch.float8_e5m2), None),
+    "torchao-8-all-float32": (torchao(8, -1, dtype=torch.float32), HALF_8),
+    "torchao-8-64": (torchao(8, 64), HALF_8),
+    "torchao-8-32-asymmetric": (torchao(8, 32, sym=False), CENTRED_8),
+    "torchao-4-32": (torchao(4, 32), HALF_4),
+    "torchao-4-64-asymmetric": (torchao(4, 64, sym=False), FLOAT_4),
+    "torchao-int4-32": (torchao_int4(32), FLOAT_4),
+    "torchao-int4-64": (torchao_int4(64), FLOAT_4),
+    "torchao-float8-tensor": (torchao_float8("tensor"), "float8"),
+    "torchao-float8-channel": (torchao_float8("channel"), "float8"),
 }
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.0.mlp.down_proj"
@@ -89,7 +110,7 @@ def test_words(bits: int) -> None:
 def test_weights_are_what_they_were_made_of(case: str, tmp_path: Path) -> None:
     """All that is read of a checkpoint, the embeddings and norms among it."""
     scheme, kept = CASES[case]
-    down = case in ("awq-32", "awq-64", "packed-4-32-asymmetric") or "64" in case
+    down = case in ("awq-32", "awq-64", "packed-4-32-asymmetric") or case.startswith("torchao") or "64" in case
     truth = tiny(**({"intermediate_size": 256} if down else {}))
     write(truth, tmp_path, scheme)
     files = open_files(tmp_path)
@@ -194,6 +215,26 @@ DAMAGE: dict[str, tuple[Scheme, dict[str, Any], str]] = {
         float8("block"),
         {"weight": torch.zeros(192, 191)},
         r"q_proj\.weight: expected shape \[192, 192\] of F32 or F16 or BF16, got \[192, 191\]",
+    ),
+    "torchao-scales": (
+        torchao(8, 64),
+        {"_weight_scale": torch.ones(192, 5)},
+        r"q_proj\._weight_scale: expected shape .*\[192, 1\].* got \[192, 5\]",
+    ),
+    "torchao-int4-zeros": (
+        torchao_int4(64),
+        {"_weight_zero_point": None},
+        r"q_proj\._weight_zero_point: there is no such tensor",
+    ),
+    "torchao-int4-tiles": (
+        torchao_int4(64),
+        {"_weight_qdata": torch.zeros(24, 2, 32, 4, dtype=I32)},
+        r"q_proj\._weight_qdata: expected codes of Int8Tensor, .* got \[24, 2, 32, 4\] of I32",
+    ),
+    "torchao-inputs": (
+        torchao(8, 64),
+        {"_weight_act_pre_scale": torch.ones(192)},
+        r"q_proj\._weight_qdata: expected codes of Int8Tensor, .* beside .*q_proj\._weight_act_pre_scale",
     ),
     "more": (awq(64), {"pre_quant_scale": torch.ones(192)}, r"q_proj\.pre_quant_scale: expected no such tensor"),
 }

@@ -15,7 +15,18 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from support.model_zoo import SUPPORTED, build
 from support.prompt_sets import tokens_of
-from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, packed, set_config, write
+from support.quantised_checkpoints import (
+    Scheme,
+    awq,
+    float8,
+    gptq,
+    int8,
+    packed,
+    set_config,
+    torchao,
+    torchao_int4,
+    write,
+)
 from tokenizers import Tokenizer, models
 
 from radixkv import LLM
@@ -37,6 +48,8 @@ CASES: dict[str, tuple[Scheme, set[str]]] = {
     "packed": (packed(4, 32, dtype=np.float32), {"8 bits by float32"}),
     "int8": (int8("channel"), {"8 bits by float32"}),
     "float8": (float8("block"), {"float8 by float32"}),
+    "torchao": (torchao(8, -1), {"8 bits by float16"}),
+    "torchao-int4": (torchao_int4(32), {"4 bits by float32"}),
 }
 needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 
@@ -216,6 +229,25 @@ def test_experts_that_the_model_joins_are_left_to_transformers(tmp_path: Path) -
     with pytest.raises(
         ModelLoadError, match=r"cannot be read here \(there is no tensor .*experts.*, but .*w1\.qweight"
     ):
+        load_model(tmp_path)
+
+
+def test_layouts_of_torchao_for_one_kind_of_gpu_are_left_to_transformers(tmp_path: Path) -> None:
+    """Which asks for the package; so it does where nothing is in safetensors."""
+    write(tiny(), tmp_path, torchao_int4(32))
+    path = tmp_path / "model.safetensors"
+    given = load_file(path)
+    for name in [name for name in given if name.endswith("_qdata")]:
+        given[name] = given[name].view(torch.int32)
+    save_file(given, path)
+    message = (
+        r"quantised by torchao, cannot be read here \(.*\), nor by transformers \(.*torchao.*\); possible are dense"
+    )
+    with pytest.raises(ModelLoadError, match=message) as error:
+        load_model(tmp_path)
+    assert "_weight_qdata: expected codes of Int8Tensor" in str(error.value)
+    path.unlink()
+    with pytest.raises(ModelLoadError, match=message):
         load_model(tmp_path)
 
 
