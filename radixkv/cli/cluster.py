@@ -76,7 +76,8 @@ def ingress(
     forgo_torch()  # this process is an ingress and nothing else
     secret = _secret(secret_file)
     try:
-        from radixkv.cluster.run import parse_replica, run_ingress
+        from radixkv.cluster.membership import parse_replica
+        from radixkv.cluster.run import run_ingress
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'radixkv[cluster]'") from error
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cluster.feed import BlockFeed, encode_held, encode_load
+from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import COUNTS
 from radixkv.errors import EngineDeadError

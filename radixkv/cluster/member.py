@@ -17,19 +17,19 @@ class Member:
     """One replica of the set.
 
     Attributes:
+        joined: set when it was up for the first time, or what kept it from that.
         description: when it was last reached; None: never.
         client: that it is up with; None: it is down.
         load: what it reported last.
-        first: set when it is up, or what kept it from that.
         task: follows it.
     """
 
     name: str
     url: str
+    joined: asyncio.Future[None]
     description: ReplicaDescription | None = None
     client: httpx.AsyncClient | None = None
     load: Mapping[str, Any] = field(default_factory=dict)
-    first: asyncio.Future[None] | None = None
     task: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:

@@ -3,11 +3,13 @@
 ::
 
     POST /generate      a request; a line for each piece of its answers
-    GET  /events        which blocks are cached and how much there is to do, as it changes (`radixkv.cluster.feed`)
+    GET  /events        which blocks are cached and how much there is to do, as it changes (`radixkv.cluster.records`)
     GET  /description   what runs here (`radixkv.cluster.description`)
     POST /drain         take no new requests; ingresses move what runs elsewhere
     POST /pin           keep a prefix of a tenant's for a time
     POST /clear         forget what is cached of a tenant, or everything
+    GET  /snapshot      all that is cached, with texts
+    POST /check         verify the bookkeeping of the cache
     PUT  /tenants       what each tenant may have
     GET  /metrics       for Prometheus
     GET  /health        the only one without the secret

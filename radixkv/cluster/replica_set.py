@@ -19,8 +19,8 @@ import httpx
 
 from radixkv.cluster.connection import connect
 from radixkv.cluster.description import ReplicaDescription
-from radixkv.cluster.feed import Kind, RecordReader, as_event
 from radixkv.cluster.member import Member
+from radixkv.cluster.records import Kind, RecordReader, as_event
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin, encode_shares
 from radixkv.routing import Router, prompt_hashes
@@ -104,11 +104,10 @@ class ReplicaSet:
         if name in self._members:
             raise ValueError(f"name: a replica {name!r} is there already")
         client = self._connect(url)  # an impossible one is refused before anything is changed
-        first = asyncio.get_running_loop().create_future()
-        member = self._members[name] = Member(name, url, first=first)
+        member = self._members[name] = Member(name, url, asyncio.get_running_loop().create_future())
         member.task = asyncio.ensure_future(self._follow(member, client))
         try:
-            await first
+            await member.joined
         except BaseException:
             await self._remove(member)
             raise
@@ -126,8 +125,8 @@ class ReplicaSet:
         if self._members.get(member.name) is not member:
             return
         del self._members[member.name]
-        if member.first is not None and not member.first.done():
-            member.first.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
+        if not member.joined.done():
+            member.joined.set_exception(ConnectionError(f"replica {member.name!r} was removed before it was up"))
         self._take_out(member)
         await self._stop_following(member)
         client = member.client
@@ -252,8 +251,8 @@ class ReplicaSet:
                 if not expected and repr(error) != complaint:
                     _log.error("replica %r cannot be followed", member.name, exc_info=error)
                     complaint = repr(error)
-                if member.first is not None and not member.first.done():
-                    member.first.set_exception(error if expected else ConnectionError(f"{member}: {error!r}"))
+                if not member.joined.done():
+                    member.joined.set_exception(error if expected else ConnectionError(f"{member}: {error!r}"))
                     return
                 if expected and str(error) != complaint:
                     complaint = str(error)
@@ -369,8 +368,8 @@ class ReplicaSet:
             load["num_decoding"],
             load["prefill_seconds_per_token"],
         )
-        if member.first is not None and not member.first.done():
-            member.first.set_result(None)
+        if not member.joined.done():
+            member.joined.set_result(None)
             _log.info("replica %r is up at %s", member.name, member.url)
         streams.replica_is_up()
 

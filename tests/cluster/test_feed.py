@@ -7,7 +7,8 @@ import random
 import numpy as np
 
 from radixkv.cache import BlocksRemoved, BlocksStored, PrefixCache
-from radixkv.cluster.feed import BlockFeed, Kind, RecordReader, as_event, encode_held
+from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.records import Kind, RecordReader, as_event, encode_held
 
 
 def replay(data: bytes, chunk: int) -> set[int]:

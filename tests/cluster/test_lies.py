@@ -16,7 +16,7 @@ from support.pretended_replicas import LOAD
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import ReplicaSet, ReplicaStreams, replica_app
 from radixkv.cluster.describe import describe
-from radixkv.cluster.feed import RecordReader, encode_held, encode_load
+from radixkv.cluster.records import RecordReader, encode_held, encode_load
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router

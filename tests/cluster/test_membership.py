@@ -22,15 +22,15 @@ from support.pretended_replicas import (
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import connect
-from radixkv.cluster.feed import Kind, encode_load, encode_record
-from radixkv.cluster.run import _Membership
+from radixkv.cluster.membership import Membership
+from radixkv.cluster.records import Kind, encode_load, encode_record
 
 
 def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
     async def main() -> None:
         cluster = Cluster()
         replicas = cluster.replicas()
-        membership = _Membership(replicas, {"a": "http://a", "b": "http://b"})
+        membership = Membership(replicas, {"a": "http://a", "b": "http://b"})
         await membership.wait_for_first()
         await until(lambda: sorted(replicas.available) == ["a", "b"])
         membership._update({"a": "http://new", "b": "http://b"})
@@ -49,13 +49,13 @@ def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
 
 def test_a_replica_that_hangs_does_not_keep_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were joined one after the other, and the first one's silence lasted two minutes."""
-    monkeypatch.setattr("radixkv.cluster.run._SECONDS_FOR_OTHERS", 0.0)
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_FOR_OTHERS", 0.0)
 
     async def main() -> None:
         cluster = Cluster()
         cluster.hung.add("http://a")
         replicas = cluster.replicas()
-        membership = _Membership(replicas, {"a": "http://a", "b": "http://b"})
+        membership = Membership(replicas, {"a": "http://a", "b": "http://b"})
         await asyncio.wait_for(membership.wait_for_first(), HANGING)
         assert replicas.available == ["b"]
         cluster.hung.clear()
@@ -75,7 +75,7 @@ def test_a_replica_that_is_refused_at_the_start_ends_it() -> None:
             return cluster.connect(url)
 
         replicas = ReplicaSet(SECRET, connect=connect)
-        membership = _Membership(replicas, {"a": "http://a", "b": "ftp://b"})
+        membership = Membership(replicas, {"a": "http://a", "b": "ftp://b"})
         with pytest.raises(ValueError, match="url: planted"):
             await asyncio.wait_for(membership.wait_for_first(), HANGING)
         await membership.close()

@@ -217,10 +217,11 @@ def routers() -> str:
             f"{row['p50']:.0f}",
             f"{row['p99']:,.0f}",
             f"{row['imbalance']:.2f}",
+            f"{row['least_imbalance']:.2f}",
         )
         for row in results("replicas")["rows"]
     ]
-    return table(("replicas", "router", "hit rate", "p50, s", "p99, s", "imbalance"), rows)
+    return table(("replicas", "router", "hit rate", "p50, s", "p99, s", "imbalance", "least"), rows)
 
 
 def drafts() -> str:
@@ -334,6 +335,8 @@ def _sentences() -> list[tuple[Path, str]]:
     tiers = results("tiers-cpu")
     known, writing = tiers["restart"][0], tiers["writing"]
     chaos = results("chaos-cpu")
+    routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
+    prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
     asked, tempered, penalized, reseeded = (f"{row['ratio']:.2f}" for row in results("drafts-f32")["rows"])
     written = {way: 1 - writing[way] / writing["without_tiers"] for way in ("write_back", "write_through")}
     return [
@@ -355,6 +358,9 @@ def _sentences() -> list[tuple[Path, str]]:
         (OPERATE, f"a health check at most {max(attacked['stalls']):.2f} s"),
         (OPERATE, f"{second:,.0f} MB in the second quarter"),
         (OPERATE, f"{last:,.0f} MB in the last"),
+        (BENCHMARKS, f"below {least[0]} with 4 replicas and {least[1]} with 16"),
+        (CLUSTER, f"the busiest of 4 has {prefix['imbalance']:.2f} times"),
+        (CLUSTER, f"share out the same work below {prefix['least_imbalance']:.2f}"),
         (CLUSTER, f"{chaos['equal']} of {chaos['streams']} were equal"),
         (CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
         (CLUSTER, f"the {chaos['ingress_errors']} connections"),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from radixkv.cli.main import app
 from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, Prefix, RoundRobin, SessionAffinity
-from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance
+from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance, least_imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.replicas.report import parse_replicas, parse_routers, run_router, stretch_for
 from radixkv.observe.simulate.synthetic import documents
@@ -65,6 +65,16 @@ def test_one_cache_finds_what_any_replica_computed() -> None:
 def test_imbalance_is_the_busiest_against_the_average() -> None:
     assert imbalance([{0: 4.0, 1: 2.0}, {0: 2.0, 1: 2.0}, {7: 1.0}], 5) == (4.0 / 2.0 + 2.0 / (4.0 / 3)) / 2
     assert imbalance([{}, {}], 5) == 1.0
+
+
+def test_a_prompt_that_cannot_be_parted_leaves_imbalance_to_the_best_router() -> None:
+    # On each replica one of 12 seconds.
+    outcome = Cluster(trace_of((0.0, [1], 0), (5.0, [2], 0)), 2, 100, COST).run(RoundRobin(2, 0))
+    assert outcome.longest == {0: 10.0, 1: 7.0}
+    busy = [{0: 6.0, 1: 9.0}, {0: 4.0, 1: 3.0}, {0: 2.0}, {7: 5.0}]
+    # The average is 3 in both windows: the longest prompt takes twice as much in the first, and less in the second.
+    assert least_imbalance(busy, {0: 6.0, 1: 2.5, 7: 5.0}, 5) == (2.0 + 1.0) / 2
+    assert least_imbalance([{}, {}], {}, 5) == 1.0
 
 
 def test_baselines() -> None:

@@ -12,7 +12,7 @@ import httpx
 
 from radixkv import SamplingParams
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
-from radixkv.cluster.feed import Kind, encode_load, encode_record
+from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.prompts import Prompt
 
 SECRET = "a secret of the replicas"

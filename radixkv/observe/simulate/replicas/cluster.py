@@ -12,6 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 
@@ -35,11 +36,13 @@ class Outcome:
         num_hit_blocks: blocks of prompts that were found, of all requests.
         first_token_seconds: of each request, from its arrival.
         busy: of each replica, seconds of prefill in each window of time.
+        longest: the most seconds of each window that a single prompt took.
     """
 
     num_hit_blocks: int = 0
     first_token_seconds: list[float] = field(default_factory=list)
     busy: list[dict[int, float]] = field(default_factory=list)
+    longest: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -239,18 +242,35 @@ class Cluster:
         self._chooser.report(replica.number, num_tokens, num_queued, len(replica.decoding), seconds_per_token)
 
     def _note_busy(self, replica: _Replica, seconds: float) -> None:
-        busy, start, end = self.outcome.busy[replica.number], self.now, self.now + seconds
+        busy, longest = self.outcome.busy[replica.number], self.outcome.longest
+        start, end = self.now, self.now + seconds
         while start < end:
             window = int(start / self._window)
             until = min(end, (window + 1) * self._window)
             busy[window] = busy.get(window, 0.0) + until - start
+            longest[window] = max(longest.get(window, 0.0), until - start)
             start = until if until > start else end
 
 
 def imbalance(busy: Sequence[dict[int, float]], num_windows: int) -> float:
     """How much busier than the average the busiest replica is: the ratio of the two in each window, averaged over windows."""
-    ratios = []
-    for window in sorted({window for replica in busy for window in replica if window < num_windows}):
-        seconds = [replica.get(window, 0.0) for replica in busy]
-        ratios.append(max(seconds) * len(seconds) / sum(seconds))
-    return sum(ratios) / len(ratios) if ratios else 1.0
+    windows = _windows(busy, num_windows).values()
+    return fmean([max(seconds) * len(seconds) / sum(seconds) for seconds in windows] or [1.0])
+
+
+def least_imbalance(busy: Sequence[dict[int, float]], longest: dict[int, float], num_windows: int) -> float:
+    """The imbalance that is left however the work of each window is shared out, because no prompt can be parted.
+
+    Args:
+        busy: of each replica, seconds in each window.
+        longest: the most seconds of each window that a single prompt took.
+        num_windows: the first that count.
+    """
+    windows = _windows(busy, num_windows).items()
+    return fmean([max(1.0, longest[window] * len(seconds) / sum(seconds)) for window, seconds in windows] or [1.0])
+
+
+def _windows(busy: Sequence[dict[int, float]], num_windows: int) -> dict[int, list[float]]:
+    """The seconds of all replicas in each window in which there are any."""
+    windows = sorted({window for replica in busy for window in replica if window < num_windows})
+    return {window: [replica.get(window, 0.0) for replica in busy] for window in windows}

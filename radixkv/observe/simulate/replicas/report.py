@@ -22,7 +22,7 @@ from radixkv.observe.simulate.replicas.choosers import (
     FewestUnfinished,
     Prefix,
 )
-from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance
+from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance, least_imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.report import load, parse_names, parse_sizes
 from radixkv.observe.simulate.trace import Trace
@@ -40,7 +40,7 @@ class Row:
     Attributes:
         hit_rate: blocks of prompts that hit, of all.
         p50, p99: of the seconds to the first token.
-        imbalance: of prefill, see `radixkv.observe.simulate.replicas.cluster.imbalance`.
+        imbalance, least_imbalance: of prefill, see `radixkv.observe.simulate.replicas.cluster`.
     """
 
     router: str
@@ -49,6 +49,7 @@ class Row:
     p50: float
     p99: float
     imbalance: float
+    least_imbalance: float
 
 
 @dataclass(slots=True)
@@ -141,6 +142,7 @@ def run_router(
         p50,
         p99,
         imbalance(outcome.busy, num_windows),
+        least_imbalance(outcome.busy, outcome.longest, num_windows),
     )
 
 
@@ -159,15 +161,17 @@ def draw_table(report: ReplicaReport) -> Table:
     table = Table(title=f"{report.num_requests:,} requests, {report.num_blocks:,} blocks in all, load {report.load:g}")
     table.add_column("replicas", justify="right")
     table.add_column("router")
-    for name in ("hit rate", "p50 s", "p99 s", "imbalance"):
+    for name in ("hit rate", "p50 s", "p99 s", "imbalance", "least"):
         table.add_column(name, justify="right")
     before = None
     for row in report.rows:
         if before not in (None, row.num_replicas):
             table.add_section()
         before = row.num_replicas
-        figures = (f"{row.hit_rate:.3f}", f"{row.p50:.2f}", f"{row.p99:.2f}", f"{row.imbalance:.2f}")
-        table.add_row(str(row.num_replicas), row.router, *figures)
+        figures = (row.p50, row.p99, row.imbalance, row.least_imbalance)
+        table.add_row(
+            str(row.num_replicas), row.router, f"{row.hit_rate:.3f}", *(f"{figure:.2f}" for figure in figures)
+        )
     return table
 
 
