@@ -4,6 +4,11 @@ Reading was measured on two cores of an Intel Xeon, shared and loaded, with bloc
 copied 4.1 GB/s and 3.3 with the checksum, in calls of a block or two. Longer calls lose, as blocks have left the
 second-level cache when they are summed. A mapping copied 4.0 to 4.8 GB/s, but a disk that fails kills a process that reads
 it so.
+
+On one core of an AMD EPYC (Zen 4), loaded too, 62 such blocks took 4.6 ms of processor time through a buffer that stays in
+the caches: 1.7 to read, 0.6 for checksums, 2.2 to copy them into a pool of 60 tensors. Read straight into those tensors, in
+one call a block, they took 4.1 with checksums, 3.0 of it in the calls: too little gained for another way that only a disk
+without encryption and a pool on the host could go.
 """
 
 from __future__ import annotations
