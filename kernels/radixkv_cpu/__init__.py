@@ -23,7 +23,7 @@ The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, w
 torch's threads. They raise RuntimeError where no variant runs on this machine: ask `library` first. None computes gradients.
 """
 
-from radixkv_cpu.attention import PagedAttention
+from radixkv_cpu.attention import PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
@@ -45,6 +45,7 @@ __all__ = [
     "Quantised",
     "QuantisedWeight",
     "RMSNorm",
+    "RowKind",
     "Weight",
     "cpu_flags",
     "dequantise",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from radixkv_cpu.library import require_library
 
 _POINTERS = (
     "query", "keys", "values", "out", "sinks", "block_ids", "positions",
-    "row_start", "row_stop", "table", "key_start", "key_stop", "decoding",
+    "row_start", "row_stop", "table", "key_start", "key_stop", "kinds",
 )  # fmt: skip
 _SIZES = (
     "num_ranges", "num_rows", "blocks_per_table", "block_size",
@@ -21,7 +22,21 @@ _SIZES = (
     "query_row_stride", "query_head_stride", "out_row_stride", "window",
 )  # fmt: skip
 
-_BOOL, _INT32, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.int32, np.int64, np.uint64))
+_INT8, _INT32, _INT64, _UINT64 = map(np.dtype, (np.int8, np.int32, np.int64, np.uint64))
+
+
+class RowKind(IntEnum):
+    """Whose rows read a range of keys. Rows of one sequence are computed as if each were the only one, to the last bit.
+
+    Attributes:
+        SHARED: several sequences'.
+        PROMPT: one sequence's, of its prompt, any number of them.
+        DECODING: one sequence's, at which its answer goes on: the last token and drafts behind it, up to 32 in all.
+    """
+
+    SHARED = 0
+    PROMPT = 1
+    DECODING = 2
 
 
 class _Attention(ctypes.Structure):
@@ -45,8 +60,7 @@ class PagedAttention:
         block_ids: int32 ``[tables, blocks]``. The caller answers for it that the cache has those that ranges reach.
         positions: int64 ``[rows]``: a row sees keys up to its own position.
         block_size: tokens per block.
-        decoding: bool ``[ranges]``: its rows are one sequence's, and all but the first are drafts. Up to 32 such rows are
-            computed as if each were the only one, to the last bit. None: there are no such ranges.
+        kinds: int8 ``[ranges]``: each range's `RowKind`.
 
     Raises:
         ValueError: an array is of another type or shape, or a range reaches beyond rows, tables or a table's blocks.
@@ -65,13 +79,11 @@ class PagedAttention:
         block_ids: NDArray[np.int32],
         positions: NDArray[np.int64],
         block_size: int,
-        decoding: NDArray[np.bool_] | None = None,
+        kinds: NDArray[np.int8],
     ) -> None:
-        if decoding is None:
-            decoding = np.zeros(len(tables), dtype=np.bool_)
-        _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size, decoding)
+        _check_ranges(row_ranges, tables, key_ranges, block_ids, positions, block_size, kinds)
         # Kept: the library reads them at every call.
-        self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges, decoding))
+        self._columns = tuple(np.ascontiguousarray(column) for column in (*row_ranges, tables, *key_ranges, kinds))
         self._positions = np.ascontiguousarray(positions)
         self._block_ids = np.ascontiguousarray(block_ids)
         pointers = (column.ctypes.data for column in self._columns)
@@ -177,7 +189,7 @@ def _check_ranges(
     block_ids: NDArray[np.int32],
     positions: NDArray[np.int64],
     block_size: int,
-    decoding: NDArray[np.bool_],
+    kinds: NDArray[np.int8],
 ) -> None:
     count, rows = len(tables), len(positions)
     for name, array, dtype, expected in (
@@ -185,7 +197,7 @@ def _check_ranges(
         ("tables", tables, _INT64, (count,)),
         ("key_ranges", key_ranges, _INT64, (2, count)),
         ("positions", positions, _INT64, (rows,)),
-        ("decoding", decoding, _BOOL, (count,)),
+        ("kinds", kinds, _INT8, (count,)),
         ("block_ids", block_ids, _INT32, (*block_ids.shape, 1, 1)[:2]),
     ):
         if array.dtype != dtype or array.shape != expected:
@@ -195,6 +207,8 @@ def _check_ranges(
     if not count:
         return
     num_tables, num_blocks = block_ids.shape
+    if kinds.min() < min(RowKind) or kinds.max() > max(RowKind):
+        raise ValueError(f"kinds: expected {min(RowKind)} to {max(RowKind)}, got {kinds.min()} to {kinds.max()}")
     for name, array, past in (
         ("row_ranges", row_ranges, rows + 1),
         ("tables", tables, num_tables),

@@ -33,7 +33,7 @@ class KeyRanges:
         table: the row of ``AttentionPlan.block_ids`` through which the keys are found, of any one of the sequences.
         key_start: the first key's position.
         key_stop: one past the last.
-        num_drafts: how many of a private tail's last rows are drafts.
+        num_decoding: at how many of a private tail's last rows the answer goes on; see `QueryBatch`. 0 for shared prefixes.
         num_shared: how many of the ranges are shared prefixes.
     """
 
@@ -42,7 +42,7 @@ class KeyRanges:
     table: Ints
     key_start: Ints
     key_stop: Ints
-    num_drafts: Ints
+    num_decoding: Ints
     num_shared: int
 
 
@@ -163,9 +163,8 @@ class Planner:
         tails = np.array((sequences, sequences + 1, private_from, context + num_new))
         first, last, key_start, key_stop = np.concatenate((shared, tails), axis=1)
         num_shared = shared.shape[1]
-        num_drafts = np.zeros(len(first), dtype=np.int64)
-        if batch.num_drafts is not None:
-            num_drafts[num_shared:] = batch.num_drafts[order]
+        num_decoding = np.zeros(len(first), dtype=np.int64)
+        num_decoding[num_shared:] = 1 if batch.num_decoding is None else batch.num_decoding[order]
         return AttentionPlan(
             order=order,
             row_starts=row_starts,
@@ -173,7 +172,7 @@ class Planner:
             slots=slots,
             row_tables=row_tables,
             ranges=KeyRanges(
-                row_starts[first], row_starts[last], table[first], key_start, key_stop, num_drafts, num_shared
+                row_starts[first], row_starts[last], table[first], key_start, key_stop, num_decoding, num_shared
             ),
             block_ids=block_ids,
             block_size=size,

@@ -34,19 +34,20 @@ class QueryBatch:
         tables: each sequence's block table, all different.
         num_context: int64 ``[sequences]``: tokens whose keys and values are already in the blocks.
         num_new: int64 ``[sequences]``: tokens to compute now, at positions ``num_context ..``; at least 1.
-        num_drafts: int64 ``[sequences]``: how many of a sequence's new tokens, the last ones, are drafts. None: not known,
-            taken for none.
+        num_decoding: int64 ``[sequences]``: at how many of a sequence's new tokens, the last ones, its answer goes on: at the
+            last one that is known, and at drafts behind it. The others are a prompt's, all of them where its end is not
+            among them. None: one for each sequence.
     """
 
     tables: Sequence[BlockTable]
     num_context: NDArray[np.int64]
     num_new: NDArray[np.int64]
-    num_drafts: NDArray[np.int64] | None = None
+    num_decoding: NDArray[np.int64] | None = None
 
     @property
     def decodes(self) -> bool:
-        """Of each sequence's new tokens all but the first are drafts, however many."""
-        return self.num_drafts is not None and bool((self.num_new - self.num_drafts == 1).all())
+        """No token is a prompt's, but for the last one of it."""
+        return self.num_decoding is not None and bool((self.num_decoding == self.num_new).all())
 
     def num_blocks(self, block_size: int) -> NDArray[np.int64]:
         """``[sequences]``: how many blocks hold a sequence's tokens, the new ones included."""

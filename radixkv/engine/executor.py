@@ -59,13 +59,14 @@ class Executor:
         starts = [sequence.num_computed for sequence in sequences]
         counts = [chunk.num_tokens for chunk in chunks]
         token_ids: list[int] = []
-        num_drafts = [0] * len(chunks)
+        num_decoding = [int(chunk.completes) for chunk in chunks]
         for i, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
             token_ids += sequence.token_ids[start : start + count]
             if batch.drafts and sequence in batch.drafts:
                 token_ids += batch.drafts[sequence]
-                num_drafts[i] = len(batch.drafts[sequence])
-        num_logits = np.array([chunk.completes for chunk in chunks], dtype=np.int64) + num_drafts
+                num_decoding[i] += len(batch.drafts[sequence])
+                counts[i] += len(batch.drafts[sequence])
+        num_logits = np.array(num_decoding, dtype=np.int64)
         for i in _prompt_logprobs_of(batch):
             num_logits[i] = counts[i]
         device_indices = np.full(len(chunks), HOST_TOKEN, dtype=np.int64)
@@ -79,8 +80,8 @@ class Executor:
             queries=QueryBatch(
                 tables,
                 np.array(starts, dtype=np.int64),
-                np.array(counts, dtype=np.int64) + num_drafts,
-                num_drafts=np.array(num_drafts, dtype=np.int64),
+                np.array(counts, dtype=np.int64),
+                num_decoding=np.array(num_decoding, dtype=np.int64),
             ),
             num_logits=num_logits,
             device_indices=device_indices,

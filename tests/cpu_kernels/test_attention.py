@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from support.cpu_variants import each_variant, use
 from support.paged_batches import PagedBatch, make_paged_batch
 
+from radixkv_cpu import RowKind
+
 DIMS = st.sampled_from([1, 8, 16, 24, 32, 40, 80, 96, 128, 256])
 TINY = {"block_size": 4, "kv_heads": 1, "key_dim": 8, "value_dim": 8}
 
@@ -168,11 +170,38 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
             keys,
             values,
             block_size,
-            [True],
+            [RowKind.DECODING],
         )
         return batch.attention().attend(query[first:past], keys, values, **options)
 
     with use(variant):
         together = attend(0, 32)
         for first, past in ((0, 1), (1, 2), (2, 4), (4, 9), (9, 16), (16, 31), (31, 32)):
+            assert torch.equal(attend(first, past), together[first:past]), (first, past)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_a_prompts_row_is_the_same_to_the_last_bit_however_the_prompt_is_cut(
+    variant: str, dtype: torch.dtype, window: int | None, with_sinks: bool
+) -> None:
+    """Few rows have tasks of few keys, many of more: their softmaxes are added alike, on both sides of the longest."""
+    torch.manual_seed(0)
+    context, rows, block_size = 1950, 240, 16
+    num_blocks = -(-(context + rows) // block_size)
+    keys, values = (torch.randn(num_blocks, block_size, 2, 16).to(dtype) for _ in range(2))
+    table = torch.randperm(num_blocks)[None].int()
+    query = 3 * torch.randn(rows, 6, 16).to(dtype)
+    options = {"scale": 0.25, "window": window, "sinks": torch.randn(6) if with_sinks else None}
+
+    def attend(first: int, past: int) -> torch.Tensor:
+        ranges = [(0, past - first, 0, 0, context + past)]
+        batch = PagedBatch(ranges, table, [context + first], [past - first], keys, values, block_size, [RowKind.PROMPT])
+        return batch.attention().attend(query[first:past], keys, values, **options)
+
+    with use(variant):
+        together = attend(0, rows)
+        for first, past in ((0, 1), (1, 3), (3, 12), (12, 90), (90, 239), (239, rows)):
             assert torch.equal(attend(first, past), together[first:past]), (first, past)

@@ -202,6 +202,7 @@ def plan() -> dict[str, Any]:
         "block_ids": ints([0, 1], [2, 3], dtype=np.int32),
         "positions": ints(3, 19),
         "block_size": 16,
+        "kinds": ints(1, 2, dtype=np.int8),
     }
 
 
@@ -221,8 +222,10 @@ BAD_PLANS = {
     "positions type": ("positions", ints(3, 19, dtype=np.int32), r"positions: expected int64 \[2\], got int32"),
     "ids type": ("block_ids", ints([0, 1], [2, 3]), r"block_ids: expected int32 \[2, 2\], got int64"),
     "ids shape": ("block_ids", ints(0, 1, dtype=np.int32), r"block_ids: expected int32 \[2, 1\], got int32 \[2\]"),
-    "decoding type": ("decoding", ints(0, 1), r"decoding: expected bool \[2\], got int64 \[2\]"),
-    "decoding shape": ("decoding", ints(0, dtype=np.bool_), r"decoding: expected bool \[2\], got bool \[1\]"),
+    "kinds type": ("kinds", ints(0, 1), r"kinds: expected int8 \[2\], got int64 \[2\]"),
+    "kinds shape": ("kinds", ints(0, dtype=np.int8), r"kinds: expected int8 \[2\], got int8 \[1\]"),
+    "kinds beyond": ("kinds", ints(0, 3, dtype=np.int8), "kinds: expected 0 to 2, got 0 to 3"),
+    "kinds before": ("kinds", ints(-1, 2, dtype=np.int8), "kinds: expected 0 to 2, got -1 to 2"),
     "block size": ("block_size", 0, "block_size: expected at least 1, got 0"),
 }
 

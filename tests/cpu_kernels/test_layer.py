@@ -15,6 +15,7 @@ from radixkv_cpu import (
     PackedWeight,
     PagedAttention,
     QuantisedWeight,
+    RowKind,
     Weight,
     library,
     rms_norm,
@@ -62,8 +63,9 @@ class Parts:
         sequences = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
         self.slots = torch.from_numpy(tables[sequences, positions // BLOCK] * BLOCK + positions % BLOCK).long()
         self.attention = PagedAttention(
-            np.array([[0, 3], [3, 9]]), np.arange(2), np.array([[0, 0], [9, 6]]), tables, positions, BLOCK
-        )
+            np.array([[0, 3], [3, 9]]), np.arange(2), np.array([[0, 0], [9, 6]]), tables, positions, BLOCK,
+            np.full(2, RowKind.PROMPT, dtype=np.int8),
+        )  # fmt: skip
 
     def layer(self, **options: Any) -> DecoderLayer:
         return DecoderLayer(

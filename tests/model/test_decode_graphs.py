@@ -292,7 +292,7 @@ def test_drafts_below_a_shared_prefix_run_in_graphs(long: bool, monkeypatch: pyt
     for chunk in chunks:
         chunk.table.block_ids = np.append(chunk.table.block_ids, range(7000, 7005)).astype(np.int32)
     drafted = query_batch([replace(chunk, num_new=count) for chunk, count in zip(chunks, counts, strict=True)])
-    batch = backend.prepare(replace(drafted, num_drafts=drafted.num_new - 1))
+    batch = backend.prepare(replace(drafted, num_decoding=drafted.num_new))
     assert batch.plan.ranges.num_shared == 1
     assert graphs.run(torch.zeros(80, dtype=torch.int64), batch) is not None
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from support.attention_batches import reference
 
-from radixkv_cpu import PagedAttention
+from radixkv_cpu import PagedAttention, RowKind
 
 
 @dataclass
@@ -23,7 +23,7 @@ class PagedBatch:
         block_ids: of each sequence; unused entries name a block that holds only NaN.
         contexts: tokens of each sequence before its first row.
         num_rows: of each sequence.
-        decoding: which ranges are of one sequence's drafts; None: none.
+        kinds: of each range; of one sequence's rows it may be any.
     """
 
     ranges: list[tuple[int, int, int, int, int]]
@@ -33,7 +33,7 @@ class PagedBatch:
     keys: torch.Tensor
     values: torch.Tensor
     block_size: int
-    decoding: list[bool] | None = None
+    kinds: list[RowKind]
 
     @property
     def positions(self) -> np.ndarray:
@@ -43,8 +43,8 @@ class PagedBatch:
     def attention(self) -> PagedAttention:
         first, past, table, start, stop = np.array(self.ranges, dtype=np.int64).T
         rows, keys = np.stack((first, past)), np.stack((start, stop))
-        decoding = None if self.decoding is None else np.array(self.decoding)
-        return PagedAttention(rows, table, keys, self.block_ids.numpy(), self.positions, self.block_size, decoding)
+        kinds = np.array(self.kinds, dtype=np.int8)
+        return PagedAttention(rows, table, keys, self.block_ids.numpy(), self.positions, self.block_size, kinds)
 
     def expected(self, query: torch.Tensor, magnitude: bool = False, **options: Any) -> torch.Tensor:
         """In float64; ``magnitude``: of the values' absolute values."""
@@ -111,5 +111,5 @@ def make_paged_batch(
         ranges += [(row_starts[i], row_starts[i + 1], i, *part) for part in ((start, cut), (cut, stop))]
     rng.shuffle(ranges)
     private = {*itertools.pairwise(row_starts)}
-    decoding = [(first, past) in private and rng.random() < 0.5 for first, past, *_ in ranges]
-    return PagedBatch(ranges, block_ids, contexts, num_rows, *caches, block_size, decoding)
+    kinds = [rng.choice(list(RowKind)) if (first, past) in private else RowKind.SHARED for first, past, *_ in ranges]
+    return PagedBatch(ranges, block_ids, contexts, num_rows, *caches, block_size, kinds)

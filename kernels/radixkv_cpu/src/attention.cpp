@@ -9,7 +9,8 @@
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
 //
-// Where chunks begin depends on the range alone, never on the number of threads: so results do not, either.
+// A row's result depends on its ranges and on what kind of row it is, to the last bit: not on other rows, nor on threads. Softmaxes
+// of 256 keys each are added in their order to those of 2,048 keys, and these to one, in whatever tasks that is done.
 
 #include <omp.h>
 
@@ -25,8 +26,8 @@ namespace {
 
 constexpr int kTileRows = 192;   // query rows, heads folded in, that pass them
 constexpr int kFewRows = 32;     // up to so many, a task is for all heads: it takes as long as its keys take to be read
-constexpr int64_t kChunk = 128;  // keys of such a task
-constexpr int64_t kLongChunk = 2048;  // and of a prompt's
+constexpr int64_t kChunk = 256;  // keys of such a task
+constexpr int64_t kLongChunk = 2048;  // and of a prompt's; a multiple
 constexpr int64_t kMostDrafted = 32;  // rows of a decoding range: each is computed as if it were the only one
 // Rows that pass packed keys and values at a time. What a tile instruction has stored is best read much later.
 #if defined(__AMX_BF16__)
@@ -54,9 +55,16 @@ struct Task {
     bool is_whole;        // no other task has partial results of its rows and heads, so that nobody else needs its own
 };
 
-// One range's partial result of one row.
+// One range's partial results of one row.
 struct Part {
     int64_t partial, num_chunks, chunk_stride;
+    int64_t first_chunk, chunk;  // the number of the first one, and how many keys make one
+};
+
+// What is added to a sum of parts: one of them, or where `at` is below 0 all that were added since the last such step.
+struct Step {
+    int64_t at;
+    Shares shares;
 };
 
 // Of every row and head, [rows, heads]: the sum of the values seen, padded, each with its weight of the softmax; the softmax's maximum;
@@ -65,31 +73,35 @@ struct Partials {
     float *outputs, *maxima, *totals;
 };
 
-// One row and head: its partial results, and a sink, weighed by their shares of the softmax's denominator, for which there is
-// room in `shares`.
+// One row and head: its partial results, and a sink. There is room in `steps` for what is done with each dimension.
 template <typename T>
-void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, const Partials& partials, std::vector<float>& shares, T* out) {
+void merge(const Attention& call, const std::vector<Part>& parts, int64_t head, const Partials& partials, std::vector<Step>& steps, T* out) {
     const int64_t group = call.num_query_heads / call.num_kv_heads, kv_head = head / group, member = head % group;
     const int64_t value_dim = padded(call.value_dim);
-    const auto each = [&](auto&& use) {
-        for (const Part& part : parts)
-            for (int64_t chunk = 0; chunk < part.num_chunks; chunk++)
-                use(part.partial + (kv_head * part.num_chunks + chunk) * part.chunk_stride + member);
-    };
-    float maximum = call.sinks ? call.sinks[head] * kLog2E : -INFINITY;
-    each([&](int64_t at) { maximum = std::max(maximum, partials.maxima[at]); });
-    float total = call.sinks ? std::exp2(call.sinks[head] * kLog2E - maximum) : 0.0f;
-    shares.clear();
-    each([&](int64_t at) {
-        shares.push_back(partials.maxima[at] == maximum ? 1.0f : std::exp2(partials.maxima[at] - maximum));
-        total += partials.totals[at] * shares.back();
-    });
-    const float norm = 1.0f / total;
+    const F32 nothing = broadcast(-INFINITY);
+    F32 maximum = call.sinks ? broadcast(call.sinks[head] * kLog2E) : nothing, total = broadcast(call.sinks ? 1.0f : 0.0f);
+    steps.clear();
+    for (const Part& part : parts) {
+        F32 long_maximum = nothing, long_total{};
+        for (int64_t chunk = 0; chunk < part.num_chunks; chunk++) {
+            const int64_t at = part.partial + (kv_head * part.num_chunks + chunk) * part.chunk_stride + member;
+            steps.push_back({at, add_part(long_maximum, long_total, broadcast(partials.maxima[at]), broadcast(partials.totals[at]))});
+            if (chunk + 1 == part.num_chunks || (part.first_chunk + chunk + 1) * part.chunk % kLongChunk == 0) {
+                steps.push_back({-1, add_part(maximum, total, long_maximum, long_total)});
+                long_maximum = nothing, long_total = F32{};
+            }
+        }
+    }
+    const F32 norm = 1.0f / total;
     for (int64_t column = 0; column < call.value_dim; column += kLanes) {
-        F32 sums{};
-        auto share = shares.begin();
-        each([&](int64_t at) { sums += load(partials.outputs + at * value_dim + column) * *share++; });
-        store_part(out + column, sums * norm, call.value_dim - column);
+        F32 sum{}, long_sum{};
+        for (const auto& [at, shares] : steps) {
+            if (at >= 0)
+                add_shared(long_sum, load(partials.outputs + at * value_dim + column), shares.sum[0], shares.part[0]);
+            else
+                add_shared(sum, long_sum, shares.sum[0], shares.part[0]), long_sum = F32{};
+        }
+        store_part(out + column, sum * norm, call.value_dim - column);
     }
 }
 
@@ -114,21 +126,23 @@ class Worker {
           shrink_(rows_of_all_ + kLanes),
           outputs_(rows_of_all_ * value_dim_),
           maxima_(rows_of_all_),
-          totals_(rows_of_all_) {}
+          totals_(rows_of_all_),
+          chunk_outputs_(rows_of_all_ * value_dim_),
+          chunk_maxima_(rows_of_all_),
+          chunk_totals_(rows_of_all_) {}
 
     // Writes partial results of each row and head of the task, or if there are no others what becomes of them. Meanwhile the first
     // keys of the `following` one, or null, are fetched.
     void run(const Task& task, const Task* following, const Partials& shared) {
         const Partials partials = task.is_whole ? Partials{outputs_.get(), maxima_.get(), totals_.get()} : shared;
-        const auto [outputs, maxima, totals] = partials;
         const int64_t num_rows = (task.row_stop - task.row_start) * group_, query_rows = std::max<int64_t>(num_rows, kUnpackedRows<T>);
+        // If so, it is for one head.
+        const bool has_chunks = task.key_start / kChunk < (task.key_stop - 1) / kChunk;
         for (int64_t head = task.head_start; head < task.head_stop; head++) {
-            const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
             load_query(task, head, query_.get() + (head - task.head_start) * query_rows * key_dim_);
-            std::fill_n(outputs + at * value_dim_, num_rows * value_dim_, 0.0f);
-            std::fill_n(maxima + at, num_rows, -INFINITY);
-            std::fill_n(totals + at, num_rows, 0.0f);
+            clear(partials, task.partial + (head - task.head_start) * task.head_stride, num_rows);
         }
+        if (has_chunks) clear(chunk(), 0, num_rows);
         for (int64_t row = 0; row < num_rows; row++) {
             Seen& seen = seen_[row];
             seen.stop = call_.positions[task.row_start + row / group_] + 1;
@@ -136,13 +150,15 @@ class Worker {
         }
         int64_t slots[kKeys], next[kKeys];
         find_slots(task, task.key_start, next);
-        for (int64_t first = task.key_start; first < task.key_stop; first += kKeys) {
-            const int count = int(std::min<int64_t>(kKeys, task.key_stop - first));
+        for (int64_t first = task.key_start, past; first < task.key_stop; first = past) {
+            const int64_t chunk_stop = std::min((first / kChunk + 1) * kChunk, task.key_stop);
+            past = std::min(first + kKeys, chunk_stop);
+            const int count = int(past - first);
             std::memcpy(slots, next, sizeof slots);
-            if (following && first + kKeys >= task.key_stop)
+            if (following && past == task.key_stop)
                 find_slots(*following, following->key_start, next);
             else
-                find_slots(task, first + kKeys, next);
+                find_slots(task, past, next);
             const auto query = [&](int64_t head) { return query_.get() + (head - task.head_start) * query_rows * key_dim_; };
             const auto sums = [&](int64_t head) { return tile_sums_.get() + (head - task.head_start) * kKeys * kTileColumns; };
             // Of all heads first: what a tile instruction has stored cannot be read until it has left the processor.
@@ -151,25 +167,58 @@ class Worker {
                     score_in_tiles(slots, head, first, count, query(head), sums(head));
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
                 const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
-                attend(slots, next, head, first, count, num_rows, task.unpacked, query(head), sums(head), outputs + at * value_dim_,
-                       maxima + at, totals + at);
+                const auto [outputs, maxima, totals] = has_chunks ? chunk() : Partials{partials.outputs + at * value_dim_, partials.maxima + at, partials.totals + at};
+                attend(slots, next, head, first, count, num_rows, task.unpacked, query(head), sums(head), outputs, maxima, totals);
             }
+            if (has_chunks && past == chunk_stop) add_chunk(num_rows, partials, task.partial);
         }
         if (task.is_whole) write_out(task, partials);
     }
 
    private:
+    // Of one chunk and head.
+    Partials chunk() const { return {chunk_outputs_.get(), chunk_maxima_.get(), chunk_totals_.get()}; }
+
+    void clear(const Partials& partials, int64_t at, int64_t num_rows) const {
+        std::fill_n(partials.outputs + at * value_dim_, num_rows * value_dim_, 0.0f);
+        std::fill_n(partials.maxima + at, num_rows, -INFINITY);
+        std::fill_n(partials.totals + at, num_rows, 0.0f);
+    }
+
+    // Adds the chunk to partial results, as `merge` does, and clears it.
+    void add_chunk(int64_t num_rows, const Partials& partials, int64_t at) {
+        for (int64_t row = 0; row < num_rows; row += kLanes) {
+            const int64_t count = std::min<int64_t>(kLanes, num_rows - row);
+            float *to_maxima = partials.maxima + at + row, *to_totals = partials.totals + at + row;
+            F32 maximum = load_part(to_maxima, count), total = load_part(to_totals, count);
+            const Shares shares = add_part(maximum, total, load_part(chunk_maxima_.get() + row, count), load_part(chunk_totals_.get() + row, count));
+            store_part(to_maxima, maximum, count);
+            store_part(to_totals, total, count);
+            std::fill_n(chunk_maxima_.get() + row, count, -INFINITY);
+            std::fill_n(chunk_totals_.get() + row, count, 0.0f);
+            for (int64_t i = 0; i < count; i++) {
+                float *to = partials.outputs + (at + row + i) * value_dim_, *from = chunk_outputs_.get() + (row + i) * value_dim_;
+                for (int64_t column = 0; column < value_dim_; column += kLanes) {
+                    F32 sum = load(to + column);
+                    add_shared(sum, load(from + column), shares.sum[i], shares.part[i]);
+                    store(to + column, sum);
+                    store(from + column, F32{});
+                }
+            }
+        }
+    }
+
     void write_out(const Task& task, const Partials& partials) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             T* out = static_cast<T*>(call_.out) + row * call_.out_row_stride;
             const int64_t member = (row - task.row_start) * group_ - task.head_start * task.head_stride;
-            whole_[0] = {member, 1, task.head_stride};
+            whole_[0] = {member, 1, task.head_stride, 0, kLongChunk};
             for (int64_t kv_head = task.head_start; kv_head < task.head_stop; kv_head++)
                 for (int64_t head = kv_head * group_; head < (kv_head + 1) * group_; head++) {
                     T* to = out + head * call_.value_dim;
                     if (row + kRowsAhead < task.row_stop) fetch_vector(to + kRowsAhead * call_.out_row_stride, call_.value_dim);
                     if (call_.sinks) {
-                        merge(call_, whole_, head, partials, shares_, to);
+                        merge(call_, whole_, head, partials, steps_, to);
                     } else {  // as that does, but without looking for other parts
                         const int64_t at = member + kv_head * task.head_stride + head % group_;
                         const float norm = 1.0f / partials.totals[at];
@@ -306,17 +355,20 @@ class Worker {
     Scratch<T> weights_;
     std::vector<Seen> seen_;
     Scratch<float> shrink_, outputs_, maxima_, totals_;  // the last three of a whole task
+    Scratch<float> chunk_outputs_, chunk_maxima_, chunk_totals_;
     std::vector<Part> whole_{1};
-    std::vector<float> shares_;
+    std::vector<Step> steps_;
 };
 
-// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Drafts do if a single row
-// would: they are rows beside the one that there is without them, and products with panels are added in another order, though they
-// take 17 rows of bfloat16 in two thirds of the time. AMX tiles have one order for both.
+// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Products with panels are added
+// in another order. So all of a prompt's rows pass panels, however few are left of it; and drafts, beside the row that there is without
+// them, do not where a single row would not, though 17 rows of bfloat16 take two thirds of the time with panels. AMX tiles have one
+// order for both.
 template <typename T>
 bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
-    if (num_rows <= kUnpackedRows<T>) return true;
-    return !kAsTiles<T> && call.decoding[range] && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
+    const RowKind kind = call.kinds[range];
+    if (kAsTiles<T> || kind == RowKind::kShared) return num_rows <= kUnpackedRows<T>;
+    return kind == RowKind::kDecoding && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
 }
 
 template <typename T>
@@ -347,7 +399,7 @@ void run(const Attention& call) {
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
             const bool is_whole =
                 num_chunks == 1 && std::all_of(num_ranges.begin() + row, num_ranges.begin() + row_stop, [](int count) { return count == 1; });
-            for (int64_t r = row; r < row_stop && !is_whole; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride});
+            for (int64_t r = row; r < row_stop && !is_whole; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
             const int64_t heads_per_task = few ? call.num_kv_heads : 1;
             for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
                 for (int64_t c = 0; c < num_chunks; c++) {
@@ -373,12 +425,12 @@ void run(const Attention& call) {
                 worker.run(tasks[i], is_last ? nullptr : &tasks[i + 1], partials);
             }
         }
-        std::vector<float> shares;
+        std::vector<Step> steps;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < call.num_rows * call.num_query_heads; i++) {
             const int64_t row = i / call.num_query_heads, head = i % call.num_query_heads;
             T* out = static_cast<T*>(call.out) + row * call.out_row_stride + head * call.value_dim;
-            if (!parts[row].empty()) merge(call, parts[row], head, partials, shares, out);
+            if (!parts[row].empty()) merge(call, parts[row], head, partials, steps, out);
         }
     }
 }

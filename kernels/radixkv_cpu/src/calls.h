@@ -65,6 +65,9 @@ struct Linear {
     Format format;
 };
 
+// Of a range: rows of several sequences; one sequence's that are a prompt's; or one's at which its answer goes on, drafts behind it.
+enum class RowKind : int8_t { kShared = 0, kPrompt = 1, kDecoding = 2 };
+
 struct Attention {
     const void* query;         // [rows, query heads, key dim] T, by strides
     const void* keys;          // [blocks, block size, kv heads, key dim] T
@@ -74,7 +77,7 @@ struct Attention {
     const int32_t* block_ids;  // [tables, blocks]
     const int64_t* positions;  // [rows]
     const int64_t *row_start, *row_stop, *table, *key_start, *key_stop;  // [ranges]
-    const bool* decoding;  // [ranges]: rows of one sequence, all but the first drafts
+    const RowKind* kinds;  // [ranges]
     int64_t num_ranges, num_rows, blocks_per_table, block_size;
     int64_t num_query_heads, num_kv_heads, key_dim, value_dim;
     int64_t query_row_stride, query_head_stride, out_row_stride;

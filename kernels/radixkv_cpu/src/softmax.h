@@ -19,6 +19,29 @@ struct Seen {
     int64_t start = 0, stop = 0;
 };
 
+// By how much a sum of softmaxes of some keys each shrinks, and the next part, when that is added: the greater maximum stays. So one
+// of them is 1.
+struct Shares {
+    F32 sum, part;
+};
+
+// Only one product is not exact, and so no compiler can choose which one to round.
+inline void add_shared(F32& sum, F32 part, float sum_share, float part_share) {
+    if (sum_share == 1.0f)
+        sum += part * part_share;
+    else
+        sum = sum * sum_share + part;
+}
+
+// Adds a part's weights to those of a sum, lane by lane; a part without keys, whose maximum is minus infinity, changes nothing.
+inline Shares add_part(F32& maximum, F32& total, F32 part_maximum, F32 part_total) {
+    const F32 highest = max(maximum, part_maximum), one = broadcast(1.0f);
+    const Shares shares = {maximum == highest ? one : exp2(maximum - highest), part_maximum == highest ? one : exp2(part_maximum - highest)};
+    maximum = highest;
+    total = shares.sum == one ? total + part_total * shares.part : total * shares.sum + part_total;
+    return shares;
+}
+
 class RunningSoftmax {
    public:
     explicit RunningSoftmax(const Attention& call)
@@ -49,7 +72,8 @@ class RunningSoftmax {
             }
             sums[row] = sum;
         }
-        const F32 shrink = before == maximum ? broadcast(1.0f) : exp2(before - maximum);
+        // Before the first score outputs are 0, and need no factor.
+        const F32 shrink = (before == maximum) | (before == -INFINITY) ? broadcast(1.0f) : exp2(before - maximum);
         store_part(totals, load_part(totals, num_rows) * shrink + reduce_each(sums, [](F32 a, F32 b) { return a + b; }), num_rows);
         store_part(maxima, maximum, num_rows);
         return shrink;

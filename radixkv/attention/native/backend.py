@@ -11,11 +11,12 @@ from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.memory import KVPool
-from radixkv_cpu import PagedAttention, library, write_cache
+from radixkv_cpu import PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 Ints = NDArray[np.int64]
+_SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
 
 def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
@@ -50,9 +51,9 @@ class NativeAttention:
         self.positions = torch.from_numpy(plan.positions)
         self._pool = pool
         self.slots = torch.from_numpy(plan.slots)
-        row_ranges, tables, key_ranges, decoding = _apart(plan.ranges)
+        row_ranges, tables, key_ranges, kinds = _by_kind(plan.ranges)
         self.paged = PagedAttention(
-            row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, decoding
+            row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, kinds
         )
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,28 +74,30 @@ class NativeAttention:
         return output.unsqueeze(0)
 
 
-def _apart(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
-    """A batch's ranges with drafts in ranges of their own, and which ones these are.
+def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
+    """A batch's ranges, of which each has rows of one kind.
 
-    Drafts behind a prompt's last tokens are to be computed as without these, and the prompt's tokens as without drafts.
+    So a prompt's last token is computed apart from the others, as when these are cached and it alone is computed: its answer
+    is the same either way.
     """
     row_ranges = np.stack((ranges.row_start, ranges.row_stop))
     key_ranges = np.stack((ranges.key_start, ranges.key_stop))
-    num_drafts, num_rows = ranges.num_drafts, ranges.row_stop - ranges.row_start
-    decoding = num_drafts > 0
-    (split,) = (decoding & (num_rows - num_drafts > 1)).nonzero()
+    num_decoding, num_rows = ranges.num_decoding, ranges.row_stop - ranges.row_start
+    kinds = np.where(num_decoding > 0, _DECODING, _PROMPT)
+    kinds[: ranges.num_shared] = _SHARED
+    (split,) = ((num_decoding > 0) & (num_decoding < num_rows)).nonzero()
     if not len(split):
-        return row_ranges, ranges.table, key_ranges, decoding
-    drafts_rows, drafts_keys = row_ranges[:, split], key_ranges[:, split]
+        return row_ranges, ranges.table, key_ranges, kinds
+    decoding_rows, decoding_keys = row_ranges[:, split], key_ranges[:, split]
     for columns in (row_ranges, key_ranges):
-        columns[1, split] -= num_drafts[split]
-    drafts_rows[0] = row_ranges[1, split]
-    decoding[split] = False
+        columns[1, split] -= num_decoding[split]
+    decoding_rows[0] = row_ranges[1, split]
+    kinds[split] = _PROMPT
     return (
-        np.concatenate((row_ranges, drafts_rows), axis=1),
+        np.concatenate((row_ranges, decoding_rows), axis=1),
         np.concatenate((ranges.table, ranges.table[split])),
-        np.concatenate((key_ranges, drafts_keys), axis=1),
-        np.concatenate((decoding, np.ones(len(split), dtype=np.bool_))),
+        np.concatenate((key_ranges, decoding_keys), axis=1),
+        np.concatenate((kinds, np.full(len(split), _DECODING))),
     )
 
 

@@ -104,8 +104,8 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
 
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_prompt", "num_drafts"), [(1, 7), (2, 16), (9, 5), (40, 16)])
-def test_drafts_change_no_bit_of_a_prompt_and_are_what_they_are_alone(
+@pytest.mark.parametrize(("num_prompt", "num_drafts"), [(1, 7), (2, 16), (9, 5), (40, 16), (250, 3)])
+def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
     variant: str, dtype: torch.dtype, num_prompt: int, num_drafts: int
 ) -> None:
     """Few rows and many pass keys in ways that add in another order; drafts stand in the chunk that ends a prompt, too."""
@@ -113,26 +113,30 @@ def test_drafts_change_no_bit_of_a_prompt_and_are_what_they_are_alone(
     shape, context = LayerShape(3, 64, 64), 200
     rows = num_prompt + num_drafts
     query, key, value = (torch.randn(1, heads, rows, 64).to(dtype) for heads in (9, 3, 3))
-    before = torch.randn(2, 20, 16, 3, 64).to(dtype)
+    before = torch.randn(2, 30, 16, 3, 64).to(dtype)
 
-    def attend(counts: list[int], drafts: list[int]) -> torch.Tensor:
-        pool = KVPool([shape], 20, 16, dtype)
+    def attend(chunks: list[tuple[int, int]]) -> torch.Tensor:
+        pool = KVPool([shape], 30, 16, dtype)
         pool.keys[0].copy_(before[0])
         pool.values[0].copy_(before[1])
-        backend = NativeBackend(pool, 1, 320)
-        table, outputs, start = Table(range(20)), [], 0
-        for count, num in zip(counts, drafts, strict=True):
+        backend = NativeBackend(pool, 1, 480)
+        table, outputs, start = Table(range(30)), [], 0
+        for count, num_decoding in chunks:
             batch = query_batch([Chunk(table, context + start, count)])
-            part = backend.prepare(replace(batch, num_drafts=np.array([num])))
+            part = backend.prepare(replace(batch, num_decoding=np.array([num_decoding])))
             tensors = [each[:, :, start : start + count] for each in (query, key, value)]
             outputs.append(part.attend(0, *tensors, AttentionOptions(0.125)))
             start += count
         return torch.cat(outputs, dim=1)
 
+    chunks, left = [], num_prompt - 1
+    for count in (1, 130, 5, 30, 100):  # of rows of a prompt before its last
+        chunks += [(min(count, left), 0)] if left else []
+        left -= min(count, left)
     with use(variant):
-        together = attend([rows], [num_drafts])
-        alone = attend([num_prompt] + [1] * num_drafts, [0] * (1 + num_drafts))
-    assert torch.equal(together, alone)
+        together = attend([(rows, 1 + num_drafts)])
+        apart = attend([*chunks, *[(1, 1)] * (1 + num_drafts)])
+    assert torch.equal(together, apart)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

@@ -1,0 +1,48 @@
+"""On a CPU, compiled code rounds alike however much of a prompt was cached, and in whatever pieces it was computed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from support.cpu_variants import each_variant, use
+from support.model_zoo import SUPPORTED, VOCAB_SIZE, WIDE, build
+
+from radixkv import LLM, SamplingParams
+from radixkv_cpu import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+LENGTHS = (1, 2, 17, 33, 90, 300)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: str, name: str) -> None:
+    """A prompt that is new, cached, cached in part or computed in chunks: the same log-probabilities, to the last bit."""
+    chance = random.Random(0)
+    tokens = [chance.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, ignore_eos=True)
+
+    def answer(llm: LLM, prompt: list[int]) -> list[dict[int, float]]:
+        (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        assert output.outputs[0].logprobs is not None
+        return [{token: each.logprob for token, each in step.items()} for step in output.outputs[0].logprobs]
+
+    def engine(**options: Any) -> LLM:
+        return LLM(build(name, {**SUPPORTED[name], **WIDE}), dtype=dtype, block_size=16, num_blocks=64, **options)
+
+    with use(variant):
+        new, chunked = engine(), engine(max_num_batched_tokens=23, max_num_seqs=4)
+        for length in LENGTHS:
+            prompt = tokens[:length]
+            expected = answer(new, prompt)
+            assert answer(new, prompt) == expected
+            assert answer(chunked, prompt) == expected
+            new.reset_prefix_cache()
+            chunked.reset_prefix_cache()
+            answer(new, [*tokens[: length // 2], 1, 1])
+            assert answer(new, prompt) == expected
+            new.reset_prefix_cache()
