@@ -360,7 +360,7 @@ def _sentences() -> list[tuple[Path, str]]:
         (OPERATE, f"{last:,.0f} MB in the last"),
         (BENCHMARKS, f"below {least[0]} with 4 replicas and {least[1]} with 16"),
         (CLUSTER, f"the busiest of 4 has {prefix['imbalance']:.2f} times"),
-        (CLUSTER, f"share out the same work below {prefix['least_imbalance']:.2f}"),
+        (CLUSTER, f"assignment of that work is below {prefix['least_imbalance']:.2f}"),
         (CLUSTER, f"{chaos['equal']} of {chaos['streams']} were equal"),
         (CLUSTER, f"{chaos['kills']} replicas killed in {chaos['seconds']:.0f} seconds"),
         (CLUSTER, f"the {chaos['ingress_errors']} connections"),
