@@ -1,0 +1,86 @@
+"""Packed weights in large pages, so that reading them takes fewer translations of addresses.
+
+A step reads all weights once, and in pages of 4 KiB they are more pages than a processor keeps translations of: a stream of
+SmolLM2-135M on two cores of an AMD EPYC (Zen 4) took 1.45 times as long as with pages of 2 MiB in bfloat16, and 1.8 times in
+float32. Steps of many rows, which read a weight many times from a cache, gain nothing; nor do keys and values.
+
+Memory is put into large pages where it lies, while it is in use, by a thread of its own: neither loading nor the first answer
+waits for the half second to two that it takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from radixkv_cpu import Weight
+
+LARGE_PAGE = 2 << 20
+# Linux 6.1 or later puts memory into large pages at once; before, it does so in time, where it has been asked to.
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+
+_log = logging.getLogger(__name__)
+
+Madvise = Callable[[int, int, int], int]
+"""As the C library's: address, bytes and advice; not 0: the system refuses."""
+
+
+def large_pages_of(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """The addresses of large pages at least half of which some spans of memory fill, in order.
+
+    Args:
+        spans: address and bytes of each, none of which overlap.
+    """
+    num_bytes: Counter[int] = Counter()
+    for start, size in spans:
+        stop = start + size
+        for page in range(start // LARGE_PAGE * LARGE_PAGE, stop, LARGE_PAGE):
+            num_bytes[page] += min(stop, page + LARGE_PAGE) - max(start, page)
+    return sorted(page for page, filled in num_bytes.items() if 2 * filled >= LARGE_PAGE)
+
+
+def collapse(pages: Iterable[int], madvise: Madvise) -> int:
+    """Put memory into large pages, or have the system do it in time; what is in it stays, and may be read meanwhile.
+
+    Args:
+        pages: addresses of large pages. What is no longer there, or no memory of the process alone, is left as it is.
+        madvise: the C library's.
+
+    Returns:
+        How many pages are large now.
+    """
+    num_collapsed = 0
+    for page in pages:
+        if not madvise(page, LARGE_PAGE, _MADV_COLLAPSE):
+            num_collapsed += 1
+        else:
+            madvise(page, LARGE_PAGE, _MADV_HUGEPAGE)
+    return num_collapsed
+
+
+def use_large_pages(weights: Iterable[Weight]) -> threading.Thread | None:
+    """Begin to put packed weights into large pages.
+
+    Args:
+        weights: of a model, where they will stay.
+
+    Returns:
+        The thread that does it; None: they are too small, or the system has no large pages.
+    """
+    pages = large_pages_of((weight.panels.data_ptr(), weight.nbytes) for weight in dict.fromkeys(weights))
+    libc_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if not pages or libc_madvise is None:
+        return None
+    # With these, calls do without the interpreter's lock.
+    libc_madvise.argtypes, libc_madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+
+    def run() -> None:
+        num_collapsed = collapse(pages, libc_madvise)
+        _log.info("%d of %d pages of %d MiB hold weights", num_collapsed, len(pages), LARGE_PAGE >> 20)
+
+    thread = threading.Thread(target=run, name="radixkv-large-pages", daemon=True)
+    thread.start()
+    return thread
