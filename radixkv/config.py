@@ -73,7 +73,7 @@ class ModelConfig(Config):
     """Only for a loaded model: its tokenizer."""
     dtype: Dtype = "auto"
     """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU and on a CPU that multiplies it fast
-    (AMX or AVX512-BF16), float32 elsewhere."""
+    (AMX or AVX512-BF16), float32 elsewhere. A loaded model keeps its own."""
     device: Device = "auto"
     """Where to run: cpu, cuda, cuda:1, or auto: a GPU if there is one. A loaded model stays where it is."""
     max_model_len: int | None = Field(default=None, ge=2)

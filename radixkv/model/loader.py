@@ -84,6 +84,11 @@ def load_model(
     panel_cache = deferred = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
+        if config.dtype != "auto" and torch_dtype != model.dtype:
+            raise ValueError(
+                f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
+                f"model.to({torch_dtype}) converts it"
+            )
         _check_quantization(config.quantization, model.device, model.dtype, native)
     else:
         _check_quantization(config.quantization, target_device, torch_dtype, native)

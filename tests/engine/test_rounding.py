@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from support.cpu_variants import each_variant, use
 from support.model_zoo import SUPPORTED, VOCAB_SIZE, WIDE, build
 
@@ -18,9 +19,9 @@ LENGTHS = (1, 2, 17, 33, 90, 300)
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
-def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: str, name: str) -> None:
+def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: torch.dtype, name: str) -> None:
     """A prompt that is new, cached, cached in part or computed in chunks: the same log-probabilities, to the last bit."""
     chance = random.Random(0)
     tokens = [chance.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
@@ -32,7 +33,7 @@ def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: str, name
         return [{token: each.logprob for token, each in step.items()} for step in output.outputs[0].logprobs]
 
     def engine(**options: Any) -> LLM:
-        return LLM(build(name, {**SUPPORTED[name], **WIDE}), dtype=dtype, block_size=16, num_blocks=64, **options)
+        return LLM(build(name, {**SUPPORTED[name], **WIDE}).to(dtype), block_size=16, num_blocks=64, **options)
 
     with use(variant):
         new, chunked = engine(), engine(max_num_batched_tokens=23, max_num_seqs=4)
