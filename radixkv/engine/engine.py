@@ -40,7 +40,9 @@ from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.engine.unfinished_requests import UnfinishedRequests
 from radixkv.model.kv_quantisation import resolve_kv_cache_dtype
+from radixkv.model.large_pages import use_large_pages
 from radixkv.model.loader import LoadedModel
+from radixkv.model.native import weights_of
 from radixkv.model.runner import ModelRunner
 from radixkv.outputs import CompletionOutput, DraftCounts
 from radixkv.prompts import encode_bad_words
@@ -144,6 +146,8 @@ class Engine:
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
+        # Last: meanwhile, memory that a thread takes for the first time comes later.
+        use_large_pages(weights_of(loaded.model))
 
     @property
     def draft_counts(self) -> Mapping[str, DraftCounts]:

@@ -21,7 +21,6 @@ from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.heap import trim_heap
-from radixkv.model.large_pages import use_large_pages
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
 from radixkv.model.probing import TOLERANCES
@@ -113,7 +112,6 @@ def load_model(
         if config.share_weights:
             share_weights(weights_of(model), cache_folder() / "packed")
         trim_heap()
-        use_large_pages(weights_of(model))
     else:
         restore_rotation(model)
         if config.merge_linears:
