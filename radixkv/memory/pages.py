@@ -13,8 +13,9 @@ import mmap
 # Linux 5.14 or later; Python 3.11 has no name for it.
 _MADV_POPULATE_WRITE = 23
 
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes, _madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+# The C library's: of an address, bytes and an advice; not 0: the system refuses. Calls do without the interpreter's lock.
+madvise = ctypes.CDLL(None).madvise
+madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
 
 
 def take_pages(address: int, nbytes: int) -> None:
@@ -28,4 +29,4 @@ def take_pages(address: int, nbytes: int) -> None:
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     stop = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-    _madvise(start, stop - start, _MADV_POPULATE_WRITE)
+    madvise(start, stop - start, _MADV_POPULATE_WRITE)

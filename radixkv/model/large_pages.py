@@ -10,12 +10,12 @@ waits for the half second to two that it takes.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from radixkv.memory.pages import madvise
 from radixkv_cpu import Weight
 
 LARGE_PAGE = 2 << 20
@@ -23,9 +23,6 @@ LARGE_PAGE = 2 << 20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 _log = logging.getLogger(__name__)
-
-Madvise = Callable[[int, int, int], int]
-"""As the C library's: address, bytes and advice; not 0: the system refuses."""
 
 
 def large_pages_of(spans: Iterable[tuple[int, int]]) -> list[int]:
@@ -42,12 +39,12 @@ def large_pages_of(spans: Iterable[tuple[int, int]]) -> list[int]:
     return sorted(page for page, filled in num_bytes.items() if 2 * filled >= LARGE_PAGE)
 
 
-def collapse(pages: Iterable[int], madvise: Madvise) -> int:
+def collapse(pages: Iterable[int], madvise: Callable[[int, int, int], int] = madvise) -> int:
     """Put memory into large pages, or have the system do it in time; what is in it stays, and may be read meanwhile.
 
     Args:
         pages: addresses of large pages. What is no longer there, or no memory of the process alone, is left as it is.
-        madvise: the C library's.
+        madvise: as `radixkv.memory.pages.madvise`.
 
     Returns:
         How many pages are large now.
@@ -68,17 +65,14 @@ def use_large_pages(weights: Iterable[Weight]) -> threading.Thread | None:
         weights: of a model, where they will stay.
 
     Returns:
-        The thread that does it; None: they are too small, or the system has no large pages.
+        The thread that does it; None: they are too small.
     """
     pages = large_pages_of((weight.panels.data_ptr(), weight.nbytes) for weight in dict.fromkeys(weights))
-    libc_madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    if not pages or libc_madvise is None:
+    if not pages:
         return None
-    # With these, calls do without the interpreter's lock.
-    libc_madvise.argtypes, libc_madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
 
     def run() -> None:
-        num_collapsed = collapse(pages, libc_madvise)
+        num_collapsed = collapse(pages)
         _log.info("%d of %d pages of %d MiB hold weights", num_collapsed, len(pages), LARGE_PAGE >> 20)
 
     thread = threading.Thread(target=run, name="radixkv-large-pages", daemon=True)
