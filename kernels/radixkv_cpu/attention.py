@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ _SIZES = (
     "query_row_stride", "query_head_stride", "out_row_stride", "window",
 )  # fmt: skip
 
-_INT8, _INT32, _INT64, _UINT64 = map(np.dtype, (np.int8, np.int32, np.int64, np.uint64))
+_INT8, _INT32, _INT64 = map(np.dtype, (np.int8, np.int32, np.int64))
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT8: np.dtype(np.uint8), _INT64: np.dtype(np.uint64)}
 
 
 class RowKind(IntEnum):
@@ -207,13 +209,13 @@ def _check_ranges(
     if not count:
         return
     num_tables, num_blocks = block_ids.shape
-    if kinds.min() < min(RowKind) or kinds.max() > max(RowKind):
-        raise ValueError(f"kinds: expected {min(RowKind)} to {max(RowKind)}, got {kinds.min()} to {kinds.max()}")
-    for name, array, past in (
+    bounds: tuple[tuple[str, NDArray[Any], int], ...] = (
         ("row_ranges", row_ranges, rows + 1),
         ("tables", tables, num_tables),
         ("key_ranges", key_ranges, num_blocks * block_size + 1),
-    ):
+        ("kinds", kinds, len(RowKind)),
+    )
+    for name, array, past in bounds:
         # As unsigned numbers, negative ones are too large as well.
-        if np.maximum.reduce(array.view(_UINT64), axis=None) >= past:
+        if np.maximum.reduce(array.view(_UNSIGNED[array.dtype]), axis=None) >= past:
             raise ValueError(f"{name}: expected 0 to {past - 1}, got {array.min()} to {array.max()}")

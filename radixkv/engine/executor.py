@@ -63,9 +63,10 @@ class Executor:
         for i, (sequence, start, count) in enumerate(zip(sequences, starts, counts, strict=True)):
             token_ids += sequence.token_ids[start : start + count]
             if batch.drafts and sequence in batch.drafts:
-                token_ids += batch.drafts[sequence]
-                num_decoding[i] += len(batch.drafts[sequence])
-                counts[i] += len(batch.drafts[sequence])
+                drafts = batch.drafts[sequence]
+                token_ids += drafts
+                num_decoding[i] += len(drafts)
+                counts[i] += len(drafts)
         num_logits = np.array(num_decoding, dtype=np.int64)
         for i in _prompt_logprobs_of(batch):
             num_logits[i] = counts[i]
