@@ -102,6 +102,21 @@ class PagedAttention:
         self.address = ctypes.addressof(self._call)
         self._run = require_library().attention
 
+    def of_rows(self, rows: NDArray[np.int64]) -> PagedAttention:
+        """Attention of some rows, which gives them what they get beside the others; of a shared range, up to rounding.
+
+        Args:
+            rows: int64, ascending.
+        """
+        row_start, row_stop, tables, key_start, key_stop, kinds = self._columns
+        row_ranges = rows.searchsorted((row_start, row_stop))
+        (read,) = (row_ranges[0] < row_ranges[1]).nonzero()
+        key_ranges = np.stack((key_start[read], key_stop[read]))
+        return PagedAttention(
+            row_ranges[:, read], tables[read], key_ranges, self._block_ids, self._positions[rows], self.block_size,
+            kinds[read],
+        )  # fmt: skip
+
     def attend(
         self,
         query: torch.Tensor,

@@ -12,7 +12,7 @@ from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import Weight
 
-_CALL_POINTERS = ("x", "out")
+_CALL_POINTERS = ("x", "out", "kept")
 _NORMS = ("input", "post", "query", "key")
 _WEIGHTS = ("project", "project_back", "gate_up", "down")
 _HEADS = ("num_query_heads", "num_kv_heads", "head_dim", "rotary_dim")
@@ -131,6 +131,7 @@ class DecoderLayer:
         values: torch.Tensor,
         slots: torch.Tensor,
         attention: PagedAttention,
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute rows, whose keys and values are written into the cache first.
 
@@ -142,15 +143,17 @@ class DecoderLayer:
             values: likewise.
             slots: int64 ``[rows]``: where the rows' keys and values go, no two alike. The caller answers for it that the
                 cache has them.
-            attention: over the batch.
+            attention: over the batch; of the rows that are kept.
+            kept: int64, ascending: the rows whose results are wanted, and not only their keys and values; None: all. The
+                caller answers for what it holds.
 
         Returns:
-            ``[rows, width]``.
+            ``[rows, width]``, of the rows that are kept.
 
         Raises:
             ValueError: a tensor is not as above; nothing is written.
         """
-        dtype, rows, cache_shape, cos_shape = self.dtype, attention.num_rows, keys.shape, cos.shape
+        dtype, rows, cache_shape, cos_shape = self.dtype, len(slots), keys.shape, cos.shape
         tensors = (x, cos, sin, keys, values)
         if (
             x.shape != (rows, self.width)
@@ -165,14 +168,17 @@ class DecoderLayer:
             or slots.dtype != torch.int64
             or not all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
             or not (slots.is_cpu and slots.is_contiguous())
+            or (kept is None and attention.num_rows != rows)
         ):
-            self._check(x, cos, sin, keys, values, slots, attention)
-        out = torch.empty_like(x)
+            self._check(x, cos, sin, keys, values, slots, attention, kept)
+        if kept is not None:
+            check_tensor("kept", kept, [attention.num_rows], [torch.int64])
+        out = x.new_empty(attention.num_rows, self.width)
         call = _Layer.from_buffer_copy(self._call)
         call.x, call.out, call.rows = x.data_ptr(), out.data_ptr(), rows
         call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos_shape[1]
         call.keys, call.values, call.slots = keys.data_ptr(), values.data_ptr(), slots.data_ptr()
-        call.attention = attention.address
+        call.attention, call.kept = attention.address, None if kept is None else kept.data_ptr()
         self._run(ctypes.addressof(call), self._is_bf16)
         return out
 
@@ -185,8 +191,12 @@ class DecoderLayer:
         values: torch.Tensor,
         slots: torch.Tensor,
         attention: PagedAttention,
+        kept: torch.Tensor | None,
     ) -> None:
-        rows, cache = attention.num_rows, [None, attention.block_size, self.num_kv_heads, self.head_dim]
+        rows, cache = (
+            len(slots) if kept is not None else attention.num_rows,
+            [None, attention.block_size, self.num_kv_heads, self.head_dim],
+        )
         check_tensor("x", x, [rows, self.width], [self.dtype])
         check_tensor("cos", cos, [rows, None], [self.dtype])
         check_tensor("sin", sin, [rows, cos.shape[1]], [self.dtype])

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from radixkv.attention import AttentionBackend, AttentionOptions
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.native import NativeAttention
+from radixkv.attention.native import LayerBatch, NativeAttention
 from radixkv.attention.query_batch import ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
@@ -35,11 +35,11 @@ from radixkv.model.compiled_layers import (
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.native import losing_rows
 
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
-    from radixkv_cpu import PagedAttention
 
 ATTENTION_NAME = "radixkv"
 
@@ -81,6 +81,8 @@ class ModelRunner:
         self._can_capture = True
         self._attend: Attend | None = None
         self._native: NativeAttention | None = None
+        # The index of the layer whose rows matter only where logits are wanted, if there is one.
+        self._last_layer: int | None = None
         self._num_query_heads = 0
         self._probed: dict[int, LayerShape] = {}
         # By layer index: query heads, and options.
@@ -241,7 +243,10 @@ class ModelRunner:
         keep = ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
-        self._native = batch if isinstance(batch, NativeAttention) else None
+        if isinstance(batch, NativeAttention):
+            self._native = batch
+            if self._last_layer is not None:
+                batch.keep(rows.numpy())
         try:
             logits = self._forward(token_ids, batch.positions, rows, batch.attend)
         finally:
@@ -277,11 +282,11 @@ class ModelRunner:
             return self._probe_layer(layer_idx, query, key, value, options)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
-    def native_batch(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention] | None:
-        """A layer's keys and values, where new ones go, and attention over the batch; None where torch or Triton attends."""
+    def native_batch(self, layer_idx: int) -> LayerBatch | None:
+        """What a layer's one call takes; None where torch or Triton attends."""
         if self._native is None:
             return None
-        return *self._native.cache(self._layer_of[layer_idx]), self._native.slots, self._native.paged
+        return self._native.of_layer(self._layer_of[layer_idx], layer_idx == self._last_layer)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
@@ -342,11 +347,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, name: str) -> None:
-        """Two tokens through the model with attention that only looks: configs do not give every layer's shapes."""
-        positions = torch.arange(2, device=self._device)
-        self._forward(torch.zeros_like(positions), positions, positions[:1], None)
+        """Three tokens through the model with attention that only looks: configs do not give every layer's shapes."""
+        positions = torch.arange(3, device=self._device)
+        with losing_rows(self._model, kept=1) as last:
+            logits = self._forward(torch.zeros_like(positions), positions, positions[1:2], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
+        if last is not None and last == [*self._probed][-1] and logits.isfinite().all():
+            self._last_layer = last
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
 
     @torch.inference_mode()

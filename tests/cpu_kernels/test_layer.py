@@ -115,6 +115,22 @@ def test_one_call_gives_what_the_parts_give(
     assert torch.equal(parts.values, values)
 
 
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [[0], [2, 8], [1, 2], [3, 5, 7], [*range(9)]], ids=str)
+def test_kept_rows_are_what_they_are_beside_the_others(variant: str, dtype: torch.dtype, rows: list[int]) -> None:
+    kept = torch.tensor(rows)
+    with use(variant):
+        parts = Parts(dtype, True)
+        keys, values = parts.keys.clone(), parts.values.clone()
+        expected = parts.layer().run(**parts.arguments(keys=keys, values=values))
+        attention = parts.attention.of_rows(kept.numpy())
+        given = parts.layer().run(**parts.arguments(attention=attention, kept=kept))
+    assert torch.equal(given, expected[kept])
+    assert torch.equal(parts.keys, keys)
+    assert torch.equal(parts.values, values)
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights(quantization: str) -> None:
     parts = Parts(torch.bfloat16, True, quantization)
@@ -132,6 +148,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "block size": ({"keys": torch.zeros(6, 8, KV_HEADS, DIM)}, r"keys: expected shape \[any, 4, 2, 32\]"),
     "values": ({"values": torch.zeros(5, BLOCK, KV_HEADS, DIM)}, r"values: expected shape \[6, 4, 2, 32\]"),
     "slots": ({"slots": torch.zeros(9, dtype=torch.int32)}, "slots: expected int64, got int32"),
+    "kept": ({"kept": torch.arange(3)}, r"kept: expected shape \[9\], got \[3\]"),
+    "type of kept": ({"kept": torch.arange(9).int()}, "kept: expected int64, got int32"),
     "device": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM, device="meta")}, "values: expected on cpu, got meta"),
 }  # fmt: skip
 

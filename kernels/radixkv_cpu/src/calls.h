@@ -87,8 +87,9 @@ struct Attention {
 
 // A decoder layer: x += attention(norm(x)), x += mlp(norm(x)). A head's keys, values and queries have `head_dim` dimensions.
 struct Layer {
-    const void* x;  // [rows, width] T
-    void* out;      // likewise
+    const void* x;        // [rows, width] T
+    void* out;            // [attention's rows, width] T
+    const int64_t* kept;  // [attention's rows]: the rows that are computed to the end, ascending; null: all
     int64_t rows, width;
 
     const float *input_norm, *post_norm;  // [width]

@@ -1,6 +1,8 @@
 // A decoder layer in one call: for few rows, what stands between its products took as long as they do when each was called by
 // itself. Every part is the function that can also be called alone.
 
+#include <cstring>
+
 #include "calls.h"
 #include "panel.h"
 
@@ -12,44 +14,59 @@ class LayerRun {
    public:
     explicit LayerRun(const Layer& layer)
         : layer_(layer),
+          rows_(layer.rows),
           heads_width_((layer.num_query_heads + 2 * layer.num_kv_heads) * layer.head_dim),
           normed_(layer.rows * layer.width),
           projected_(layer.rows * heads_width_),
-          attended_(layer.rows * layer.num_query_heads * layer.head_dim),
-          between_(layer.rows * layer.width),
-          gated_(layer.rows * layer.gate_up->outputs) {}
+          attended_(layer.attention->num_rows * layer.num_query_heads * layer.head_dim),
+          between_(layer.attention->num_rows * layer.width),
+          gated_(layer.attention->num_rows * layer.gate_up->outputs) {}
 
     void run() {
         const auto* x = static_cast<const T*>(layer_.x);
+        auto* out = static_cast<T*>(layer_.out);
         norm(x, layer_.input_norm, layer_.input_epsilon, normed_.get());
         multiply(*layer_.project, normed_.get(), nullptr, projected_.get());
+        store();
+        if (layer_.kept) {
+            rows_ = layer_.attention->num_rows;
+            // In place: a row never moves behind one that is still to be read.
+            keep(projected_.get(), projected_.get(), heads_width_);
+            keep(x, out, layer_.width);
+            x = out;
+        }
         attend();
         multiply(*layer_.project_back, attended_.get(), x, between_.get());
         norm(between_.get(), layer_.post_norm, layer_.post_epsilon, normed_.get());
         multiply(*layer_.gate_up, normed_.get(), nullptr, gated_.get());
-        multiply(*layer_.down, gated_.get(), between_.get(), static_cast<T*>(layer_.out));
+        multiply(*layer_.down, gated_.get(), between_.get(), out);
     }
 
    private:
     static constexpr int32_t kIsBF16 = kPairs<T>;
 
     void norm(const T* x, const float* weight, float epsilon, T* out) {
-        const Norm call{x, weight, out, layer_.rows, 1, layer_.width, layer_.width, epsilon};
+        const Norm call{x, weight, out, rows_, 1, layer_.width, layer_.width, epsilon};
         radixkv_rms_norm(&call, kIsBF16);
     }
 
     void norm_heads(T* x, const float* weight, float epsilon, int64_t num_heads) {
-        const Norm call{x, weight, x, layer_.rows, num_heads, layer_.head_dim, heads_width_, epsilon};
+        const Norm call{x, weight, x, rows_, num_heads, layer_.head_dim, heads_width_, epsilon};
         radixkv_rms_norm(&call, kIsBF16);
     }
 
     void multiply(const Linear& weight, const T* x, const T* residual, T* out) {
         Linear call = weight;
-        call.x = x, call.residual = residual, call.out = out, call.rows = layer_.rows;
+        call.x = x, call.residual = residual, call.out = out, call.rows = rows_;
         radixkv_linear(&call, kIsBF16);
     }
 
-    void attend() {
+    void keep(const T* from, T* to, int64_t width) {
+        for (int64_t row = 0; row < rows_; ++row) std::memmove(to + row * width, from + layer_.kept[row] * width, width * sizeof(T));
+    }
+
+    // Norms and turns queries and keys, and writes keys and values into the cache.
+    void store() {
         const int64_t dim = layer_.head_dim, head_bytes = dim * int64_t(sizeof(T)), row_bytes = heads_width_ * int64_t(sizeof(T));
         T* query = projected_.get();
         T* key = query + layer_.num_query_heads * dim;
@@ -58,14 +75,18 @@ class LayerRun {
             norm_heads(query, layer_.query_norm, layer_.query_epsilon, layer_.num_query_heads);
             norm_heads(key, layer_.key_norm, layer_.key_epsilon, layer_.num_kv_heads);
         }
-        const Rope rope{query, key, layer_.cos, layer_.sin, layer_.rows, layer_.num_query_heads, layer_.num_kv_heads,
+        const Rope rope{query, key, layer_.cos, layer_.sin, rows_, layer_.num_query_heads, layer_.num_kv_heads,
                         dim, layer_.rotary_dim, heads_width_};
         radixkv_rope(&rope, kIsBF16);
-        const Write write{key, value, layer_.keys, layer_.values, layer_.slots, layer_.rows, layer_.num_kv_heads,
+        const Write write{key, value, layer_.keys, layer_.values, layer_.slots, rows_, layer_.num_kv_heads,
                           head_bytes, head_bytes, row_bytes, head_bytes, row_bytes, head_bytes};
         radixkv_write(&write, kIsBF16);
+    }
+
+    void attend() {
+        const int64_t dim = layer_.head_dim;
         Attention call = *layer_.attention;
-        call.query = query, call.keys = layer_.keys, call.values = layer_.values, call.out = attended_.get();
+        call.query = projected_.get(), call.keys = layer_.keys, call.values = layer_.values, call.out = attended_.get();
         call.num_query_heads = layer_.num_query_heads, call.num_kv_heads = layer_.num_kv_heads;
         call.key_dim = call.value_dim = call.query_head_stride = dim;
         call.query_row_stride = heads_width_, call.out_row_stride = layer_.num_query_heads * dim;
@@ -74,6 +95,7 @@ class LayerRun {
     }
 
     const Layer& layer_;
+    int64_t rows_;  // that are computed: all, and only those that are kept once keys and values are in the cache
     const int64_t heads_width_;  // of queries, keys and values of a row
     Scratch<T> normed_, projected_, attended_, between_, gated_;
 };

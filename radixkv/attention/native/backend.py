@@ -16,6 +16,9 @@ from radixkv_cpu import PagedAttention, RowKind, library, write_cache
 DTYPES = (torch.float32, torch.bfloat16)
 
 Ints = NDArray[np.int64]
+LayerBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention, torch.Tensor | None]
+"""Keys and values of a layer, where new ones go, attention over the batch, and the rows that are wanted (None: all)."""
+
 _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
 
@@ -41,7 +44,6 @@ class NativeAttention:
     """Attention over one batch for all layers; an `AttentionBatch`.
 
     Attributes:
-        paged: what carries it out.
         slots: int64 ``[rows]``: where the new keys and values go.
     """
 
@@ -52,22 +54,39 @@ class NativeAttention:
         self._pool = pool
         self.slots = torch.from_numpy(plan.slots)
         row_ranges, tables, key_ranges, kinds = _by_kind(plan.ranges)
-        self.paged = PagedAttention(
+        self._paged = PagedAttention(
             row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, kinds
         )
+        self._kept: tuple[PagedAttention, torch.Tensor] | None = None
 
-    def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pool's keys and values of a layer."""
-        return self._pool.keys[layer], self._pool.values[layer]
+    def keep(self, rows: Ints) -> None:
+        """Say which rows of the last layer are wanted; all, unless this is called.
+
+        Args:
+            rows: int64, in any order.
+        """
+        if len(rows) < self._paged.num_rows:
+            rows = np.sort(rows)
+            self._kept = self._paged.of_rows(rows), torch.from_numpy(rows)
+
+    def of_layer(self, layer: int, is_last: bool) -> LayerBatch:
+        """What a decoder layer's one call takes.
+
+        Args:
+            layer: index of the pool's layer.
+            is_last: whether no rows are wanted of it but those that are kept.
+        """
+        paged, kept = self._kept if is_last and self._kept is not None else (self._paged, None)
+        return self._pool.keys[layer], self._pool.values[layer], self.slots, paged, kept
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
-        keys, values = self.cache(layer)
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
         write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self.slots)
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
-        output = self.paged.attend(
+        output = self._paged.attend(
             _contiguous_heads(query), keys, values,
             scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
         )  # fmt: skip

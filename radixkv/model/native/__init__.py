@@ -11,11 +11,13 @@ need not know every model that it fits, and what it does not fit stays as transf
     panel_cache quantised weights on disk
     attention   query, key and value projected at once, normed and turned in place, attended, projected
     layer       all of a decoder layer, in one call
+    last_layer  the rows of it that are wanted
     replace     finds the modules, compares, replaces
 """
 
+from radixkv.model.native.last_layer import losing_rows
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper, Quantiser, weights_of
 
-__all__ = ["AnyQuantiser", "BlockKeeper", "PanelCache", "Quantiser", "prepare_for_cpu", "weights_of"]
+__all__ = ["AnyQuantiser", "BlockKeeper", "PanelCache", "Quantiser", "losing_rows", "prepare_for_cpu", "weights_of"]

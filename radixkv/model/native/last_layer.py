@@ -1,0 +1,43 @@
+"""The last decoder layer, of which only those rows are wanted whose logits are.
+
+What stands behind it (a norm, the output head) computes each row from that row alone. A prompt's rows are then needed for
+their keys and values only, but for the last one. Nothing about a model says so: it is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from radixkv.model.native.layer import NativeDecoderLayer
+
+
+@contextmanager
+def losing_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
+    """Have the last decoder layer lose all rows but one: if that row's logits are numbers, they depend on no other.
+
+    Args:
+        kept: the row of a packed batch.
+
+    Yields:
+        The layer's index; None: it is not made of native modules, and loses nothing.
+    """
+
+    def lose(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        left = torch.full_like(output, torch.nan)
+        left[:, kept] = output[:, kept]
+        return left
+
+    layers = {module.layer_idx: module for module in model.modules() if isinstance(module, NativeDecoderLayer)}
+    if not layers:
+        yield None
+        return
+    last = max(layers)
+    hook = layers[last].register_forward_hook(lose)
+    try:
+        yield last
+    finally:
+        hook.remove()
