@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from radixkv.bench import peer_process
 from radixkv.bench.line_process import LineProcess
 from radixkv.bench.machine import describe_machine
 from radixkv.model.default_model import ensure_converted, find_default_model
+
+Kind = Literal["end-to-end", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,9 @@ class Row:
 class _Engine:
     """A process that runs workloads one at a time; see `peer_process`."""
 
-    def __init__(self, python: Path, engine: str, model: Path, options: dict[str, str | None]) -> None:
+    def __init__(self, python: Path, engine: str, kind: Kind, model: Path, options: dict[str, str | None]) -> None:
         self._process = LineProcess(
-            engine, [str(python), peer_process.__file__, engine, str(model), json.dumps(options)]
+            engine, [str(python), peer_process.__file__, engine, kind, str(model), json.dumps(options)]
         )
         started = self._process.reply()
         self.loaded: float = started["loaded"]
@@ -56,6 +62,7 @@ def run_against(
     console: Console,
     peer: Literal["vllm", "llama.cpp"],
     peer_python: Path,
+    kind: Kind,
     dtype: str,
     quantization: str | None,
     rounds: int,
@@ -68,6 +75,7 @@ def run_against(
     Args:
         peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
             package xllamacpp.
+        kind: "end-to-end" on the default model, or "steps" on a model of one small layer, on one core.
         dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
         quantization: of our weights.
 
@@ -76,13 +84,15 @@ def run_against(
     """
     gguf = find_default_model()
     model = ensure_converted(gguf, console.print)
-    with console.status(f"starting {peer}"):
-        if peer == "vllm":
-            theirs = _Engine(peer_python, peer, model, {"dtype": dtype})
-        else:
-            theirs = _Engine(peer_python, peer, gguf, {})
-    ours = _Engine(Path(sys.executable), "radixkv", model, {"dtype": dtype, "quantization": quantization})
-    try:
+    with TemporaryDirectory() as folder, ExitStack() as engines:
+        if kind == "steps":
+            model = make_one_layer(Path(folder), model)
+        with console.status(f"starting {peer}"):
+            theirs = _Engine(peer_python, peer, kind, *((model, {"dtype": dtype}) if peer == "vllm" else (gguf, {})))
+            engines.callback(theirs.close)
+        options = {"dtype": dtype, "quantization": quantization}
+        ours = _Engine(Path(sys.executable), "radixkv", kind, model, options)
+        engines.callback(ours.close)
         rows = []
         for name in theirs.workloads:
             if only is None or only in name:
@@ -91,26 +101,43 @@ def run_against(
         document = {
             **describe_machine("torch", "radixkv"),
             "peer": peer,
+            "kind": kind,
             "dtype": dtype,
             "quantization": quantization,
             "loaded": {"ours": ours.loaded, "theirs": theirs.loaded},
             "ready": {"ours": ours.ready, "theirs": theirs.ready},
             "rows": [asdict(row) for row in rows],
         }
-    finally:
-        ours.close()
-        theirs.close()
     precision = dtype if quantization is None else f"{dtype}, {quantization}"
     title = f"{document['cpu']}, {precision}"
-    console.print(_table(f"{title}, seconds", peer, rows))
+    console.print(_table(title, peer, rows))
     console.print(
         f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "
-        f"until it has answered with 128 tokens: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
+        f"until it has run the first of these: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
     )
     if plot_path is not None:
         plot_against(rows, peer, title, plot_path)
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def make_one_layer(folder: Path, tokenizer: Path) -> Path:
+    """Save a model that takes so little that a step's time is what an engine adds to it.
+
+    Args:
+        tokenizer: a model's folder.
+
+    Returns:
+        ``folder``.
+    """
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=1024,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in tokenizer.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
 
 
 def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
@@ -120,11 +147,11 @@ def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
 
 
 def _table(title: str, peer: str, rows: list[Row]) -> Table:
-    table = Table("workload", "RadixKV", peer, "ratio", title=title)
+    table = Table("workload", "RadixKV, ms", f"{peer}, ms", "ratio", title=title)
     for row in rows:
         style = "green" if row.ratio < 1 else "red"
-        cells = (f"{median(row.ours):.2f}", f"{median(row.theirs):.2f}", f"[{style}]{row.ratio:.2f}[/]")
-        table.add_row(row.name, *cells)
+        ours, theirs = (f"{1000 * median(seconds):,.1f}" for seconds in (row.ours, row.theirs))
+        table.add_row(row.name, ours, theirs, f"[{style}]{row.ratio:.2f}[/]")
     return table
 
 

@@ -1,8 +1,8 @@
 """One engine in a process of its own, which runs workloads by name when told to: ours, or a peer in its own environment.
 
-Run as ``python peer_process.py ENGINE MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is the
+Run as ``python peer_process.py ENGINE KIND MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is the
 engine, so any environment can run it. It prints a line of JSON when the engine has answered once: the seconds from the
-start to when it was ``loaded``, and to when it had answered with 128 tokens, ``ready``. Then it reads a workload's name per
+start to when it was ``loaded``, and to when it had run the first workload, ``ready``. Then it reads a workload's name per
 line, and answers each with a line of JSON: the seconds that it took. vLLM has the same offline API as RadixKV, down to its
 arguments; for llama.cpp, `LlamaCpp` gives its server that form.
 """
@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 # vLLM picks its memory and processes by these.
 VLLM_ENVIRONMENT = {
@@ -26,21 +27,58 @@ VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-MAX_NUM_SEQS = 64
 
 
 class Workloads:
-    """The rows of the comparison. Prompts are random tokens: of the same lengths, and new in every round.
+    """Rows of a comparison. Prompts are random tokens: of the same lengths, and new in every round.
 
     Args:
         api: the engine's package: `LLM`, `SamplingParams` and `BeamSearchParams`.
         llm: the engine.
+
+    Attributes:
+        MAX_NUM_SEQS: what the engine needs to have been made with.
+        TOKENS: the ids that prompts are made of.
+        FIRST: what is run once before anything is measured.
     """
+
+    MAX_NUM_SEQS = 64
+    TOKENS = range(100, 40_000)
+    FIRST: str
 
     def __init__(self, api: Any, llm: Any) -> None:
         self._api = api
         self._llm = llm
         self._random = random.Random(0)
+
+    def names(self) -> dict[str, Callable[[], float]]:
+        """What can be run; each returns seconds."""
+        raise NotImplementedError
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._random.choices(self.TOKENS, k=count)
+
+    def _seconds(self, prompts: list[list[int]], max_tokens: int, reset: bool = False, **sampling: Any) -> float:
+        if reset:
+            self._llm.reset_prefix_cache()
+        start = time.perf_counter()
+        self._generate(prompts, max_tokens, **sampling)
+        return time.perf_counter() - start
+
+    def _generate(self, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[Any]:
+        params = self._api.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **({"temperature": 0.0} | sampling))
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs: list[Any] = self._llm.generate(inputs, params, use_tqdm=False)
+        return outputs
+
+
+class EndToEnd(Workloads):
+    """What users wait for, on a real model."""
+
+    FIRST = "one stream, 128 tokens"
+
+    def __init__(self, api: Any, llm: Any) -> None:
+        super().__init__(api, llm)
         self._system = self._tokens(1000)
 
     def names(self) -> dict[str, Callable[[], float]]:
@@ -51,7 +89,7 @@ class Workloads:
             "first token of 1,000, cold": lambda: self._seconds([self._tokens(1000)], 1, reset=True),
             "first token, system prompt cached": self.first_token_warm,
             "16 unrelated prompts of 240": lambda: self._seconds([self._tokens(240) for _ in range(16)], 64, reset=True),
-            "one stream, 128 tokens": lambda: self._seconds([self._tokens(8)], 128),
+            self.FIRST: lambda: self._seconds([self._tokens(8)], 128),
             "6 conversations of 4 turns": self.conversations,
             "n = 8 samples": lambda: self._seconds([self._tokens(1000)], 64, reset=True, n=8, temperature=0.8, top_p=0.95),
         }  # fmt: skip
@@ -86,21 +124,27 @@ class Workloads:
         self._llm.beam_search([prompt], self._api.BeamSearchParams(beam_width=4, max_tokens=48, ignore_eos=True))
         return time.perf_counter() - start
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(100, 40_000) for _ in range(count)]
 
-    def _seconds(self, prompts: list[list[int]], max_tokens: int, reset: bool = False, **sampling: Any) -> float:
-        if reset:
-            self._llm.reset_prefix_cache()
-        start = time.perf_counter()
-        self._generate(prompts, max_tokens, **sampling)
-        return time.perf_counter() - start
+class Steps(Workloads):
+    """What a decoding step takes, where the model takes next to nothing: seconds of one step, the mean of 64."""
 
-    def _generate(self, prompts: list[list[int]], max_tokens: int, **sampling: Any) -> list[Any]:
-        params = self._api.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **({"temperature": 0.0} | sampling))
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs: list[Any] = self._llm.generate(inputs, params, use_tqdm=False)
-        return outputs
+    MAX_NUM_SEQS = 256
+    TOKENS = range(1, 500)
+    FIRST = "1 sequence, greedy"
+    SAMPLING: ClassVar[dict[str, dict[str, float]]] = {"greedy": {}, "top-p": {"temperature": 0.8, "top_p": 0.95}}
+    _NUM_STEPS = 64
+
+    def names(self) -> dict[str, Callable[[], float]]:
+        return {
+            f"{count} {'sequences' if count > 1 else 'sequence'}, {how}": partial(self._step, count, **sampling)
+            for how, sampling in self.SAMPLING.items()
+            for count in (1, 64, 256)
+        }
+
+    def _step(self, count: int, **sampling: float) -> float:
+        prompts = [[self._tokens(4) for _ in range(count)] for _ in range(2)]
+        begun = self._seconds(prompts[0], 2, **sampling)
+        return (self._seconds(prompts[1], 2 + self._NUM_STEPS, **sampling) - begun) / self._NUM_STEPS
 
 
 class LlamaCpp:
@@ -140,8 +184,20 @@ class LlamaCpp:
         """It has no such call. What should be cold is a new prompt in any case."""
 
 
-def main(engine: str, model: str, options: str) -> None:
+KINDS: dict[str, type[Workloads]] = {"end-to-end": EndToEnd, "steps": Steps}
+
+
+def use_one_core() -> None:
+    """Before torch is imported: it asks how many cores there are."""
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    os.environ.update({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core)})
+
+
+def main(engine: str, kind: str, model: str, options: str) -> None:
     start = time.perf_counter()
+    if kind == "steps":
+        use_one_core()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the engine prints is no reply
     if engine == "vllm":
@@ -154,10 +210,11 @@ def main(engine: str, model: str, options: str) -> None:
         api = SimpleNamespace(LLM=LlamaCpp, SamplingParams=dict)
     else:
         import radixkv as api
-    workloads = Workloads(api, api.LLM(model, max_num_seqs=MAX_NUM_SEQS, **json.loads(options)))
+    workloads = KINDS[kind]
+    llm = api.LLM(model, max_num_seqs=workloads.MAX_NUM_SEQS, **json.loads(options))
     loaded = time.perf_counter() - start
-    rows = workloads.names()
-    rows["one stream, 128 tokens"]()
+    rows = workloads(api, llm).names()
+    rows[workloads.FIRST]()
     started = {"loaded": loaded, "ready": time.perf_counter() - start, "workloads": list(rows)}
     print(json.dumps(started), file=replies)
     for line in sys.stdin:

@@ -41,16 +41,22 @@ def against(
     plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="instead, what steps of a tiny model take on one core")
+    ] = False,
 ) -> None:
     """End to end against vLLM or llama.cpp on this processor."""
-    from radixkv.bench.against import run_against
+    from radixkv.bench.against import Kind, run_against
 
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
+    kind: Kind = "steps" if steps else "end-to-end"
     if vllm is not None:
-        run_against(Console(), "vllm", vllm, dtype, quantization, rounds, only, json_path, plot)
+        run_against(Console(), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot)
     if llama_cpp is not None:
-        run_against(Console(), "llama.cpp", llama_cpp, dtype, quantization, rounds, only, json_path, plot)
+        if steps:
+            raise typer.BadParameter("--steps: expected --vllm, whose steps are those of one process")
+        run_against(Console(), "llama.cpp", llama_cpp, kind, dtype, quantization, rounds, only, json_path, plot)
 
 
 @app.command()

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import radixkv
 from radixkv.bench import against
+from radixkv.bench.against import make_one_layer
+from radixkv.bench.peer_process import Steps
 from radixkv.cli.main import app
+from radixkv.model.default_model import ensure_converted, find_default_model
 
 WORKLOADS = ["cold", "warm", "one stream"]
 
@@ -18,7 +22,7 @@ WORKLOADS = ["cold", "warm", "one stream"]
 class Engine:
     """Takes 2 seconds for each workload if it is ours, and 4, 5, 6, ... if it is the peer."""
 
-    def __init__(self, python: Path, engine: str, model: Path, options: dict[str, Any]) -> None:
+    def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
         self.loaded, self.ready, self.workloads = (1.0, 3.0, WORKLOADS)
         self._seconds = iter(range(4, 100)) if engine == "vllm" else None
         self.closed = False
@@ -72,3 +76,34 @@ def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["bench", "against", "--vllm", str(python), "--plot", str(tmp_path / "a.nothing")])
     assert result.exit_code == 2
     assert not drawn
+
+
+def test_steps_are_of_a_model_of_one_layer(drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+
+    class Noted(Engine):
+        def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
+            super().__init__(python, engine, kind, model, options)
+            started.append((engine, kind))
+            assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 1
+
+    monkeypatch.setattr(against, "_Engine", Noted)
+    python = tmp_path / "python"
+    python.touch()
+    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--vllm", str(python)])
+    assert result.exit_code == 0, result.output
+    assert started == [("vllm", "steps"), ("radixkv", "steps")]
+    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--llama-cpp", str(python)])
+    assert result.exit_code == 2
+    assert "expected --vllm" in result.output
+
+
+def test_the_model_of_one_layer_runs_all_its_sequences_in_one_step(tmp_path: Path) -> None:
+    llm = radixkv.LLM(
+        make_one_layer(tmp_path, ensure_converted(find_default_model(), print)), dtype="float32", max_num_seqs=256
+    )
+    steps: list[int] = []
+    run = llm.engine.step
+    llm.engine.step = lambda: steps.append(1) or run()  # type: ignore[method-assign]
+    assert Steps(radixkv, llm).names()["256 sequences, top-p"]() != 0
+    assert len(steps) == 2 + 66
