@@ -264,7 +264,7 @@ class Worker {
         for (int i = 0; i < kKeys; i++) to[i] = static_cast<const T*>(cache) + (slots[i] * call_.num_kv_heads + head) * dim;
     }
 
-    // All rows over up to 64 keys of one head; of unpacked ones, tiles have the `sums` that are their scores.
+    // All rows over up to 64 keys of one head; of unpacked ones, tiles have the `sums` that are their scores, and pairs pack the keys.
     void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t first, int count, int64_t num_rows, bool unpacked,
                 const T* query, const float* sums, float* outputs, float* maxima, float* totals) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
@@ -272,12 +272,15 @@ class Worker {
         find(call_.keys, call_.key_dim, head, next, next_keys);
         find(call_.values, call_.value_dim, head, slots, values);
         find(call_.values, call_.value_dim, head, next, next_values);
-        if (unpacked) return attend_unpacked(keys, values, next_keys, next_values, first, count, num_rows, query, sums, outputs, maxima, totals);
+        if (unpacked && !kAsPairs<T>)
+            return attend_unpacked(keys, values, next_keys, next_values, first, count, num_rows, query, sums, outputs, maxima, totals);
         pack_keys(keys, next_keys, count, call_.key_dim, keys_.get());
+        if (unpacked)
+            return attend_band(0, num_rows, first, count, query, values, next_values, outputs, maxima, totals);
         pack_values(values, next_values, count, call_.value_dim, values_.get());
         for (int64_t row = 0; row < num_rows; row += kBandRows)
-            attend_band(row, std::min(kBandRows, num_rows - row), first, count, query + row * key_dim_, outputs + row * value_dim_,
-                        maxima + row, totals + row);
+            attend_band(row, std::min(kBandRows, num_rows - row), first, count, query + row * key_dim_, nullptr, nullptr,
+                        outputs + row * value_dim_, maxima + row, totals + row);
     }
 
     void attend_unpacked(const T* const* keys, const T* const* values, const T* const* next_keys, const T* const* next_values, int64_t first,
@@ -299,9 +302,9 @@ class Worker {
     }
 
     // A few of the rows, whose scores and weights stay in the first-level cache. Of the keys, those that none of them sees are
-    // passed over.
-    void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, float* outputs, float* maxima,
-                     float* totals) {
+    // passed over. Values are packed, or else given.
+    void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, const T* const* values,
+                     const T* const* next_values, float* outputs, float* maxima, float* totals) {
         int64_t low = kKeys, high = 0;
         for (const Seen* row = &seen_[first_row]; row < &seen_[first_row] + num_rows; row++)
             low = std::min(low, row->start - first), high = std::max(high, row->stop - first);
@@ -312,6 +315,10 @@ class Worker {
         constexpr int kStep = PanelProduct<T>::kStep;
         const int used = (stop + kStep - 1) / kStep * kStep;
         weigh(first_row, num_rows, first, count, start, (used + kLanes - 1) / kLanes * kLanes, weights_.get(), maxima, totals);
+        if constexpr (kAsPairs<T>)
+            if (values)
+                return add_pairs(num_rows, weights_.get(), values, next_values, start, used, count, call_.value_dim, shrink_.get(), outputs,
+                                 value_dim_);
         // The highest score seldom grows.
         for (int64_t row = 0; row < num_rows; row++)
             if (const float shrink = shrink_.get()[row]; shrink != 1.0f)
@@ -360,14 +367,13 @@ class Worker {
     std::vector<Step> steps_;
 };
 
-// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Products with panels are added
-// in another order. So all of a prompt's rows pass panels, however few are left of it; and drafts, beside the row that there is without
-// them, do not where a single row would not, though 17 rows of bfloat16 take two thirds of the time with panels. AMX tiles have one
-// order for both.
+// Whether `num_rows` rows of a range, heads of a group folded in, pass its keys as they lie in memory. Where products with panels are added
+// in another order, all of a prompt's rows pass panels, however few are left of it; and drafts, beside the row that there is without
+// them, do not where a single row would not.
 template <typename T>
 bool is_unpacked(const Attention& call, int64_t range, int64_t num_rows, int64_t group) {
     const RowKind kind = call.kinds[range];
-    if (kAsTiles<T> || kind == RowKind::kShared) return num_rows <= kUnpackedRows<T>;
+    if (kOneOrder<T> || kind == RowKind::kShared) return num_rows <= kUnpackedRows<T>;
     return kind == RowKind::kDecoding && group <= kUnpackedRows<T> && num_rows <= kMostDrafted * group;
 }
 

@@ -64,14 +64,13 @@ void pack_keys(const T* const* keys, const T* const* next, int count, int64_t di
         for (int64_t word = 0; word < words; word += kLanes) {
             U32 rows[kLanes], columns[kLanes];
             const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
-            for (int i = 0; i < kLanes; i++) {
-                __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
-                rows[i] = U32{};
-                if (first + i < count && left > 0) {
-                    if (left == kLanes * kWord)
-                        std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
-                    else
-                        std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
+            for (int i = 0; i < kLanes; i++) __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
+            if (first + kLanes <= count && left == kLanes * kWord) {
+                for (int i = 0; i < kLanes; i++) std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
+            } else {
+                for (int i = 0; i < kLanes; i++) {
+                    rows[i] = U32{};
+                    if (first + i < count && left > 0) std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
                 }
             }
             transpose(rows, columns);

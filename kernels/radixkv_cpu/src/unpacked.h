@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "panel.h"
+#include "pack.h"
 
 namespace radixkv {
 
@@ -25,6 +25,19 @@ constexpr bool kAsTiles = kPairs<T>;
 template <typename T>
 constexpr bool kAsTiles = false;
 #endif
+
+// Without tiles, dot products of bfloat16 pairs: few rows have their scores by panels of keys, too, which take no longer to be made than
+// the lanes of three rows' sums to be added up, and read values where they lie.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+template <typename T>
+constexpr bool kAsPairs = kPairs<T>;
+#else
+template <typename T>
+constexpr bool kAsPairs = false;
+#endif
+// Either way few rows' sums are those of many.
+template <typename T>
+constexpr bool kOneOrder = kAsTiles<T> || kAsPairs<T>;
 
 // The first lines of so many dimensions are on their way to the second-level cache after this.
 template <int VECTORS, typename T>
@@ -137,6 +150,63 @@ void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* c
         add_weighted<T>(rows - ROWS, weights + ROWS * stride, stride, values, nullptr, nullptr, count, dim, shrink + ROWS,
                         outputs + ROWS * output_stride, output_stride);
 }
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+// outputs[row] = outputs[row] * shrink[row] + weights[row] . values over LINES x 32 dimensions, of which `left` are there.
+template <int ROWS, int LINES>
+void add_pairs_part(const BF16* weights, const BF16* const* values, const BF16* const* next, int start, int stop, int count, int64_t dim,
+                    int64_t left, const float* shrink, float* outputs, int64_t output_stride) {
+    typedef uint16_t Line __attribute__((vector_size(64)));
+    const Line low = {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const Line high = low + 16;
+    __mmask32 there[LINES];
+    for (int i = 0; i < LINES; i++) there[i] = left >= (i + 1) * kPanel ? ~__mmask32(0) : (__mmask32(1) << (left - i * kPanel)) - 1;
+    // All loops over it are unrolled, or it would lie in memory.
+    F32 total[ROWS][2 * LINES];
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * LINES; i++) total[row][i] = load(outputs + row * output_stride + dim + i * kLanes) * shrink[row];
+    for (int key = start; key < stop; key += 2) {
+        __m512bh pairs[2 * LINES];
+#pragma GCC unroll 2
+        for (int i = 0; i < LINES; i++) {
+            if (next) __builtin_prefetch(next[key] + dim + i * kPanel, 0, 2), __builtin_prefetch(next[key + 1] + dim + i * kPanel, 0, 2);
+            const auto even = (Line)_mm512_maskz_loadu_epi16(there[i], values[key] + dim + i * kPanel);
+            const auto odd = key + 1 < count ? (Line)_mm512_maskz_loadu_epi16(there[i], values[key + 1] + dim + i * kPanel) : Line{};
+            pairs[2 * i] = (__m512bh)__builtin_shuffle(even, odd, low);
+            pairs[2 * i + 1] = (__m512bh)__builtin_shuffle(even, odd, high);
+        }
+#pragma GCC unroll 4
+        for (int row = 0; row < ROWS; row++) {
+            const __m512bh weight = broadcast_pair(weights + row * kKeys + key);
+#pragma GCC unroll 4
+            for (int i = 0; i < 2 * LINES; i++) total[row][i] = _mm512_dpbf16_ps(total[row][i], weight, pairs[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * LINES; i++) store(outputs + row * output_stride + dim + i * kLanes, total[row][i]);
+}
+
+// outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key], the keys from `start` to `stop` by pairs, as in
+// a product with panels of them. Outputs are padded to 32 dimensions. Meanwhile the next values are fetched.
+template <int ROWS = kRowsAtOnce>
+void add_pairs(int64_t rows, const BF16* weights, const BF16* const* values, const BF16* const* next, int start, int stop, int count,
+               int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
+    if constexpr (ROWS > 1) {
+        if (rows < ROWS) return add_pairs<ROWS - 1>(rows, weights, values, next, start, stop, count, dim, shrink, outputs, output_stride);
+    }
+    int64_t at = 0;
+    for (; at + kPanel < dim; at += 2 * kPanel)
+        add_pairs_part<ROWS, 2>(weights, values, next, start, stop, count, at, dim - at, shrink, outputs, output_stride);
+    if (at < dim) add_pairs_part<ROWS, 1>(weights, values, next, start, stop, count, at, dim - at, shrink, outputs, output_stride);
+    if (rows > ROWS)
+        add_pairs<>(rows - ROWS, weights + ROWS * kKeys, values, nullptr, start, stop, count, dim, shrink + ROWS,
+                    outputs + ROWS * output_stride, output_stride);
+}
+#endif
 
 // Up to four rows, `stride` apart, as columns [stride / 2][4][2].
 inline void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to) {
