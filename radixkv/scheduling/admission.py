@@ -217,7 +217,7 @@ class Admission:
 
     @property
     def _num_admissible_seqs(self) -> int:
-        """`num_free_seqs`, while this step admits."""
+        """How many more sequences may run concurrently."""
         return self._max_num_seqs - self._decode_growth().num_seqs
 
     @property

@@ -60,7 +60,6 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_num_seqs = max_num_seqs
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
         self.shares = FairShares() if shares is None else shares
@@ -81,11 +80,6 @@ class Scheduler:
             on_reuse,
         )
         self._arrivals = itertools.count()
-
-    @property
-    def num_free_seqs(self) -> int:
-        """How many more sequences may run concurrently."""
-        return self._max_num_seqs - sum(group.num_seqs for group in self.running)
 
     @property
     def deferred(self) -> SequenceGroup | None:

@@ -93,7 +93,7 @@ def test_nothing_that_fits_waits_and_nobody_starves(
         # Where two tenants compute prompts, one of them may have left the rest to a later step.
         one_tenant = len({chunk.group.request.tenant for chunk in prompts}) < 2
         if sum(chunk.num_tokens for chunk in chunks) < 16 and passable and one_tenant:
-            assert all(group.num_seqs > scheduler.num_free_seqs for group in scheduler.waiting)
+            assert all(group.num_seqs > driver.num_free_seqs for group in scheduler.waiting)
         return chunks
 
     scheduler.schedule = schedule_and_verify  # type: ignore[method-assign]
