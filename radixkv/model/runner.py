@@ -20,7 +20,7 @@ from radixkv.attention import AttentionBackend, AttentionOptions
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import LayerBatch, NativeAttention
-from radixkv.attention.query_batch import ranges
+from radixkv.attention.query_batch import concatenated_ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -240,7 +240,7 @@ class ModelRunner:
                 return decoded
         stops = np.empty(len(order), dtype=np.int64)
         stops[order] = row_starts[1:]
-        keep = ranges(stops - num_logits, num_logits)
+        keep = concatenated_ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
         if isinstance(batch, NativeAttention):
@@ -263,7 +263,7 @@ class ModelRunner:
         """The packed batch's tokens on the device in the backend's order, those that never left it among them."""
         num_new = model_input.queries.num_new
         starts = num_new.cumsum() - num_new
-        known = model_input.token_ids[ranges(starts[order], num_new[order])]
+        known = model_input.token_ids[concatenated_ranges(starts[order], num_new[order])]
         token_ids = to_device(torch.from_numpy(known), self._device)
         indices = model_input.device_indices[order]
         (on_device,) = (indices != HOST_TOKEN).nonzero()
