@@ -131,12 +131,12 @@ class FairShares:
             weight -= weights[tenant]
         return float("inf")
 
-    def keep_order(
+    def preempted_last_first(
         self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]
     ) -> list[SequenceGroup]:
-        """``running``, given in order of rank, sorted by when it is preempted: last what goes first.
+        """``running``, given in order of rank, in the reverse of the order in which groups are preempted.
 
-        That is the lowest rank of the tenant with most.
+        Preempted first, and so at the end, is the lowest rank of the tenant with most.
 
         Args:
             size: how much a group has of what is lacking; divided by its tenant's weight.

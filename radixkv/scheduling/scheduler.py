@@ -203,7 +203,7 @@ class Scheduler:
             return chunks
         # In this order, no group is preempted that this step has scheduled already. A prompt's blocks were all reserved when
         # it was admitted.
-        running = self.shares.keep_order(self.running, lambda group: group.num_blocks)
+        running = self.shares.preempted_last_first(self.running, lambda group: group.num_blocks)
         waits_for_slots = set(decoding)
         for group in list(running):
             planned = self._last_tokens_of(group, budget - len(chunks)) if group in waits_for_slots else []

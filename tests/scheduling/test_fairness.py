@@ -316,10 +316,11 @@ def test_the_order_in_which_groups_give_way() -> None:
         driver.add(prompt(8), max_new=20, tenant=tenant)
     driver.step()
     running = list(driver.scheduler.running)
-    order = FairShares().keep_order(running, lambda group: group.num_blocks)
+    order = FairShares().preempted_last_first(running, lambda group: group.num_blocks)
     assert [running.index(group) for group in order] == [0, 2, 1]
     heavy = FairShares({"a": TenantShare(4)})
-    assert [running.index(group) for group in heavy.keep_order(running, lambda group: group.num_blocks)] == [0, 1, 2]
+    order = heavy.preempted_last_first(running, lambda group: group.num_blocks)
+    assert [running.index(group) for group in order] == [0, 1, 2]
     driver.run()
 
 
