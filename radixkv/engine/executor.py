@@ -138,4 +138,4 @@ class Executor:
 
 def _prompt_logprobs_of(batch: Batch) -> list[int]:
     """Which chunks are of prompts that are computed for the first time, and of which log-probabilities are wanted."""
-    return [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.describes_prompt]
+    return [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.lacks_prompt_logprobs]

@@ -99,12 +99,12 @@ class OutputProcessor:
     def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> int:
         """Give sequences their tokens, and close those that have ended; returns how many drafted tokens were right."""
         redrawn: frozenset[int] = frozenset()
-        described: list[SampledToken] | None = None
+        host_tokens: list[SampledToken] | None = None
         if batch.tokens is None:
-            described = sample(
+            host_tokens = sample(
                 batch.sampled_logits(), batch.sampling_states, batch.sampled_drafts() if batch.drafts else None
             )
-            token_ids = [token.token_id for token in described]
+            token_ids = [token.token_id for token in host_tokens]
         else:
             token_ids, redrawn = batch.tokens.fetch()
         now = time.monotonic()
@@ -117,8 +117,8 @@ class OutputProcessor:
                 continue  # it had ended, or was aborted, when this batch was already launched
             request = sequence.request
             processed.touched.append(request)
-            if described is not None:
-                total_right += self._append_drawn(sequence, described[drawn.start : drawn.stop], draft)
+            if host_tokens is not None:
+                total_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
             if index in redrawn and following is not None and following.computes(sequence):

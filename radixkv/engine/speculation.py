@@ -140,8 +140,7 @@ class Speculator:
             state = sequence.sampling
             if not completes or state is None or sequence.num_placeholders:
                 continue
-            wants_prompt_rows = request.describes_prompt
-            if len(request.sequences) < request.num_seqs or wants_prompt_rows:
+            if len(request.sequences) < request.num_seqs or request.lacks_prompt_logprobs:
                 continue  # its samples are about to fork, or its rows are the prompt's
             self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)

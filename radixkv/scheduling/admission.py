@@ -265,7 +265,7 @@ class Admission:
         """
         cache, request = self._cache, group.request
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not request.describes_prompt
+        read = request.read_cache and not request.lacks_prompt_logprobs
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)

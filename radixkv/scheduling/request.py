@@ -111,7 +111,7 @@ class Request:
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def describes_prompt(self) -> bool:
+    def lacks_prompt_logprobs(self) -> bool:
         """Whether the log-probabilities of its prompt are wanted and not complete."""
         return self.wants_prompt_logprobs and self.metrics.first_token_time is None
 

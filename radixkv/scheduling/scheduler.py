@@ -324,5 +324,5 @@ class Scheduler:
 
     def _charge_prompt(self, group: SequenceGroup, num_tokens: int, reused: int = 0) -> None:
         request = group.request
-        described = num_tokens if request.describes_prompt else 0
-        self.shares.charge(request.tenant, computed=num_tokens, described=described, reused=reused)
+        with_logprobs = num_tokens if request.lacks_prompt_logprobs else 0
+        self.shares.charge(request.tenant, computed=num_tokens, with_logprobs=with_logprobs, reused=reused)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.scheduler_driver import SchedulerDriver
 
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import DESCRIBED_TOKEN_COST, REUSED_TOKEN_COST, FairShares
+from radixkv.scheduling.fair_shares import PROMPT_LOGPROB_COST, REUSED_TOKEN_COST, FairShares
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -232,17 +232,17 @@ def test_reused_tokens_count_little() -> None:
     assert [request.tenant for request in cold.admitted[1:5]] != ["hot"] * 4
 
 
-def test_described_prompts_are_paid_for() -> None:
+def test_log_probabilities_of_prompts_are_paid_for() -> None:
     """Each token of a prompt whose log-probabilities are wanted is compared with the whole vocabulary."""
     driver = SchedulerDriver(max_num_seqs=4, budget=64)
     driver.add(prompt(21), tenant="plain", max_new=8)
-    driver.add(prompt(21), tenant="described", max_new=8, prompt_logprobs=0)
+    driver.add(prompt(21), tenant="with logprobs", max_new=8, prompt_logprobs=0)
     driver.step()
     counter = driver.scheduler.shares.counter
-    assert counter("described") == counter("plain") + 20 * DESCRIBED_TOKEN_COST
-    (group,) = (group for group in driver.scheduler.running if group.request.tenant == "described")
+    assert counter("with logprobs") == counter("plain") + 20 * PROMPT_LOGPROB_COST
+    (group,) = (group for group in driver.scheduler.running if group.request.tenant == "with logprobs")
     driver.scheduler._preempt(group)  # its prompt is complete
-    assert counter("described") == counter("plain") + 20 * DESCRIBED_TOKEN_COST
+    assert counter("with logprobs") == counter("plain") + 20 * PROMPT_LOGPROB_COST
 
 
 def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
