@@ -133,7 +133,7 @@ class OutputProcessor:
                 request.metrics.first_token_time = now
             if sequence.finish_reason is not None:
                 sequence.drop_placeholders()
-                self._blocks.release(sequence)
+                self._blocks.close(sequence)
                 self._scheduler.remove(group)
                 processed.changed.append(request)
             elif request.failure is not None:
@@ -178,7 +178,7 @@ class OutputProcessor:
         for continuation in continuations:
             num_children[continuation.parent] += 1
         # Beams of a search that has ended stay cached to their last token.
-        end = self._blocks.drop if continuations else self._blocks.release
+        end = self._blocks.abort if continuations else self._blocks.close
         children: list[list[TokenSequence]] = []
         for sequence, count in zip(group.sequences, num_children, strict=True):
             if count:

@@ -242,7 +242,7 @@ class Admission:
         except OutOfBlocks as error:
             self._growth = None
             for sequence in group.sequences:
-                self._blocks.drop(sequence)
+                self._blocks.abort(sequence)
                 sequence.num_computed = 0
             group.num_shared_prefill_tokens = 0
             missing = error.needed - error.free - error.evictable

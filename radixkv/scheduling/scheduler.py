@@ -120,7 +120,7 @@ class Scheduler:
             self.running.update(dict.fromkeys(in_order))
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take a group out of the queues; its sequences' tables must be released or dropped."""
+        """Take a group out of the queues; its sequences' tables must be closed or aborted."""
         if group in self.running:
             del self.running[group]
         else:
@@ -239,7 +239,7 @@ class Scheduler:
         self._charge_prompt(group, -max(0, group.num_pending - 1))
         for sequence in group.sequences:
             if sequence.table is not None:
-                self.blocks.release(sequence)
+                self.blocks.close(sequence)
             sequence.num_computed = 0
         group.num_shared_prefill_tokens = 0
         group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)

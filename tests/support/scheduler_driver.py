@@ -99,7 +99,7 @@ class SchedulerDriver:
     def abort(self, request: Request) -> None:
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
-                self.scheduler.blocks.drop(sequence)
+                self.scheduler.blocks.abort(sequence)
             self.scheduler.remove(group)
         assert not self.scheduler.groups_of(request)
 
@@ -215,5 +215,5 @@ class SchedulerDriver:
             self.scheduler.blocks.publish_at_block_boundary(sequence)
             if len(sequence.output_token_ids) == self._ends_after[request]:
                 sequence.drop_placeholders()
-                self.scheduler.blocks.release(sequence)
+                self.scheduler.blocks.close(sequence)
                 self.scheduler.remove(group)
