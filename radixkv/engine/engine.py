@@ -373,7 +373,7 @@ class Engine:
             self._requests.fail(requests, as_exception(error))
             raise
 
-    def writes_behind(self) -> bool:
+    def write_behind(self) -> bool:
         """Between steps: send some of the blocks that are to go down to the tiers; False: there are none."""
         return self.tiers is not None and self.tiers.send_some()
 
