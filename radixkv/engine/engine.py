@@ -24,9 +24,9 @@ from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.cache.observer import TreeObserver
 from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
+from radixkv.engine.begin_request import begin_request
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
-from radixkv.engine.first_groups import first_groups
 from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
@@ -242,7 +242,7 @@ class Engine:
             ValueError: an unfinished request has the same id.
         """
         self._requests.add(request)
-        groups = first_groups(request, self.loaded.tokenizer)
+        groups = begin_request(request, self.loaded.tokenizer)
         if groups:
             self.scheduler.add(*groups)
         else:
