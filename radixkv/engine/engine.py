@@ -27,11 +27,11 @@ from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.begin_request import begin_request
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
+from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
-from radixkv.engine.pins import Pins
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
 from radixkv.engine.speculation import Speculator, make_speculator
@@ -116,7 +116,7 @@ class Engine:
             events=events,
             observers=observers,
         )
-        self.pins = Pins(self.cache, self.tiers)
+        self.pins = NamedPins(self.cache, self.tiers)
         self.tenant_pins = TenantPins(self.pins)
         self.scheduler = Scheduler(
             self.cache,
