@@ -101,21 +101,9 @@ def load_model(
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":
-        num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-        prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
-        report_quantised(model, name, config.quantization, num_linears)
-        if config.share_weights:
-            share_weights(weights_of(model), cache_folder() / "packed")
-        trim_heap()
+        _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
     else:
-        restore_rotation(model)
-        if config.merge_linears:
-            num_merged = merge_linears(model, partial(_compute_two_tokens, model))
-            _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
-        if config.fuse_rotary:
-            _log.info(
-                "%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model)
-            )
+        _prepare_on_gpu(model, name, config)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -149,6 +137,33 @@ def _check_quantization(quantization: str | None, device: torch.device, dtype: t
     else:
         return
     raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
+
+
+def _prepare_on_cpu(
+    model: transformers.PreTrainedModel,
+    name: str,
+    config: ModelConfig,
+    native: bool,
+    panel_cache: PanelCache | None,
+    deferred: DeferredWeights | None,
+) -> None:
+    """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
+    num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+    report_quantised(model, name, config.quantization, num_linears)
+    if config.share_weights:
+        share_weights(weights_of(model), cache_folder() / "packed")
+    trim_heap()
+
+
+def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: ModelConfig) -> None:
+    """Merge linear layers, and leave rotation to the kernel that stores keys, where ``config`` asks for it."""
+    restore_rotation(model)
+    if config.merge_linears:
+        num_merged = merge_linears(model, partial(_compute_two_tokens, model))
+        _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
+    if config.fuse_rotary:
+        _log.info("%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model))
 
 
 def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
