@@ -34,7 +34,8 @@ from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
-from radixkv.engine.speculation import Speculator, make_speculator
+from radixkv.engine.speculation import Speculator
+from radixkv.engine.speculator_setup import make_speculator
 from radixkv.engine.stats import BatchSize
 from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
