@@ -86,10 +86,11 @@ class DeferredRotation(nn.Module):
 
 def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """As `radixkv_kernels.rotate_and_write` does it, ``[1, heads, tokens, dim]``."""
-    turning = heads[..., : cosines.shape[-1]].float()
-    first, second = turning.chunk(2, dim=-1)
-    turned = turning * cosines.float() + torch.cat((-second, first), -1) * sines.float()
-    return torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[-1] :]), -1)
+    rotary_dim = cosines.shape[-1]
+    x = heads[..., :rotary_dim].float()
+    first, second = x.chunk(2, dim=-1)
+    rotated = x * cosines.float() + torch.cat((-second, first), -1) * sines.float()
+    return torch.cat((rotated.to(heads.dtype), heads[..., rotary_dim:]), -1)
 
 
 def is_candidate(module: nn.Module) -> bool:
