@@ -15,6 +15,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.probing import Call, error_of, probe_attention, record_calls
+from radixkv.model.replace_modules import replace_modules
 
 
 class DeferredRotation(nn.Module):
@@ -135,10 +136,8 @@ def defer_rotation(model: transformers.PreTrainedModel) -> int:
 
 def restore_rotation(model: nn.Module) -> None:
     """Undo `defer_rotation`."""
-    for parent in [*model.modules()]:
-        for name, child in [*parent.named_children()]:
-            if isinstance(child, DeferredRotation):
-                setattr(parent, name, child.original)
+    deferred = [module for module in model.modules() if isinstance(module, DeferredRotation)]
+    replace_modules(model, {module: module.original for module in deferred})
 
 
 def set_rotate_first(model: nn.Module, rotate_first: bool) -> None:
