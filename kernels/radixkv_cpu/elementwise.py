@@ -84,7 +84,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
 
 
 def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turn queries and keys in place by their positions; of each head the first ``rotary dim`` dimensions, half by half.
+    """Rotate queries and keys in place by their positions; of each head the first ``rotary dim`` dimensions, half by half.
 
     Args:
         query: ``[rows, query heads, dim]``, whose rows lie as far apart as those of ``key``.

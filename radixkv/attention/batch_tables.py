@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.query_batch import BlockTable
+from radixkv.attention.query_batch import BlockTable, concatenated_ranges
 
 Ints = NDArray[np.int64]
 
@@ -145,10 +145,8 @@ class BatchTables:
     def _write(self, indices: Ints, start: Ints, stop: Ints, blocks: list[NDArray[np.int32]]) -> NewBlocks:
         if not blocks:
             return _NO_NEW_BLOCKS
-        counts = stop - start
         block_ids = np.concatenate(blocks)
-        first = indices * self.block_ids.shape[1] + start
-        flat = (first - counts.cumsum() + counts).repeat(counts) + np.arange(len(block_ids))
+        flat = concatenated_ranges(indices * self.block_ids.shape[1] + start, stop - start)
         self.block_ids.reshape(-1)[flat] = block_ids
         self._num_blocks[indices] = stop
         return NewBlocks(flat, block_ids)

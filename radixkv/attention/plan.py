@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from radixkv.attention.batch_tables import BatchTables, NewBlocks
 from radixkv.attention.prefix_groups import PrefixGroups, prefix_groups
-from radixkv.attention.query_batch import QueryBatch, ranges
+from radixkv.attention.query_batch import QueryBatch, concatenated_ranges
 from radixkv.attention.sharing_rule import SharingRule
 
 Ints = NDArray[np.int64]
@@ -84,7 +84,7 @@ class AttentionPlan:
         """int64 ``[rows]``: of each token of the query batch, one sequence after the other, its row in the packed batch."""
         starts, counts = np.empty_like(self.order), np.empty_like(self.order)
         starts[self.order], counts[self.order] = self.row_starts[:-1], np.diff(self.row_starts)
-        return ranges(starts, counts)
+        return concatenated_ranges(starts, counts)
 
 
 class Planner:

@@ -74,7 +74,8 @@ class QueryBatch:
                 raise ValueError(f"{name}: expected at least {least}, got {int(column[index])} for sequence {index}")
 
 
-def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def concatenated_ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """``starts[i], starts[i] + 1, ...``, ``counts[i]`` numbers each, one range after the other."""
-    offsets: NDArray[np.int64] = starts - counts.cumsum() + counts
-    return np.arange(counts.sum()) + offsets.repeat(counts)
+    numbers: NDArray[np.int64] = (starts - counts.cumsum() + counts).repeat(counts)
+    numbers += np.arange(len(numbers))
+    return numbers

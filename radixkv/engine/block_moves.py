@@ -258,10 +258,8 @@ class BlockMoves(TreeObserver):
             return
         try:
             data = self._rows.read(np.concatenate([ids for _, ids in parts]))
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # torch's and numpy's, out of memory: requests do not need these blocks
+        # torch's and numpy's, out of memory: requests do not need these blocks.
+        except (RuntimeError, MemoryError) as error:
             self._writer.drop(sum(part.num_blocks for part, _ in parts))
             self._known.clear()
             _log.warning("blocks on their way below the pool are lost: %s", error)

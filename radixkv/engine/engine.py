@@ -21,20 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
-from radixkv.cache.observer import TreeObserver
 from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
+from radixkv.engine.begin_request import begin_request
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.executor import Executor
-from radixkv.engine.first_groups import first_groups
+from radixkv.engine.kv_tiers import KVTiers
+from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.open_publisher import open_publisher
 from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
-from radixkv.engine.pins import Pins
 from radixkv.engine.pool_setup import set_up_pool
 from radixkv.engine.resumption import resume_sequences
-from radixkv.engine.speculation import Speculator, make_speculator
+from radixkv.engine.speculation import Speculator
+from radixkv.engine.speculator_setup import make_speculator
 from radixkv.engine.stats import BatchSize
 from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
@@ -95,34 +96,32 @@ class Engine:
         events = None
         if self._publisher is not None:
             events = EventLog(medium="CPU" if loaded.device.type == "cpu" else "GPU")
-        self.prefill_rate = PrefillRate()
-        publish = None if self._publisher is None else self._publisher.publish
-        self.tiers = open_tiers(config, loaded, self.pool, self.prefill_rate, publish) if config.has_tiers else None
-        if self.tiers is not None:
-            # However the engine ends, what is queued is written and folders are released; a medium that hangs does not keep
-            # the process alive.
-            weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
-        self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         speculative = config.speculation
         index = None if speculative is None else TreeIndex(num_blocks, block_size)
-        observers: list[TreeObserver] = [] if self.tiers is None else [self.tiers.moves]
-        if index is not None:
-            observers.append(index)
         self.cache = PrefixCache(
             num_blocks,
             block_size,
             POLICIES[config.eviction_policy](),
             remembered_blocks=4 * num_blocks,
             events=events,
-            observers=observers,
+            observers=() if index is None else (index,),
         )
-        self.pins = Pins(self.cache, self.tiers)
+        self.prefill_rate = PrefillRate()
+        self.tiers: KVTiers | None = None
+        if config.has_tiers:
+            publish = None if self._publisher is None else self._publisher.publish
+            self.tiers = open_tiers(config, loaded, self.cache, self.pool, self.prefill_rate, publish)
+            # However the engine ends, what is queued is written and folders are released; a medium that hangs does not keep
+            # the process alive.
+            weakref.finalize(self, self.tiers.close, _QUEUE_SECONDS)
+        self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
+        self.pins = NamedPins(self.cache, self.tiers)
         self.tenant_pins = TenantPins(self.pins)
         self.scheduler = Scheduler(
             self.cache,
             config.max_num_batched_tokens,
             config.max_num_seqs,
-            loads=None if self.tiers is None else self.tiers.use_cache(self.cache),
+            loads=None if self.tiers is None else self.tiers.loads,
             on_reuse=None if self.tiers is None else self.tiers.on_reuse,
         )
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
@@ -242,7 +241,7 @@ class Engine:
             ValueError: an unfinished request has the same id.
         """
         self._requests.add(request)
-        groups = first_groups(request, self.loaded.tokenizer)
+        groups = begin_request(request, self.loaded.tokenizer)
         if groups:
             self.scheduler.add(*groups)
         else:
@@ -373,7 +372,7 @@ class Engine:
             self._requests.fail(requests, as_exception(error))
             raise
 
-    def writes_behind(self) -> bool:
+    def write_behind(self) -> bool:
         """Between steps: send some of the blocks that are to go down to the tiers; False: there are none."""
         return self.tiers is not None and self.tiers.send_some()
 

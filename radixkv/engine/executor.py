@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from radixkv.attention import QueryBatch
 from radixkv.cache import PrefixCache
@@ -39,20 +38,25 @@ class Executor:
             in_flight: the batch before, if its tokens have not been fetched yet.
         """
         self._runner.copy_blocks(self._cache.drain_copies())
-        model_input = self._model_input(batch, in_flight)
+        lacking_logprobs = [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.lacks_prompt_logprobs]
+        model_input = self._model_input(batch, in_flight, lacking_logprobs)
         device_tokens = None if in_flight is None or in_flight.tokens is None else in_flight.tokens.token_ids
         batch.logits = self._runner.run(model_input, device_tokens)
-        host_samples = self._commit(batch, model_input.num_logits)
-        if host_samples or batch.beam_steps:
-            return
-        states = batch.sampling_states
-        if any(state.needs_host for state in states):
-            return
-        num_placeholders = [row.sequence.num_placeholders for row in batch.sampled]
-        batch.tokens = InFlightTokens(batch.sampled_logits(), states, num_placeholders)
+        stops = model_input.num_logits.cumsum().tolist()
+        for i in lacking_logprobs:
+            chunk, stop = batch.chunks[i], stops[i]
+            self._collect_prompt_logprobs(chunk, batch.logits[stop - chunk.num_tokens : stop])
+        self._scheduler.blocks.commit(batch.chunks)
+        self._assign_rows(batch, stops)
+        if not (lacking_logprobs or batch.drafts or batch.beam_steps):
+            self._sample_on_device(batch)
 
-    def _model_input(self, batch: Batch, in_flight: Batch | None) -> ModelInput:
-        """The batch column by column: a few passes over its chunks, each of little more than one look-up per chunk."""
+    def _model_input(self, batch: Batch, in_flight: Batch | None, lacking_logprobs: list[int]) -> ModelInput:
+        """The batch column by column: a few passes over its chunks, each of little more than one look-up per chunk.
+
+        Args:
+            lacking_logprobs: the chunks of which every row's logits are wanted.
+        """
         chunks = batch.chunks
         sequences = [chunk.sequence for chunk in chunks]
         tables = [sequence.table for sequence in sequences if sequence.table is not None]
@@ -68,7 +72,7 @@ class Executor:
                 num_decoding[i] += len(drafts)
                 counts[i] += len(drafts)
         num_logits = np.array(num_decoding, dtype=np.int64)
-        for i in _prompt_logprobs_of(batch):
+        for i in lacking_logprobs:
             num_logits[i] = counts[i]
         device_indices = np.full(len(chunks), HOST_TOKEN, dtype=np.int64)
         if in_flight is not None:
@@ -88,14 +92,12 @@ class Executor:
             device_indices=device_indices,
         )
 
-    def _commit(self, batch: Batch, num_logits: NDArray[np.int64]) -> bool:
-        """Note the chunks as computed, and which sequences get a token; returns whether the host must sample them."""
-        stops = num_logits.cumsum().tolist()
-        collecting = _prompt_logprobs_of(batch)
-        for i in collecting:
-            chunk, stop = batch.chunks[i], stops[i]
-            self._collect_prompt_logprobs(chunk, batch.logits[stop - chunk.num_tokens : stop])
-        self._scheduler.blocks.commit(batch.chunks)
+    def _assign_rows(self, batch: Batch, stops: list[int]) -> None:
+        """Note which sequences get a token, and from which rows of the logits; samples of a new prompt fork here.
+
+        Args:
+            stops: one past the last row of each chunk.
+        """
         beams: dict[SequenceGroup, list[int]] = {}
         for (group, sequence, _, completes), stop in zip(batch.chunks, stops, strict=True):
             if not completes:
@@ -108,7 +110,15 @@ class Executor:
             if len(request.sequences) < request.num_seqs:
                 batch.sampled += (SampledRow(s, s.sequences[0], stop - 1) for s in self._start_siblings(group))
         batch.beam_steps = [BeamStep(group, rows) for group, rows in beams.items()]
-        return bool(collecting or batch.drafts)
+
+    @staticmethod
+    def _sample_on_device(batch: Batch) -> None:
+        """Sample the batch's tokens without waiting for them, unless one of its sequences needs the host for that."""
+        states = batch.sampling_states
+        if any(state.needs_host for state in states):
+            return
+        num_placeholders = [row.sequence.num_placeholders for row in batch.sampled]
+        batch.tokens = InFlightTokens(batch.sampled_logits(), states, num_placeholders)
 
     def _start_siblings(self, group: SequenceGroup) -> list[SequenceGroup]:
         """When a prompt with n > 1 is computed, the other samples start as forks of the first."""
@@ -134,8 +144,3 @@ class Executor:
         assert request.prompt_logprobs is not None
         tokens = prompt_logprobs(logits[: len(targets)], targets.tolist(), params.prompt_logprobs)
         request.prompt_logprobs.extend(logprobs_with_text(token, self._decode) for token in tokens)
-
-
-def _prompt_logprobs_of(batch: Batch) -> list[int]:
-    """Which chunks are of prompts that are computed for the first time, and of which log-probabilities are wanted."""
-    return [i for i, chunk in enumerate(batch.chunks) if chunk.group.request.describes_prompt]

@@ -93,7 +93,8 @@ class KVTiers:
     """Everything below the pool, for one engine; all methods are for the engine's thread.
 
     Args:
-        pool: of the engine.
+        cache: of the engine; what changes in it is observed from now on.
+        pool: likewise.
         tiers: the nearest first, at least one.
         capacity: blocks of the smallest tier.
         fingerprint: see `block_fingerprint`.
@@ -104,10 +105,14 @@ class KVTiers:
         pins: that a disk remembers, where there is one that is written.
         events: of what tiers hold; None: none are recorded.
         clock: seconds.
+
+    Attributes:
+        loads: the prefixes that come up.
     """
 
     def __init__(
         self,
+        cache: PrefixCache,
         pool: KVPool,
         tiers: Sequence[Tier],
         capacity: int,
@@ -130,25 +135,14 @@ class KVTiers:
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
         self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, num_stored, clock)
-        # An observer of the tree: the cache needs it when it is made.
-        self.moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
-        self._cache: PrefixCache | None = None
-        self._loads: PrefixLoads | None = None
-        self._closed = False
-
-    def use_cache(self, cache: PrefixCache) -> PrefixLoads:
-        """Work for ``cache``, which `moves` observes; returns what the scheduler needs."""
-        self._cache = cache
-        self._loads = PrefixLoads(
-            cache, self._loader, self._rates, self._stack.media, self._clock, self.moves.loaded, self.moves.is_settled
+        moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
+        self.loads = PrefixLoads(
+            cache, self._loader, self._rates, self._stack.media, clock, moves.loaded, moves.is_settled
         )
-        return self._loads
-
-    @property
-    def loads(self) -> PrefixLoads:
-        """Of the cache in use."""
-        assert self._loads is not None, "use_cache comes first"
-        return self._loads
+        self._cache = cache
+        self._moves = moves
+        self._closed = False
+        cache.add_observer(moves)
 
     @property
     def pins(self) -> StoredPins | None:
@@ -167,7 +161,7 @@ class KVTiers:
             namespace: of the prefix.
         """
         if not self._closed:
-            self.moves.want_prefix(tokens, namespace)
+            self._moves.want_prefix(tokens, namespace)
 
     @property
     def totals(self) -> TierTotals:
@@ -185,7 +179,7 @@ class KVTiers:
         """A group was admitted whose first sequence reuses cached blocks."""
         table = group.sequences[0].table
         if table is not None and not self._closed:
-            self.moves.reused(table)
+            self._moves.reused(table)
 
     def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> tuple[Below, ...]:
         """What tiers have of a prompt beyond what is cached. It may ask a server; any thread may call.
@@ -216,10 +210,9 @@ class KVTiers:
         Args:
             copy_blocks: carries out the cache's queued copies: their sources may be blocks that a load is about to overwrite.
         """
-        assert self._cache is not None
         if self._closed:
             return
-        self.moves.settle(self._cache)
+        self._moves.settle(self._cache)
         self.loads.send_look_ups()
         if self.loads.has_reserved:
             copy_blocks(self._cache.drain_copies())
@@ -234,28 +227,25 @@ class KVTiers:
 
     def flush(self, timeout: float) -> bool:
         """Write all that is to go down by now; False if ``timeout`` seconds were not enough. Not during a step."""
-        assert self._cache is not None
         if self._closed:
             return True
         deadline = self._clock() + timeout
-        self.moves.settle(self._cache)
-        self.moves.write_wanted(self._cache, lambda: deadline - self._clock())
+        self._moves.settle(self._cache)
+        self._moves.write_wanted(self._cache, lambda: deadline - self._clock())
         return self._writer.flush(max(0.0, deadline - self._clock()))
 
     def send_some(self) -> bool:
         """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""
-        if self._closed or not self.moves.has_wanted:
+        if self._closed or not self._moves.has_wanted:
             return False
-        assert self._cache is not None
-        self.moves.settle(self._cache)
+        self._moves.settle(self._cache)
         return True
 
     def write_hot(self, seconds_left: Callable[[], float]) -> None:
         """Write what is cached, what was used last first, while there is time left. Not during a step."""
         if not self._closed:
-            assert self._cache is not None
-            self.moves.settle(self._cache)
-            self.moves.write_hot(self._cache, seconds_left)
+            self._moves.settle(self._cache)
+            self._moves.write_hot(self._cache, seconds_left)
 
     def close(self, grace_seconds: float | None = None) -> None:
         """End all loads, write what is queued, and close the tiers; the pool is used without them from then on.
@@ -266,9 +256,8 @@ class KVTiers:
         if self._closed:
             return
         self._closed = True
-        self.moves.stop()
-        if self._loads is not None:
-            self._loads.stop()
+        self._moves.stop()
+        self.loads.stop()
         closing = 0.0 if grace_seconds is None else min(_CLOSE_SECONDS, grace_seconds / 4)
         deadline = None if grace_seconds is None else time.monotonic() + grace_seconds - closing
 

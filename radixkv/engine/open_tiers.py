@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
-from radixkv.cache import CacheEvent
+from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig, parse_size
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
@@ -36,6 +36,7 @@ _MANY_BLOCKS = 1 << 20
 def open_tiers(
     config: EngineConfig,
     loaded: LoadedModel,
+    cache: PrefixCache,
     pool: KVPool,
     prefill_rate: PrefillRate,
     publish: Callable[[Sequence[CacheEvent]], None] | None = None,
@@ -45,6 +46,7 @@ def open_tiers(
     Args:
         config: asks for them.
         loaded: the model.
+        cache: of the engine.
         pool: below which they are.
         prefill_rate: the engine's.
         publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
@@ -107,6 +109,7 @@ def open_tiers(
             num_stored = _MANY_BLOCKS
         tiers += config.tiers
         made = KVTiers(
+            cache,
             pool,
             tiers,
             min(capacities),

@@ -99,12 +99,12 @@ class OutputProcessor:
     def _append_tokens(self, batch: Batch, following: Batch | None, processed: Processed) -> int:
         """Give sequences their tokens, and close those that have ended; returns how many drafted tokens were right."""
         redrawn: frozenset[int] = frozenset()
-        described: list[SampledToken] | None = None
+        host_tokens: list[SampledToken] | None = None
         if batch.tokens is None:
-            described = sample(
+            host_tokens = sample(
                 batch.sampled_logits(), batch.sampling_states, batch.sampled_drafts() if batch.drafts else None
             )
-            token_ids = [token.token_id for token in described]
+            token_ids = [token.token_id for token in host_tokens]
         else:
             token_ids, redrawn = batch.tokens.fetch()
         now = time.monotonic()
@@ -117,8 +117,8 @@ class OutputProcessor:
                 continue  # it had ended, or was aborted, when this batch was already launched
             request = sequence.request
             processed.touched.append(request)
-            if described is not None:
-                total_right += self._append_drawn(sequence, described[drawn.start : drawn.stop], draft)
+            if host_tokens is not None:
+                total_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
             if index in redrawn and following is not None and following.computes(sequence):
@@ -133,7 +133,7 @@ class OutputProcessor:
                 request.metrics.first_token_time = now
             if sequence.finish_reason is not None:
                 sequence.drop_placeholders()
-                self._blocks.release(sequence)
+                self._blocks.close(sequence)
                 self._scheduler.remove(group)
                 processed.changed.append(request)
             elif request.failure is not None:
@@ -178,7 +178,7 @@ class OutputProcessor:
         for continuation in continuations:
             num_children[continuation.parent] += 1
         # Beams of a search that has ended stay cached to their last token.
-        end = self._blocks.drop if continuations else self._blocks.release
+        end = self._blocks.abort if continuations else self._blocks.close
         children: list[list[TokenSequence]] = []
         for sequence, count in zip(group.sequences, num_children, strict=True):
             if count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from radixkv.config import ResolvedEngineConfig, parse_size
-from radixkv.engine.speculation import max_draft_rows
+from radixkv.engine.speculator_setup import max_draft_rows
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales

@@ -14,25 +14,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from radixkv.cache import PrefixCache
-from radixkv.config import ResolvedEngineConfig, SpeculativeConfig
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.drafting.acceptance import AcceptanceRates, RequestRates
 from radixkv.drafting.drafter import NO_DRAFT
 from radixkv.drafting.lengths import choose_lengths
-from radixkv.drafting.sources import drafters
 from radixkv.drafting.step_times import StepTimes
-from radixkv.drafting.tree_index import TreeIndex
 from radixkv.outputs import DraftCounts
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import TokenSequence
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-
-# Rows that drafts may add to a step, for each sequence that it may have: each takes a row of logits.
-MAX_DRAFTS_PER_SEQUENCE = 4
 # Where steps are launched before the last one's tokens are known, drafters are asked at least once in so many steps.
 _ASKED_EVERY = 16
 # Among many sequences, one of which drafts are mostly wrong is asked about in one step of 2, 4, 8, 16, as often as they were
@@ -140,8 +133,7 @@ class Speculator:
             state = sequence.sampling
             if not completes or state is None or sequence.num_placeholders:
                 continue
-            wants_prompt_rows = request.describes_prompt
-            if len(request.sequences) < request.num_seqs or wants_prompt_rows:
+            if len(request.sequences) < request.num_seqs or request.lacks_prompt_logprobs:
                 continue  # its samples are about to fork, or its rows are the prompt's
             self._num_unasked = 0
             most = min(self._max_tokens, request.max_new_tokens - len(state.output_token_ids) - 1)
@@ -223,7 +215,7 @@ class Speculator:
         except Exception as error:  # a drafter may be the user's, and a draft is never needed
             if drafter.source not in self._warned:
                 self._warned.add(drafter.source)
-                logger.warning(
+                _log.warning(
                     "drafter %r: its draft is dropped, and this is said once: %s: %s",
                     drafter.source, type(error).__name__, error,
                 )  # fmt: skip
@@ -284,56 +276,6 @@ class Speculator:
             entry = counts.setdefault(source, DraftCounts())
             entry.drafted += num_drafted
             entry.accepted += num_accepted
-
-
-def max_draft_rows(config: ResolvedEngineConfig) -> int:
-    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none.
-
-    Args:
-        config: the engine's.
-    """
-    speculation = config.speculation
-    if speculation is None:
-        return 0
-    of_each = min(MAX_DRAFTS_PER_SEQUENCE, speculation.num_speculative_tokens)
-    return max(min(of_each * config.max_num_seqs, config.max_num_batched_tokens - config.max_num_seqs), 0)
-
-
-def make_speculator(
-    config: SpeculativeConfig,
-    engine_config: ResolvedEngineConfig,
-    cache: PrefixCache,
-    index: TreeIndex,
-    blocks: SequenceBlocks,
-    vocab_size: int,
-    clock: Callable[[], float],
-) -> Speculator:
-    """As configured.
-
-    Args:
-        config: the drafts'.
-        engine_config: the engine's.
-        cache: to draft from.
-        index: one of the cache's observers.
-        blocks: of the sequences.
-        vocab_size: of the model.
-        clock: in seconds.
-
-    Raises:
-        ValueError: a drafter has no name.
-    """
-    for drafter in config.drafters:
-        if not isinstance(getattr(drafter, "source", None), str):
-            raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
-    return Speculator(
-        [*config.drafters, *drafters(cache, index)],
-        blocks,
-        max_tokens=config.num_speculative_tokens,
-        max_rows=MAX_DRAFTS_PER_SEQUENCE * engine_config.max_num_seqs,
-        max_batched_tokens=engine_config.max_num_batched_tokens,
-        vocab_size=vocab_size,
-        clock=clock,
-    )
 
 
 def _interval(context: DraftContext) -> int:

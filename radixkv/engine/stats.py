@@ -28,17 +28,16 @@ class EngineStats:
     Attributes:
         num_running: requests of which at least one sequence runs.
         num_waiting: requests of which none does.
-        num_queued_tokens: of prompts, that are to be computed before their first tokens; those that are cached count, too,
-            until their request runs.
-        num_queued: groups of sequences to which these belong.
-        num_decoding: the others.
-        prefill_seconds_per_token: see `PrefillRate`.
         num_preemptions, num_steps: since the engine was made.
-        num_blocks: free, evictable (only the cache has them) and in use, which add up to all.
+        num_blocks: all blocks: free, evictable (only the cache has them) and in use.
         last_batch: the sequences and tokens of the latest step.
         cache: the cache's own counters.
         drafts: drafted and accepted tokens by source, since the engine was made.
         tiers: what has happened below the pool; None where there are no tiers.
+        num_queued_tokens: prompt tokens that are still to be computed. Of a waiting prompt all count, cached ones too.
+        num_queued: groups of sequences whose prompts these are of: waiting ones, and those whose prompts are in progress.
+        num_decoding: running groups whose prompts are computed.
+        prefill_seconds_per_token: what a prompt token takes, see `PrefillRate`; None: not known yet.
     """
 
     num_running: int

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.cache import Pin, PinQuotaExceeded
-from radixkv.engine.pins import Pins
+from radixkv.engine.named_pins import NamedPins
 
 MAX_PINS = 64
 # Of the blocks that may be pinned at all, by default half of the cache's.
@@ -47,7 +47,7 @@ class TenantPins:
         pins: all pins of the cache in which they are.
     """
 
-    def __init__(self, pins: Pins) -> None:
+    def __init__(self, pins: NamedPins) -> None:
         self._pins = pins
         self._cache = pins.cache
         # By tenant, the oldest first.

@@ -105,7 +105,7 @@ class UnfinishedRequests:
         """Remove an unfinished request, keeping no more of it cached than was already published."""
         for group in self._scheduler.groups_of(request):
             for sequence in group.sequences:
-                self._scheduler.blocks.drop(sequence)
+                self._scheduler.blocks.abort(sequence)
             self._scheduler.remove(group)
         request.metrics.finished_time = time.monotonic()
         del self._by_id[request.request_id]

@@ -15,6 +15,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.probing import Call, error_of, probe_attention, record_calls
+from radixkv.model.replace_modules import replace_modules
 
 
 class DeferredRotation(nn.Module):
@@ -86,10 +87,11 @@ class DeferredRotation(nn.Module):
 
 def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """As `radixkv_kernels.rotate_and_write` does it, ``[1, heads, tokens, dim]``."""
-    turning = heads[..., : cosines.shape[-1]].float()
-    first, second = turning.chunk(2, dim=-1)
-    turned = turning * cosines.float() + torch.cat((-second, first), -1) * sines.float()
-    return torch.cat((turned.to(heads.dtype), heads[..., cosines.shape[-1] :]), -1)
+    rotary_dim = cosines.shape[-1]
+    x = heads[..., :rotary_dim].float()
+    first, second = x.chunk(2, dim=-1)
+    rotated = x * cosines.float() + torch.cat((-second, first), -1) * sines.float()
+    return torch.cat((rotated.to(heads.dtype), heads[..., rotary_dim:]), -1)
 
 
 def is_candidate(module: nn.Module) -> bool:
@@ -134,10 +136,8 @@ def defer_rotation(model: transformers.PreTrainedModel) -> int:
 
 def restore_rotation(model: nn.Module) -> None:
     """Undo `defer_rotation`."""
-    for parent in [*model.modules()]:
-        for name, child in [*parent.named_children()]:
-            if isinstance(child, DeferredRotation):
-                setattr(parent, name, child.original)
+    deferred = [module for module in model.modules() if isinstance(module, DeferredRotation)]
+    replace_modules(model, {module: module.original for module in deferred})
 
 
 def set_rotate_first(model: nn.Module, rotate_first: bool) -> None:

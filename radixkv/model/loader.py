@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,6 @@ import torch
 import transformers
 
 from radixkv.config import ModelConfig
-from radixkv.errors import UnsupportedModelError
 from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, cache_folder
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
@@ -27,14 +24,12 @@ from radixkv.model.probing import TOLERANCES
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder
+from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, read_tokenizer, silence_transformers
 from radixkv_cpu import library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
-# The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
-_BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
 
 _log = logging.getLogger(__name__)
 
@@ -106,21 +101,9 @@ def load_model(
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":
-        num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-        prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
-        report_quantised(model, name, config.quantization, num_linears)
-        if config.share_weights:
-            share_weights(weights_of(model), cache_folder() / "packed")
-        trim_heap()
+        _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
     else:
-        restore_rotation(model)
-        if config.merge_linears:
-            num_merged = merge_linears(model, partial(_compute_two_tokens, model))
-            _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
-        if config.fuse_rotary:
-            _log.info(
-                "%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model)
-            )
+        _prepare_on_gpu(model, name, config)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -156,6 +139,33 @@ def _check_quantization(quantization: str | None, device: torch.device, dtype: t
     raise ValueError(f"quantization: {quantization!r} is computed by compiled code for CPUs, {obstacle}, or None")
 
 
+def _prepare_on_cpu(
+    model: transformers.PreTrainedModel,
+    name: str,
+    config: ModelConfig,
+    native: bool,
+    panel_cache: PanelCache | None,
+    deferred: DeferredWeights | None,
+) -> None:
+    """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
+    num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
+    report_quantised(model, name, config.quantization, num_linears)
+    if config.share_weights:
+        share_weights(weights_of(model), cache_folder() / "packed")
+    trim_heap()
+
+
+def _prepare_on_gpu(model: transformers.PreTrainedModel, name: str, config: ModelConfig) -> None:
+    """Merge linear layers, and leave rotation to the kernel that stores keys, where ``config`` asks for it."""
+    restore_rotation(model)
+    if config.merge_linears:
+        num_merged = merge_linears(model, partial(_compute_two_tokens, model))
+        _log.info("%s: %d linear layers were merged with others of the same input", name, num_merged)
+    if config.fuse_rotary:
+        _log.info("%s: %d attention layers leave rotation to the kernel that stores keys", name, defer_rotation(model))
+
+
 def _compute_two_tokens(model: transformers.PreTrainedModel) -> None:
     model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
 
@@ -166,50 +176,6 @@ def _quantiser(
     if quantization not in (None, "gguf"):
         return Quantiser(str(quantization), cache)
     return None if deferred is None or not deferred.has_blocks else BlockKeeper(deferred)
-
-
-def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
-    """Refuse models that would silently compute something else over KV cache blocks.
-
-    Raises:
-        UnsupportedModelError: the message says why.
-    """
-    config = model.config.get_text_config()
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
-    for layer_type in sorted(set(_layer_types(config)) - _ATTENTION_LAYERS):
-        raise UnsupportedModelError(
-            f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
-        )
-    for rope in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPES):
-        raise UnsupportedModelError(
-            f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
-            "so cached keys could not be shared"
-        )
-    if not model._can_set_attn_implementation():
-        raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep)"
-        )
-
-
-def _layer_types(config: Any) -> list[str]:
-    types = list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
-    types += ["mamba"] * any(hasattr(config, key) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
-    return types
-
-
-def _rope_types(config: Any) -> set[str]:
-    """All rope types of a configuration; gemma3 and others nest them by layer type."""
-    found: set[str] = set()
-    pending = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Mapping):
-            found |= {str(part[key]) for key in ("rope_type", "type") if key in part}
-            pending.extend(part.values())
-    return found
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:

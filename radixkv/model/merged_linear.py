@@ -9,12 +9,12 @@ it gains has not been measured yet; `radixkv bench decode` does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from radixkv.model.replace_modules import replace_modules
 from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
 
 
@@ -66,7 +66,7 @@ def merge_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
             if len(group) > 1:
                 product = _MergedProduct(group)
                 merged |= {linear: MergedLinear(linear, product, index) for index, linear in enumerate(group)}
-    _replace(model, merged)
+    replace_modules(model, merged)
     return len(merged)
 
 
@@ -78,17 +78,10 @@ def split_linears(model: nn.Module) -> None:
             plain[module] = linear = nn.Linear.__new__(nn.Linear)
             nn.Module.__init__(linear)
             _take_over(linear, module)
-    _replace(model, plain)
+    replace_modules(model, plain)
 
 
 def _take_over(linear: nn.Linear, other: nn.Linear) -> None:
     """Give one linear layer the parameters of another."""
     linear.in_features, linear.out_features = other.in_features, other.out_features
     linear.weight, linear.bias = other.weight, other.bias
-
-
-def _replace(model: nn.Module, replacements: dict[nn.Module, Any]) -> None:
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])

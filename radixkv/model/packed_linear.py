@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from radixkv.model.replace_modules import replace_modules
 from radixkv.model.shared_input import FusedProduct, concatenated_bias, groups_by_input, is_unchanged
 
 # Linears are fused up to this many output features per input feature.
@@ -99,8 +100,5 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
         for group in groups_by_input(model, linears, run_once, _MAX_FUSED_WIDENING):
             product = _PackedProduct(group)
             packed |= {linear: PackedLinear(linear, product, index) for index, linear in enumerate(group)}
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if child in packed:
-                    setattr(module, name, packed[child])
+        replace_modules(model, packed)
     return len(packed)

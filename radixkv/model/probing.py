@@ -58,7 +58,7 @@ def record_calls(model: transformers.PreTrainedModel) -> dict[nn.Module, Call]:
 def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     count = len(_PROBE_SIZES)
     tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
-    # As far apart as they can be: turning makes a difference, and some models scale queries at far positions only.
+    # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
     model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
 
@@ -95,7 +95,7 @@ def error_of(replacement: nn.Module, original: nn.Module, call: Call) -> float:
 
 @contextmanager
 def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict[str, Any]]) -> Iterator[None]:
-    """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was turned.
+    """Replace attention, in which a few tokens' positions could drown: each token sees itself, by how it was rotated.
 
     Args:
         options: gets what each layer, by its index, passes to its attention function.
@@ -107,7 +107,7 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
         layer_idx: Any = module.layer_idx
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         group = query.shape[1] // key.shape[1]
-        # Not the product of query and key: at equal positions it is the same, however both were turned.
+        # Not the product of query and key: at equal positions it is the same, however both were rotated.
         ramp = torch.linspace(-1, 1, query.shape[-1], device=query.device)
         scores = (query.float() * ramp + key.float().repeat_interleave(group, dim=1) * ramp**2).mean(-1, keepdim=True)
         output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from radixkv.attention import AttentionBackend, AttentionOptions
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import LayerBatch, NativeAttention
-from radixkv.attention.query_batch import ranges
+from radixkv.attention.query_batch import concatenated_ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
@@ -44,6 +45,15 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "radixkv"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbedLayer:
+    """What an attention layer of the model was seen to pass to its attention function."""
+
+    shape: LayerShape
+    num_query_heads: int
+    options: AttentionOptions
 
 
 def _attend_nothing(
@@ -83,10 +93,8 @@ class ModelRunner:
         self._native: NativeAttention | None = None
         # The index of the layer whose rows matter only where logits are wanted, if there is one.
         self._last_layer: int | None = None
-        self._num_query_heads = 0
-        self._probed: dict[int, LayerShape] = {}
-        # By layer index: query heads, and options.
-        self._calls: dict[int, tuple[int, AttentionOptions]] = {}
+        # By layer index, in the order of the pool's layers once all are known.
+        self._probed: dict[int, _ProbedLayer] = {}
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
@@ -109,7 +117,7 @@ class ModelRunner:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each attention layer stores a token, in the order of the pool's layers."""
-        return [self._probed[layer_idx] for layer_idx in self._layer_of]
+        return [layer.shape for layer in self._probed.values()]
 
     def use_pool(
         self,
@@ -130,8 +138,9 @@ class ModelRunner:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
+        first = next(iter(self._probed.values()))
         self._backend = make_backend(
-            backend, pool, self._dtype, self._num_query_heads, max_num_seqs, max_model_len, max_draft_rows
+            backend, pool, self._dtype, first.num_query_heads, max_num_seqs, max_model_len, max_draft_rows
         )
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
@@ -143,7 +152,7 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            groups = {self._calls[index][0] // shape.num_kv_heads for index, shape in self._probed.items()}
+            groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._probed.values()}
             self._graphs = DecodeGraphs(
                 self._backend, self._forward_padded, max_num_seqs, max_draft_rows, groups=groups
             )
@@ -166,7 +175,8 @@ class ModelRunner:
             if isinstance(module, DeferredRotation)
         }
         layers = [
-            LayerKernels(self._probed[index], *self._calls[index], rotary_dims.get(index)) for index in self._layer_of
+            LayerKernels(layer.shape, layer.num_query_heads, layer.options, rotary_dims.get(index))
+            for index, layer in self._probed.items()
         ]
         with self._on_device:
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
@@ -240,7 +250,7 @@ class ModelRunner:
                 return decoded
         stops = np.empty(len(order), dtype=np.int64)
         stops[order] = row_starts[1:]
-        keep = ranges(stops - num_logits, num_logits)
+        keep = concatenated_ranges(stops - num_logits, num_logits)
         # Heads do not accept an empty batch: if no logits are needed, one row is computed and dropped.
         rows = to_device(torch.from_numpy(keep if len(keep) else np.zeros(1, dtype=np.int64)), self._device)
         if isinstance(batch, NativeAttention):
@@ -263,7 +273,7 @@ class ModelRunner:
         """The packed batch's tokens on the device in the backend's order, those that never left it among them."""
         num_new = model_input.queries.num_new
         starts = num_new.cumsum() - num_new
-        known = model_input.token_ids[ranges(starts[order], num_new[order])]
+        known = model_input.token_ids[concatenated_ranges(starts[order], num_new[order])]
         token_ids = to_device(torch.from_numpy(known), self._device)
         indices = model_input.device_indices[order]
         (on_device,) = (indices != HOST_TOKEN).nonzero()
@@ -342,7 +352,7 @@ class ModelRunner:
         from radixkv.attention.triton.cost_model import Placement, partials_nbytes
 
         placement = Placement(torch.cuda.get_device_properties(self._device).multi_processor_count)
-        heads = {(self._calls[index][0], shape) for index, shape in self._probed.items()}
+        heads = {(layer.num_query_heads, layer.shape) for layer in self._probed.values()}
         return partials_nbytes(num_tokens, heads, self._dtype, placement)
 
     @torch.inference_mode()
@@ -353,9 +363,11 @@ class ModelRunner:
             logits = self._forward(torch.zeros_like(positions), positions, positions[1:2], None)
         if not self._probed:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
+        # Until here in the order in which they were called.
         if last is not None and last == [*self._probed][-1] and logits.isfinite().all():
             self._last_layer = last
-        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(sorted(self._probed))}
+        self._probed = dict(sorted(self._probed.items()))
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._probed)}
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:
@@ -381,9 +393,8 @@ class ModelRunner:
     ) -> torch.Tensor:
         if layer_idx in self._probed:
             raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
-        self._num_query_heads = self._num_query_heads or query.shape[1]
-        self._probed[layer_idx] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        self._calls[layer_idx] = query.shape[1], options
+        shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        self._probed[layer_idx] = _ProbedLayer(shape, query.shape[1], options)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 

@@ -72,8 +72,9 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(cache)
         self._deferred: dict[SequenceGroup, _DeferredAdmission] = {}
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
-        self._growth: DecodeGrowth | None = None  # of the running groups, while this step admits
-        self._admitting: TenantUsage | None = None  # likewise
+        # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
+        self._growth: DecodeGrowth | None = None
+        self._usage: TenantUsage | None = None
 
     @property
     def deferred(self) -> SequenceGroup | None:
@@ -83,7 +84,7 @@ class Admission:
     def begin_step(self) -> None:
         """Forget what held for the step before."""
         self._looked_up.clear()
-        self._growth = self._admitting = None
+        self._growth = self._usage = None
 
     def forget(self, group: SequenceGroup) -> None:
         """The group was started, or it is gone."""
@@ -100,7 +101,7 @@ class Admission:
         tenants = self._waiting.tenants
         if len(tenants) == 1 and all(group.request.tenant in tenants for group in self._running):
             return []
-        usage = self._usage()
+        usage = self._count_usage()
         victims: list[SequenceGroup] = []
         for tenant in self._in_turn(usage):
             for group in self._waiting.groups(tenant):
@@ -122,7 +123,7 @@ class Admission:
 
     def tenants_wanting_more(self) -> list[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
-        return self._usage().tenants_wanting_more(self._waiting.num_seqs)
+        return self._count_usage().tenants_wanting_more(self._waiting.num_seqs)
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, tenants in turn, and open its tables; None: there is none.
@@ -190,12 +191,13 @@ class Admission:
         return tenants
 
     def _current_usage(self) -> TenantUsage:
-        """Kept up while this step admits, like `_decode_growth`."""
-        if self._admitting is None:
-            self._admitting = self._usage()
-        return self._admitting
+        """That of the running groups, counted once per step that admits, like `_decode_growth`."""
+        if self._usage is None:
+            self._usage = self._count_usage()
+        return self._usage
 
-    def _usage(self) -> TenantUsage:
+    def _count_usage(self) -> TenantUsage:
+        """The usage now, before a step admits anything or after."""
         cache = self._cache
         return TenantUsage(
             self._shares,
@@ -217,7 +219,7 @@ class Admission:
 
     @property
     def _num_admissible_seqs(self) -> int:
-        """`num_free_seqs`, while this step admits."""
+        """How many more sequences may run concurrently."""
         return self._max_num_seqs - self._decode_growth().num_seqs
 
     @property
@@ -240,7 +242,7 @@ class Admission:
         except OutOfBlocks as error:
             self._growth = None
             for sequence in group.sequences:
-                self._blocks.drop(sequence)
+                self._blocks.abort(sequence)
                 sequence.num_computed = 0
             group.num_shared_prefill_tokens = 0
             missing = error.needed - error.free - error.evictable
@@ -265,7 +267,7 @@ class Admission:
         """
         cache, request = self._cache, group.request
         # Reused tokens have no logits, so prompt log-probabilities need the whole prompt computed.
-        read = request.read_cache and not request.describes_prompt
+        read = request.read_cache and not request.lacks_prompt_logprobs
         num_common = group.num_common_tokens
         for index, sequence in enumerate(group.sequences):
             tokens = group.prompt if index == 0 else np.array(sequence.token_ids, dtype=np.int32)

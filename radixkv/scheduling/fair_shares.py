@@ -32,7 +32,7 @@ GENERATED_TOKEN_COST = 2.0
 REUSED_TOKEN_COST = 1 / 16
 # In addition to computing it, for a prompt token whose log-probability is wanted: a product with the whole vocabulary, and a
 # search in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
-DESCRIBED_TOKEN_COST = 0.5
+PROMPT_LOGPROB_COST = 0.5
 
 
 class FairShares:
@@ -83,20 +83,20 @@ class FairShares:
         self._counters[tenant] = max(self.counter(tenant), floor)
 
     def charge(
-        self, tenant: str, *, computed: float = 0, described: int = 0, generated: int = 0, reused: int = 0
+        self, tenant: str, *, computed: float = 0, with_logprobs: int = 0, generated: int = 0, reused: int = 0
     ) -> None:
         """Count tokens that were served to the tenant; negative ones were charged before and not served after all.
 
         Args:
             tenant: whose request it is.
             computed: of prompts.
-            described: those of them whose log-probabilities are wanted.
+            with_logprobs: those of them whose log-probabilities are wanted.
             generated: of answers.
             reused: of prompts, from the cache.
         """
         cost = (
             COMPUTED_TOKEN_COST * computed
-            + DESCRIBED_TOKEN_COST * described
+            + PROMPT_LOGPROB_COST * with_logprobs
             + GENERATED_TOKEN_COST * generated
             + REUSED_TOKEN_COST * reused
         )
@@ -131,12 +131,12 @@ class FairShares:
             weight -= weights[tenant]
         return float("inf")
 
-    def keep_order(
+    def preempted_last_first(
         self, running: Collection[SequenceGroup], size: Callable[[SequenceGroup], int]
     ) -> list[SequenceGroup]:
-        """``running``, given in order of rank, sorted by when it is preempted: last what goes first.
+        """``running``, given in order of rank, in the reverse of the order in which groups are preempted.
 
-        That is the lowest rank of the tenant with most.
+        Preempted first, and so at the end, is the lowest rank of the tenant with most.
 
         Args:
             size: how much a group has of what is lacking; divided by its tenant's weight.

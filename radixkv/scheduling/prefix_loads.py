@@ -128,7 +128,7 @@ class PrefixLoads:
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that it is known when the group could be admitted."""
         request = group.request
-        if self._stopped or not request.read_cache or request.describes_prompt:
+        if self._stopped or not request.read_cache or request.lacks_prompt_logprobs:
             return
         wait = self._waits[group] = _Wait()
         self._look_up(group, wait)

@@ -51,14 +51,16 @@ class Request:
         priority: lower values are admitted earlier, preempted later, and evicted later.
         tenant: on whose behalf; tenants share fairly, and a priority is one among its tenant's own requests.
         arrival: number of requests that arrived before; set by the scheduler.
-        sequences: every sample or beam, finished ones included.
         grammar: constrains the output, in its initial state; None: unconstrained.
         bad_words: token ids of each of the parameters' ``bad_words``.
         prediction: what the client expects of the answer, as token ids: a draft.
+        sequences: every sample or beam, finished ones included.
+        prompt_logprobs: of the prompt tokens computed so far, where they are wanted.
         num_cached_tokens: prompt tokens that were reused when the request was first admitted; None before.
         beam_search: its state; None for samples.
         resumed: its answers were begun elsewhere (`radixkv.engine.resumption`).
         failure: why the engine failed the request.
+        metrics: its times, and what was loaded and drafted for it.
     """
 
     request_id: str
@@ -111,7 +113,7 @@ class Request:
         return isinstance(self.params, SamplingParams) and self.params.prompt_logprobs is not None
 
     @property
-    def describes_prompt(self) -> bool:
+    def lacks_prompt_logprobs(self) -> bool:
         """Whether the log-probabilities of its prompt are wanted and not complete."""
         return self.wants_prompt_logprobs and self.metrics.first_token_time is None
 
@@ -121,17 +123,23 @@ class TokenSequence:
     """One continuation of a request's prompt.
 
     Attributes:
+        request: that it answers.
         index: which sample of the request.
         token_ids: prompt and generated tokens; the last ``num_placeholders`` are placeholders.
-        num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         table: the blocks of what is computed; None while waiting.
         num_computed: tokens whose keys and values are in the table's blocks. The table may have fewer tokens appended:
             decoding publishes per block.
+        num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         sampling: the sampler's state of the sequence; None for a beam.
+        detokenizer: makes its text; None for a beam, and where the model has no tokenizer.
         drafting: what drafters see and keep of it; None before its first draft.
         num_streamed: output tokens that were part of a streamed output already.
         num_resumed: output tokens that were generated elsewhere, before the sequence was resumed here.
         num_resumed_characters: of the text, those that belong to them.
+        cumulative_logprob: of its output tokens, where log-probabilities are wanted.
+        logprobs: of each output token that was generated here, likewise.
+        finish_reason: why it ended; None: it goes on.
+        stop_reason: the stop string or token that ended it, if one did.
     """
 
     request: Request

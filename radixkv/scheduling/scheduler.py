@@ -60,7 +60,6 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_num_seqs = max_num_seqs
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
         self.shares = FairShares() if shares is None else shares
@@ -81,11 +80,6 @@ class Scheduler:
             on_reuse,
         )
         self._arrivals = itertools.count()
-
-    @property
-    def num_free_seqs(self) -> int:
-        """How many more sequences may run concurrently."""
-        return self._max_num_seqs - sum(group.num_seqs for group in self.running)
 
     @property
     def deferred(self) -> SequenceGroup | None:
@@ -126,7 +120,7 @@ class Scheduler:
             self.running.update(dict.fromkeys(in_order))
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take a group out of the queues; its sequences' tables must be released or dropped."""
+        """Take a group out of the queues; its sequences' tables must be closed or aborted."""
         if group in self.running:
             del self.running[group]
         else:
@@ -209,7 +203,7 @@ class Scheduler:
             return chunks
         # In this order, no group is preempted that this step has scheduled already. A prompt's blocks were all reserved when
         # it was admitted.
-        running = self.shares.keep_order(self.running, lambda group: group.num_blocks)
+        running = self.shares.preempted_last_first(self.running, lambda group: group.num_blocks)
         waits_for_slots = set(decoding)
         for group in list(running):
             planned = self._last_tokens_of(group, budget - len(chunks)) if group in waits_for_slots else []
@@ -245,7 +239,7 @@ class Scheduler:
         self._charge_prompt(group, -max(0, group.num_pending - 1))
         for sequence in group.sequences:
             if sequence.table is not None:
-                self.blocks.release(sequence)
+                self.blocks.close(sequence)
             sequence.num_computed = 0
         group.num_shared_prefill_tokens = 0
         group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)
@@ -330,5 +324,5 @@ class Scheduler:
 
     def _charge_prompt(self, group: SequenceGroup, num_tokens: int, reused: int = 0) -> None:
         request = group.request
-        described = num_tokens if request.describes_prompt else 0
-        self.shares.charge(request.tenant, computed=num_tokens, described=described, reused=reused)
+        with_logprobs = num_tokens if request.lacks_prompt_logprobs else 0
+        self.shares.charge(request.tenant, computed=num_tokens, with_logprobs=with_logprobs, reused=reused)

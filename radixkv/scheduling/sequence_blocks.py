@@ -97,14 +97,14 @@ class SequenceBlocks:
             sequence.table, sequence.num_computed = table, first.num_computed
         group.num_shared_prefill_tokens = 0
 
-    def release(self, sequence: TokenSequence) -> None:
+    def close(self, sequence: TokenSequence) -> None:
         """Close the table of a sequence that ended: all of it stays cached, its partly filled last block included."""
         self.publish(sequence)
         assert sequence.table is not None
         self._cache.close(sequence.table)
         sequence.table = None
 
-    def drop(self, sequence: TokenSequence) -> None:
+    def abort(self, sequence: TokenSequence) -> None:
         """Close the table, if there is one, keeping no more cached than was already published."""
         if sequence.table is not None:
             self._cache.abort(sequence.table)

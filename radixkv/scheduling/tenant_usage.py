@@ -137,7 +137,7 @@ class TenantUsage:
         """
         return [
             victim
-            for victim in reversed(self._shares.keep_order(self._running, size))
+            for victim in reversed(self._shares.preempted_last_first(self._running, size))
             if victim.request.tenant != group.request.tenant
             and not 0 < victim.sequences[0].num_computed - victim.num_computed_at_start < self._min_progress
         ]

@@ -158,7 +158,7 @@ class EngineThread:
     def _run(self) -> None:
         engine = self._engine
         try:
-            while self._run_calls(wait=not engine.has_unfinished_requests and not engine.writes_behind()):
+            while self._run_calls(wait=not (engine.has_unfinished_requests or engine.write_behind())):
                 if engine.has_unfinished_requests:
                     self._heartbeat.begin()
                     self._deliver(self._step())

@@ -12,7 +12,7 @@ from support.model_zoo import build_supported
 from radixkv.attention.triton.cost_model import MAX_LEVELS
 from radixkv.config import ResolvedEngineConfig
 from radixkv.engine import pool_setup
-from radixkv.engine.speculation import max_draft_rows
+from radixkv.engine.speculator_setup import max_draft_rows
 from radixkv.memory import KVPool, LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.pool_sizing import choose_num_blocks

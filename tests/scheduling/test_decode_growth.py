@@ -36,7 +36,7 @@ def test_admission_counts_the_growth_of_what_runs(monkeypatch: pytest.MonkeyPatc
         driver.add([number, *range(number % 9)], max_new=3 + number % 11, n=1 + number % 3)
     driver.run()
     assert checks > 40
-    assert driver.scheduler.num_free_seqs == 8
+    assert driver.num_free_seqs == 8
 
 
 def test_growth_is_bounded_by_what_each_group_may_still_generate() -> None:

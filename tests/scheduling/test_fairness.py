@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.scheduler_driver import SchedulerDriver
 
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import DESCRIBED_TOKEN_COST, REUSED_TOKEN_COST, FairShares
+from radixkv.scheduling.fair_shares import PROMPT_LOGPROB_COST, REUSED_TOKEN_COST, FairShares
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -93,7 +93,7 @@ def test_nothing_that_fits_waits_and_nobody_starves(
         # Where two tenants compute prompts, one of them may have left the rest to a later step.
         one_tenant = len({chunk.group.request.tenant for chunk in prompts}) < 2
         if sum(chunk.num_tokens for chunk in chunks) < 16 and passable and one_tenant:
-            assert all(group.num_seqs > scheduler.num_free_seqs for group in scheduler.waiting)
+            assert all(group.num_seqs > driver.num_free_seqs for group in scheduler.waiting)
         return chunks
 
     scheduler.schedule = schedule_and_verify  # type: ignore[method-assign]
@@ -232,17 +232,17 @@ def test_reused_tokens_count_little() -> None:
     assert [request.tenant for request in cold.admitted[1:5]] != ["hot"] * 4
 
 
-def test_described_prompts_are_paid_for() -> None:
+def test_log_probabilities_of_prompts_are_paid_for() -> None:
     """Each token of a prompt whose log-probabilities are wanted is compared with the whole vocabulary."""
     driver = SchedulerDriver(max_num_seqs=4, budget=64)
     driver.add(prompt(21), tenant="plain", max_new=8)
-    driver.add(prompt(21), tenant="described", max_new=8, prompt_logprobs=0)
+    driver.add(prompt(21), tenant="with logprobs", max_new=8, prompt_logprobs=0)
     driver.step()
     counter = driver.scheduler.shares.counter
-    assert counter("described") == counter("plain") + 20 * DESCRIBED_TOKEN_COST
-    (group,) = (group for group in driver.scheduler.running if group.request.tenant == "described")
+    assert counter("with logprobs") == counter("plain") + 20 * PROMPT_LOGPROB_COST
+    (group,) = (group for group in driver.scheduler.running if group.request.tenant == "with logprobs")
     driver.scheduler._preempt(group)  # its prompt is complete
-    assert counter("described") == counter("plain") + 20 * DESCRIBED_TOKEN_COST
+    assert counter("with logprobs") == counter("plain") + 20 * PROMPT_LOGPROB_COST
 
 
 def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
@@ -316,10 +316,11 @@ def test_the_order_in_which_groups_give_way() -> None:
         driver.add(prompt(8), max_new=20, tenant=tenant)
     driver.step()
     running = list(driver.scheduler.running)
-    order = FairShares().keep_order(running, lambda group: group.num_blocks)
+    order = FairShares().preempted_last_first(running, lambda group: group.num_blocks)
     assert [running.index(group) for group in order] == [0, 2, 1]
     heavy = FairShares({"a": TenantShare(4)})
-    assert [running.index(group) for group in heavy.keep_order(running, lambda group: group.num_blocks)] == [0, 1, 2]
+    order = heavy.preempted_last_first(running, lambda group: group.num_blocks)
+    assert [running.index(group) for group in order] == [0, 1, 2]
     driver.run()
 
 

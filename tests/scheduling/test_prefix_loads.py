@@ -97,7 +97,7 @@ class Driver:
             if chunk.completes:
                 sequence.token_ids.append(9000 + len(sequence.token_ids))
                 if len(sequence.token_ids) - sequence.request.num_prompt_tokens >= sequence.request.max_new_tokens:
-                    self.scheduler.blocks.release(sequence)
+                    self.scheduler.blocks.close(sequence)
                     self.scheduler.remove(chunk.group)
         return len(chunks)
 

@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cache_is_sound(self) -> None:
         if hasattr(self, "driver"):
             self.driver.cache.check()
-            assert self.driver.scheduler.num_free_seqs >= 0
+            assert self.driver.num_free_seqs >= 0
             ranks = [group.rank for group in self.driver.scheduler.running]
             assert ranks == sorted(ranks)
 

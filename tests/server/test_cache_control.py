@@ -11,7 +11,7 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.cache import PrefixCache
-from radixkv.engine.pins import Pins
+from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.tenant_pins import MAX_PINS, TenantPins
 from radixkv.server.messages.keeper import PrefixKeeper
 
@@ -49,7 +49,7 @@ def num_pinned(cache: PrefixCache, tenant: str) -> int:
 
 def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> None:
     cache = make_cache(160)
-    pins = TenantPins(Pins(cache))
+    pins = TenantPins(NamedPins(cache))
     for number in range(5):
         assert keep(pins, cache, "a", prompt(number, 8)) == 8 * BLOCK
         assert num_pinned(cache, "a") <= 20
@@ -62,7 +62,7 @@ def test_a_tenant_keeps_no_more_than_its_share_and_the_oldest_goes_first() -> No
 
 def test_a_tenant_has_a_bounded_number_of_pins() -> None:
     cache = make_cache(4000)
-    pins = TenantPins(Pins(cache))
+    pins = TenantPins(NamedPins(cache))
     for number in range(MAX_PINS + 10):
         assert keep(pins, cache, "a", prompt(number, 1)) == BLOCK
     assert len(cache.pins()) == MAX_PINS
@@ -70,7 +70,7 @@ def test_a_tenant_has_a_bounded_number_of_pins() -> None:
 
 def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> None:
     cache = PrefixCache(100, BLOCK, max_pinned_blocks=20)
-    pins = TenantPins(Pins(cache))
+    pins = TenantPins(NamedPins(cache))
     # Each may have 5; an administrator has 14 of the 20.
     leave(cache, prompt(0, 14), namespace="admin")
     cache.pin(prompt(0, 14), "admin")
@@ -87,7 +87,7 @@ def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> 
 def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> None:
     clock = Clock()
     cache = make_cache(160, clock)
-    pins = TenantPins(Pins(cache))
+    pins = TenantPins(NamedPins(cache))
     keep(pins, cache, "a", prompt(1, 2))
     clock.now = 200.0
     keep(pins, cache, "a", prompt(1, 4))
@@ -109,7 +109,7 @@ def test_each_use_renews_a_pin_and_a_longer_prompt_replaces_the_shorter() -> Non
 
 def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
     cache = make_cache(160)
-    pins = TenantPins(Pins(cache))
+    pins = TenantPins(NamedPins(cache))
     for namespace in ("a", "a/salt"):
         leave(cache, prompt(1, 2), namespace=namespace)
         assert pins.keep("a", namespace, prompt(1, 2), 300.0) == 2 * BLOCK

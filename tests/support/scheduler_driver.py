@@ -41,6 +41,7 @@ class SchedulerDriver:
         queue = WaitingQueue(self.cache, window, max_overtaken)
         self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue, FairShares(shares))
         self.budget = budget
+        self.max_num_seqs = max_num_seqs
         self.max_overtaken = max_overtaken
         self.requests: list[Request] = []
         self.admitted: list[Request] = []  # in the order in which they first ran
@@ -57,6 +58,11 @@ class SchedulerDriver:
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.running)
+
+    @property
+    def num_free_seqs(self) -> int:
+        """How many more sequences may run concurrently."""
+        return self.max_num_seqs - sum(group.num_seqs for group in self.scheduler.running)
 
     def add(
         self,
@@ -93,7 +99,7 @@ class SchedulerDriver:
     def abort(self, request: Request) -> None:
         for group in self.scheduler.groups_of(request):
             for sequence in group.sequences:
-                self.scheduler.blocks.drop(sequence)
+                self.scheduler.blocks.abort(sequence)
             self.scheduler.remove(group)
         assert not self.scheduler.groups_of(request)
 
@@ -209,5 +215,5 @@ class SchedulerDriver:
             self.scheduler.blocks.publish_at_block_boundary(sequence)
             if len(sequence.output_token_ids) == self._ends_after[request]:
                 sequence.drop_placeholders()
-                self.scheduler.blocks.release(sequence)
+                self.scheduler.blocks.close(sequence)
                 self.scheduler.remove(group)

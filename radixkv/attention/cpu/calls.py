@@ -90,9 +90,9 @@ class _Lowering:
         """Shared prefixes, and prompts: what came before the new tokens, then those among themselves."""
         ranges, num_shared = self._ranges, self._ranges.num_shared
         (others,) = (~self._is_tail).nonzero()
-        columns = (others, *(column[others] for column in (ranges.row_start, ranges.row_stop, ranges.table)))
-        keys = ranges.key_start[others], ranges.key_stop[others]
-        for index, row_start, row_stop, table, start, stop in np.stack((*columns, *keys), axis=1).tolist():
+        columns = ranges.row_start, ranges.row_stop, ranges.table, ranges.key_start, ranges.key_stop
+        selected = np.stack((others, *(column[others] for column in columns)), axis=1)
+        for index, row_start, row_stop, table, start, stop in selected.tolist():
             rows = slice(row_start, row_stop)
             num_new = 0 if index < num_shared else row_stop - row_start
             if start < stop - num_new:

@@ -87,11 +87,8 @@ class TritonBackend:
             raise ValueError(f"block_size: expected one of {BLOCK_SIZES} with Triton's kernels, got {pool.block_size}")
         layer = pool.layers[0]
         if sharing is None:
-            group, bytes_per_token = (
-                num_query_heads // layer.num_kv_heads,
-                layer.elements_per_token * pool.dtype.itemsize,
-            )
-            sharing = sharing_rule(group, dtype, pool.dtype, bytes_per_token)
+            bytes_per_token = layer.elements_per_token * pool.dtype.itemsize
+            sharing = sharing_rule(num_query_heads // layer.num_kv_heads, dtype, pool.dtype, bytes_per_token)
         self.pool = pool
         self.dtype = dtype
         self.groups = {num_query_heads // shape.num_kv_heads for shape in pool.layers}

@@ -161,20 +161,13 @@ class _Problem:
         return max(_BOUNDS[self._dtype], _BOUNDS[self._cache_dtype])
 
     def __str__(self) -> str:
-        shape, query, stored = (
-            self._layer.shape, *(str(dtype).removeprefix("torch.") for dtype in (self._dtype, self._cache_dtype))
-        )  # fmt: skip
-        options = self._layer.options
-        given = [
-            name
-            for name, value in (
-                ("softcap", options.softcap), ("sliding window", options.sliding_window), ("sinks", options.sinks)
-            )
-            if value is not None
-        ]  # fmt: skip
+        shape, options = self._layer.shape, self._layer.options
+        query, stored = (str(dtype).removeprefix("torch.") for dtype in (self._dtype, self._cache_dtype))
+        optional = {"softcap": options.softcap, "sliding window": options.sliding_window, "sinks": options.sinks}
+        given = "".join(f", {name}" for name, value in optional.items() if value is not None)
         return (
             f"{self._layer.num_query_heads} query and {shape.num_kv_heads} key-value heads of {shape.key_dim} and "
-            f"{shape.value_dim}, queries in {query}, stored in {stored}{''.join(f', {name}' for name in given)}"
+            f"{shape.value_dim}, queries in {query}, stored in {stored}{given}"
         )
 
     def launches(self) -> Iterator[tuple[str, Work]]:

@@ -1,4 +1,4 @@
-"""The pins of an engine's cache: where there is a disk below the pool, they outlive the process.
+"""The pins of an engine's cache by names; where there is a disk below the pool, they outlive the process.
 
 ::
 
@@ -56,8 +56,8 @@ class _Named:
     tokens: bytes = b""
 
 
-class Pins:
-    """All pins of one cache; to be used on the engine's thread.
+class NamedPins:
+    """All pins of one cache, each with a name; to be used on the engine's thread.
 
     Args:
         cache: in which they are.

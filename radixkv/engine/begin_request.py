@@ -1,4 +1,4 @@
-"""With which sequences a request begins."""
+"""A request begins: its first sequences, and the state in which they are sampled or searched."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from radixkv.sampling_params import BeamSearchParams
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 
 
-def first_groups(request: Request, tokenizer: Any) -> list[SequenceGroup]:
-    """The groups to be scheduled first; none if the request was resumed where nothing is left to generate.
+def begin_request(request: Request, tokenizer: Any) -> list[SequenceGroup]:
+    """Give a request its first sequences, unless it was resumed and has them.
 
     All samples of a prompt begin as one sequence, which forks once the prompt is computed. Resumed ones are apart already.
 
     Args:
-        request: is given its sequences, unless it was resumed.
+        request: validated, and not queued yet.
         tokenizer: None: the model has none.
+
+    Returns:
+        The groups to be scheduled; none if the request was resumed where nothing is left to generate.
     """
     if request.resumed:
         unfinished = [sequence for sequence in request.sequences if sequence.finish_reason is None]

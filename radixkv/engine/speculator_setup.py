@@ -1,0 +1,65 @@
+"""The speculator that a configuration asks for, and how many rows its drafts may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from radixkv.cache import PrefixCache
+from radixkv.config import ResolvedEngineConfig, SpeculativeConfig
+from radixkv.drafting.sources import drafters
+from radixkv.drafting.tree_index import TreeIndex
+from radixkv.engine.speculation import Speculator
+from radixkv.scheduling.sequence_blocks import SequenceBlocks
+
+# Rows that drafts may add to a step, for each sequence that it may have: each takes a row of logits.
+_MAX_DRAFTS_PER_SEQUENCE = 4
+
+
+def max_draft_rows(config: ResolvedEngineConfig) -> int:
+    """Rows beyond ``max_num_seqs`` that a batch may have because of drafts; 0 where there are none.
+
+    Args:
+        config: the engine's.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return 0
+    of_each = min(_MAX_DRAFTS_PER_SEQUENCE, speculation.num_speculative_tokens)
+    return max(min(of_each * config.max_num_seqs, config.max_num_batched_tokens - config.max_num_seqs), 0)
+
+
+def make_speculator(
+    config: SpeculativeConfig,
+    engine_config: ResolvedEngineConfig,
+    cache: PrefixCache,
+    index: TreeIndex,
+    blocks: SequenceBlocks,
+    vocab_size: int,
+    clock: Callable[[], float],
+) -> Speculator:
+    """The speculator over the cache of an engine.
+
+    Args:
+        config: the drafts'.
+        engine_config: the engine's.
+        cache: to draft from.
+        index: one of the cache's observers.
+        blocks: of the sequences.
+        vocab_size: of the model.
+        clock: in seconds.
+
+    Raises:
+        ValueError: a drafter has no name.
+    """
+    for drafter in config.drafters:
+        if not isinstance(getattr(drafter, "source", None), str):
+            raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
+    return Speculator(
+        [*config.drafters, *drafters(cache, index)],
+        blocks,
+        max_tokens=config.num_speculative_tokens,
+        max_rows=_MAX_DRAFTS_PER_SEQUENCE * engine_config.max_num_seqs,
+        max_batched_tokens=engine_config.max_num_batched_tokens,
+        vocab_size=vocab_size,
+        clock=clock,
+    )

@@ -1,0 +1,59 @@
+"""Which models can run over KV cache blocks; those that would silently compute something else are refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from radixkv.errors import UnsupportedModelError
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "hybrid"}
+# The rotation depends on the longest sequence in the batch: a cached key would depend on the other sequences of its batch.
+_BATCH_DEPENDENT_ROPES = {"dynamic", "longrope"}
+
+
+def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
+    """Refuse models that would silently compute something else over KV cache blocks.
+
+    Raises:
+        UnsupportedModelError: the message says why.
+    """
+    config = model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
+    for layer_type in sorted(set(_layer_types(config)) - _ATTENTION_LAYERS):
+        raise UnsupportedModelError(
+            f"{name}: it has layers of type {layer_type!r}, whose state is not keys and values that blocks can hold"
+        )
+    for rope in sorted(_rope_types(config) & _BATCH_DEPENDENT_ROPES):
+        raise UnsupportedModelError(
+            f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
+            "so cached keys could not be shared"
+        )
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep)"
+        )
+
+
+def _layer_types(config: Any) -> list[str]:
+    types = list(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    types += ["mamba"] * any(hasattr(config, key) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
+    return types
+
+
+def _rope_types(config: Any) -> set[str]:
+    """All rope types of a configuration; gemma3 and others nest them by layer type."""
+    found: set[str] = set()
+    pending = [getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            found |= {str(part[key]) for key in ("rope_type", "type") if key in part}
+            pending.extend(part.values())
+    return found
