@@ -88,7 +88,10 @@ def run_against(
         if kind == "steps":
             model = make_one_layer(Path(folder), model)
         with console.status(f"starting {peer}"):
-            theirs = _Engine(peer_python, peer, kind, *((model, {"dtype": dtype}) if peer == "vllm" else (gguf, {})))
+            if peer == "vllm":
+                theirs = _Engine(peer_python, peer, kind, model, {"dtype": dtype})
+            else:
+                theirs = _Engine(peer_python, peer, kind, gguf, {})
             engines.callback(theirs.close)
         options = {"dtype": dtype, "quantization": quantization}
         ours = _Engine(Path(sys.executable), "radixkv", kind, model, options)

@@ -141,7 +141,7 @@ class Steps(Workloads):
             for count in (1, 64, 256)
         }
 
-    def _step(self, count: int, **sampling: float) -> float:
+    def _step(self, count: int, **sampling: Any) -> float:
         prompts = [[self._tokens(4) for _ in range(count)] for _ in range(2)]
         begun = self._seconds(prompts[0], 2, **sampling)
         return (self._seconds(prompts[1], 2 + self._NUM_STEPS, **sampling) - begun) / self._NUM_STEPS
