@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from radixkv.chat import Chat
     from radixkv.llm import LLM
     from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from radixkv.prompts import TextPrompt, TokensPrompt
     from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
     from radixkv.scheduling.tenant_share import TenantShare
     from radixkv.tools.definitions import ParsedAnswer, ToolCall
@@ -32,6 +33,8 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputsParams",
     "TenantShare",
+    "TextPrompt",
+    "TokensPrompt",
     "ToolCall",
 ]
 
@@ -49,6 +52,8 @@ __getattr__ = lazy_names(
         "SamplingParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
         "TenantShare": "scheduling.tenant_share",
+        "TextPrompt": "prompts",
+        "TokensPrompt": "prompts",
         "ToolCall": "tools.definitions",
     },
 )

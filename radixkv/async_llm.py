@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from radixkv.config import LLM_OPTIONS, LLMOptions
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
-from radixkv.option_words import refuse_unknown
+from radixkv.option_words import refuse_unknown, without_elsewhere
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -58,13 +58,14 @@ class AsyncLLM(AsyncEngine):
         **options: Unpack[LLMOptions],
     ) -> None:
         own = {"max_queue": (max_queue, 0), "max_seqs_per_request": (max_seqs_per_request, 1)}
-        refuse_unknown("AsyncLLM.__init__", options, {*own, "tenants", *LLM_OPTIONS})
+        engine_options: Any = without_elsewhere(options)
+        refuse_unknown("AsyncLLM.__init__", engine_options, {*own, "tenants", *LLM_OPTIONS})
         for name, (value, low) in own.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
                 raise ValueError(f"{name}: expected a whole number of at least {low} or None, got {value!r}")
-        if isinstance(model, LLM) and options:
-            raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(options)}")
-        engine = model.engine if isinstance(model, LLM) else LLM(model, **options).engine
+        if isinstance(model, LLM) and engine_options:
+            raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(engine_options)}")
+        engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
         super().__init__(engine, max_queue=max_queue, max_seqs_per_request=max_seqs_per_request, tenants=tenants)
 
     def generate(

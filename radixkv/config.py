@@ -70,7 +70,11 @@ class ModelConfig(Config):
     """How a model is loaded."""
 
     tokenizer: Any = Field(default=None, repr=False)
-    """Only for a loaded model: its tokenizer."""
+    """Only in Python: a tokenizer of transformers, or the hub id or folder of one; by default the model's own. A loaded model
+    has none of its own."""
+    chat_template: str | Path | None = None
+    """Jinja file by which conversations are written, in place of the tokenizer's own chat template; in Python also the
+    template itself."""
     dtype: Dtype = "auto"
     """float32, bfloat16, float16 or, in Python, a torch dtype; auto: bfloat16 on a GPU and on a CPU that multiplies it fast
     (AMX or AVX512-BF16), float32 elsewhere. A loaded model keeps its own."""
@@ -278,6 +282,7 @@ class ModelOptions(TypedDict, total=False):
     """The fields of `ModelConfig` for type checkers and editors."""
 
     tokenizer: Any
+    chat_template: str | Path | None
     dtype: Dtype
     device: Device
     max_model_len: int | None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,7 +22,7 @@ from radixkv.engine.request_output import beam_output, delta_output, request_out
 from radixkv.model.loader import load_model
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
-from radixkv.option_words import refuse_unknown
+from radixkv.option_words import refuse_unknown, without_elsewhere
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -29,6 +30,7 @@ from radixkv.prompts import (
     PromptInput,
     as_chat_prompts,
     as_prompts,
+    is_token_ids,
     with_answer_form,
 )
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -47,6 +49,7 @@ class LLM:
     Args:
         model: hub id, local folder, GGUF file or a loaded transformers model; None: the default model, SmolLM2-135M-Instruct.
         options: the fields of `radixkv.config.ModelConfig` and `radixkv.config.EngineConfig`, such as ``block_size=32``.
+            vLLM's other options may be there with values that ask for nothing else, such as ``tensor_parallel_size=1``.
 
     Raises:
         ModelLoadError: the model is not there or cannot be read; the message says what to do.
@@ -56,8 +59,9 @@ class LLM:
     """
 
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
-        refuse_unknown("LLM.__init__", options, LLM_OPTIONS)
-        model_config, engine_config = llm_configs(options)
+        own: Any = without_elsewhere(options)
+        refuse_unknown("LLM.__init__", own, LLM_OPTIONS)
+        model_config, engine_config = llm_configs(own)
         loaded = load_model(
             model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
         )
@@ -70,15 +74,15 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Complete prompts: strings, or dictionaries with ``prompt`` or ``prompt_token_ids`` (see `radixkv.prompts`).
+        """Complete prompts: strings, lists of token ids, or dictionaries (see `radixkv.prompts`).
 
         Args:
             sampling_params: for all prompts, or one for each.
-            use_tqdm: show a progress bar.
+            use_tqdm: show a progress bar; or what makes one, such as a subclass of tqdm.
             priority: for all prompts, or one for each; lower values are admitted earlier, as in vLLM.
 
         Returns:
@@ -93,7 +97,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -163,13 +167,14 @@ class LLM:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         options = as_tool_options(tools, tool_choice, parallel_tool_calls)
-        params = SamplingParams() if sampling_params is None else sampling_params
-        if isinstance(prompt, str | Mapping):
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
             return self._stream(self._make_request(self._single(prompt, None, None), params))
-        _check_conversation(prompt)
-        prompts = as_chat_prompts(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
+        prompts = as_chat_prompts(
+            _conversation(prompt), self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs
+        )
         return self.stream_prompt(_only(prompts), params)
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
@@ -185,7 +190,7 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
-        use_tqdm: bool = False,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` best continuations of each prompt, best first; equal to transformers' beam search."""
         if not isinstance(params, BeamSearchParams):
@@ -260,6 +265,11 @@ class LLM:
         """The model's tokenizer."""
         return self.engine.loaded.require_tokenizer()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` use where none are given: `SamplingParams`' own defaults, whatever the model's
+        generation_config says."""
+        return SamplingParams()
+
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
         with self._engine_lock:
@@ -291,24 +301,27 @@ class LLM:
         cache: Mapping[str, bool] | None,
     ) -> Prompt:
         """One prompt, or one conversation."""
-        if isinstance(prompt, str | Mapping):
-            given = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+        if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
+            given: dict[str, Any]
+            if isinstance(prompt, Mapping):
+                given = {**prompt}
+            else:
+                given = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
             options = {"cache_salt": cache_salt, "cache": cache}
             given |= {name: value for name, value in options.items() if value is not None}
             (single,) = as_prompts(given, self.engine.loaded)
             return single
-        _check_conversation(prompt)
-        return _only(as_chat_prompts(prompt, self.engine.loaded, cache_salt, cache))
+        return _only(as_chat_prompts(_conversation(prompt), self.engine.loaded, cache_salt, cache))
 
     def _generate(
         self,
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
+        use_tqdm: bool | Callable[..., Any],
         priority: int | Sequence[int],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+            sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
         if not isinstance(sampling_params, Sequence):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
@@ -338,7 +351,7 @@ class LLM:
             resume=prompt.resume,
         )
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> None:
+    def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
         with self._engine_lock:
             try:
@@ -346,7 +359,7 @@ class LLM:
                     self.engine.add(request)
                 with (
                     deferred_interrupt() as interrupt,
-                    tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as bar,
+                    _progress_bar(use_tqdm, len(requests)) as bar,
                 ):
                     while not all(request.finished for request in requests):
                         interrupt.raise_if_requested()
@@ -387,10 +400,16 @@ class LLM:
                 self.engine.abort(request.request_id)
 
 
-def _check_conversation(prompt: Any) -> None:
+def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:
+    make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
+    return make(total=num_requests, desc="Processed prompts")
+
+
+def _conversation(prompt: Any) -> Sequence[Message]:
     """Refuse what is neither a prompt nor a conversation by the name that ``prompt`` has where both are taken."""
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
+    return prompt
 
 
 def _only(prompts: list[Prompt]) -> Prompt:

@@ -32,6 +32,78 @@ def refuse_unknown(caller: str, options: Iterable[str], known: Collection[str]) 
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
 
 
+class _Elsewhere(NamedTuple):
+    """An option of vLLM's `LLM` that is not ours: values that change nothing here, and what is said of all others.
+
+    Programs set them out of habit, mostly to what is done here in any case, such as ``tensor_parallel_size=1``.
+    """
+
+    without_effect: tuple[Any, ...]
+    otherwise: str
+
+    def allows(self, value: Any) -> bool:
+        """Whether it changes nothing here."""
+        # By type too: True is not the number 1.
+        return any(type(value) is type(each) and value == each for each in self.without_effect)
+
+
+_ONE_DEVICE = _Elsewhere((1, None), "an engine runs on one device; radixkv serve --replicas places several engines")
+_TEXT = _Elsewhere((None, {}), "models take text only")
+_DRAFTS = "speculative_config={'method': 'tree'} drafts from the cache"
+_GENERATES = _Elsewhere(("auto", "generate", None), "models generate text; there are no embeddings, scores or classes")
+_OWN_FILES = "pass a folder, for example of huggingface_hub.snapshot_download, as the model"
+
+_ELSEWHERE: Mapping[str, _Elsewhere] = types.MappingProxyType(
+    {
+        "tensor_parallel_size": _ONE_DEVICE,
+        "pipeline_parallel_size": _ONE_DEVICE,
+        "data_parallel_size": _ONE_DEVICE,
+        "distributed_executor_backend": _Elsewhere((None, "uni"), _ONE_DEVICE.otherwise),
+        # A permission; no model needs it that can run over blocks.
+        "trust_remote_code": _Elsewhere((True, False), "code that comes with a model is never run"),
+        "disable_log_stats": _Elsewhere((True,), "outputs have metrics, and radixkv serve has /metrics"),
+        "enable_chunked_prefill": _Elsewhere((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
+        "enable_lora": _Elsewhere((False,), "merge the adapter into the model (peft's merge_and_unload)"),
+        "swap_space": _Elsewhere((0, None), "host_cache_size keeps blocks in host memory"),
+        "cpu_offload_gb": _Elsewhere((0,), "weights are on the device; quantization makes them smaller on a CPU"),
+        "num_gpu_blocks_override": _Elsewhere((None,), "num_blocks is the number of blocks"),
+        "scheduling_policy": _Elsewhere(("fcfs", "priority"), "requests of a lower priority number go first"),
+        "generation_config": _Elsewhere(("vllm",), "of a model's generation_config only the end tokens are used"),
+        "skip_tokenizer_init": _Elsewhere((False,), "a model without a tokenizer takes token ids"),
+        "tokenizer_mode": _Elsewhere(("auto", "hf"), "tokenizer takes any tokenizer of transformers"),
+        "load_format": _Elsewhere(("auto", "hf", "safetensors"), "the format is seen by the model's files"),
+        "revision": _Elsewhere((None,), _OWN_FILES),
+        "tokenizer_revision": _Elsewhere((None,), _OWN_FILES),
+        "download_dir": _Elsewhere((None,), "the variable HF_HOME says where files of the hub are kept"),
+        "hf_overrides": _Elsewhere((None, {}), "pass a loaded transformers model, which can have any configuration"),
+        "compilation_config": _Elsewhere((None,), "enable_torch_compile and enforce_eager say what is compiled"),
+        "limit_mm_per_prompt": _TEXT,
+        "mm_processor_kwargs": _TEXT,
+        "runner": _GENERATES,
+        "task": _GENERATES,
+        "spec_method": _Elsewhere((None,), _DRAFTS),
+        "spec_model": _Elsewhere((None,), _DRAFTS),
+        "kv_transfer_config": _Elsewhere((None,), "host_cache_size, disk_cache and shared_cache keep blocks elsewhere"),
+        "logprobs_mode": _Elsewhere(("raw_logprobs",), "log-probabilities are the model's own"),
+        "logits_processors": _Elsewhere((None, []), "logit_bias, bad_words and structured_outputs belong to requests"),
+    }
+)
+
+
+def without_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options but those that are vLLM's alone.
+
+    Raises:
+        ValueError: one of those has a value that would have to change something; the message says what there is instead.
+    """
+    for name, value in options.items():
+        elsewhere = _ELSEWHERE.get(name)
+        if elsewhere is not None and not elsewhere.allows(value):
+            expected = " or ".join(map(repr, elsewhere.without_effect))
+            raise ValueError(f"{name}: expected {expected}, got {value!r:.80}: {elsewhere.otherwise}")
+    return {name: value for name, value in options.items() if name not in _ELSEWHERE}
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is spelled most like ``name``; None: none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), None)

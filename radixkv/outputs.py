@@ -67,7 +67,7 @@ class CompletionOutput:
         text: the answer, without the stop string unless that was asked for.
         token_ids: all generated tokens, an end token included.
         cumulative_logprob: sum of the chosen tokens' log-probabilities; None unless ``logprobs`` was asked for.
-        logprobs: per generated token, log-probabilities of the chosen one and of the likeliest ones.
+        logprobs: per generated token, log-probabilities of the chosen one, which comes first, and of the likeliest ones.
         finish_reason: "stop", "length" or "abort"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
         answer: of a finished chat: text, reasoning and tool calls apart; None elsewhere.

@@ -1,6 +1,7 @@
 """Prompts and messages as users pass them, converted to token ids.
 
-A prompt is a string, or a dictionary with ``prompt`` or ``prompt_token_ids``, and optionally
+A prompt is a string, a list of token ids, or a dictionary (`TextPrompt`, `TokensPrompt`) with ``prompt`` or
+``prompt_token_ids``, or with both, which are then its text and its tokens; and optionally
 
 - ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
 - ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed;
@@ -22,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from numbers import Integral
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from jinja2 import TemplateError
 
@@ -34,10 +36,31 @@ from radixkv.tools.definitions import ParsedAnswer, ToolOptions
 
 _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
 
-PromptInput = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "cache", "resume", "prediction"}
+
+class _PromptOptions(TypedDict, total=False):
+    cache_salt: str | None
+    cache: Mapping[str, bool] | None
+    resume: Sequence[CompletionOutput]
+    prediction: str | None
+
+
+class TextPrompt(_PromptOptions):
+    """A prompt as text, with what is said of it above."""
+
+    prompt: str
+
+
+class TokensPrompt(_PromptOptions):
+    """A prompt as token ids, and its text if that is to be in the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str | None]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+_PROMPT_KEYS = frozenset({*TextPrompt.__annotations__, *TokensPrompt.__annotations__, *_PromptOptions.__annotations__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +103,19 @@ def as_prompts(
     Raises:
         TypeError, ValueError: a prompt is none of the forms above.
     """
-    if isinstance(prompts, str | Mapping):
-        prompts = [prompts]
-    if not isinstance(prompts, Sequence):
-        raise TypeError(f"prompts: expected a string, a dictionary or a list of those, got {type(prompts).__name__}")
-    return [_as_prompt(prompt, loaded, add_special_tokens) for prompt in prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, str | Mapping | Sequence):
+        raise TypeError(
+            f"prompts: expected a string, token ids, a dictionary or a list of those, got {type(prompts).__name__}"
+        )
+    many: Any = [prompts] if isinstance(prompts, str | Mapping) or is_token_ids(prompts) else prompts
+    return [_as_prompt(prompt, loaded, add_special_tokens) for prompt in many]
+
+
+def is_token_ids(prompt: Any) -> bool:
+    """Whether this is one prompt as a list of token ids, rather than a list of prompts or of messages."""
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Integral)
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -355,18 +386,16 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _as_prompt(prompt: PromptInput, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
+def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping):
-        raise TypeError(
-            f"prompts: expected a string or a dictionary, got {prompt!r:.80}; "
-            "token ids are passed as {'prompt_token_ids': [...]}"
-        )
-    if not set(prompt) <= _PROMPT_KEYS or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+        raise TypeError(f"prompts: expected a string, token ids or a dictionary, got {prompt!r:.80}")
+    if not set(prompt) <= _PROMPT_KEYS or not {"prompt", "prompt_token_ids"} & set(prompt):
         raise ValueError(
-            f"prompts: expected one of 'prompt' and 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, "
-            f"got {sorted(prompt)}"
+            f"prompts: expected 'prompt' or 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, got {sorted(prompt)}"
         )
     options = cache_options(prompt.get("cache_salt"), prompt.get("cache"))
     resume = prompt.get("resume", ())
@@ -377,9 +406,9 @@ def _as_prompt(prompt: PromptInput, loaded: TextInterface, add_special_tokens: b
         raise TypeError(f"prompts: 'prediction' must be a string, got {prediction!r:.80}")
     if prediction:
         options["prediction"] = encode("prediction", prediction, loaded, add_special_tokens=False)
-    if "prompt_token_ids" in prompt:
-        return Prompt(prompt["prompt_token_ids"], **options, resume=resume)
-    text = prompt["prompt"]
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt and isinstance(text, str | None):
+        return Prompt(prompt["prompt_token_ids"], text, **options, resume=resume)
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
     ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)

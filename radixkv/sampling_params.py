@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -83,12 +83,12 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of every token generated so far.
         frequency_penalty: subtracted as often as the token was generated.
         repetition_penalty: divides positive, multiplies negative logits of tokens in prompt or answer.
-        seed: of the request's random numbers; None: the engine draws one. See `radixkv.sampling.sampler`.
+        seed: of the request's random numbers; None or -1: the engine draws one. See `radixkv.sampling.sampler`.
         stop: strings that end an answer.
         stop_token_ids: tokens that end an answer, as its last one, and do not appear in its text; at most 1,024.
         min_tokens: until there are so many, nothing ends the answer.
         max_tokens: tokens to generate at most; None: as far as the model and the cache go.
-        logprobs: report the chosen token's log-probability and those of this many likeliest.
+        logprobs: report the chosen token's log-probability and those of this many likeliest; -1: of the whole vocabulary.
         prompt_logprobs: the same for the prompt's tokens; its prefix is then computed, not reused.
         logit_bias: added to the logits of these token ids, clamped to -100 .. 100; at most 1,024 of them.
         bad_words: strings that may not be generated, at most 256: the last token of one is masked where the tokens before it
@@ -136,16 +136,16 @@ class SamplingParams:
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, _MIN_FACTOR, _MAX_FACTOR)
         if self.seed is not None:
-            self.seed = _whole("seed", self.seed, 0)
+            self.seed = None if self.seed == -1 else _whole("seed", self.seed, 0)
         self.min_tokens = _whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(f"min_tokens: expected at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.logprobs is not None:
-            self.logprobs = _whole("logprobs", self.logprobs, 0)
+            self.logprobs = _whole("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
-            self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, 0)
+            self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, -1)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check_switch(name, getattr(self, name))
         _check_structured_outputs(self.structured_outputs)
@@ -177,22 +177,25 @@ class SamplingParams:
         # Logits divided by less would leave the range of float32, and the likeliest token has all the probability.
         return self.temperature < 1e-5
 
-    def validate_for(self, vocab_size: int) -> None:
-        """Refuse token ids and counts that a vocabulary of ``vocab_size`` does not have.
+    def for_vocabulary(self, vocab_size: int) -> SamplingParams:
+        """A copy for one request to a model with so many tokens: programs assign to fields after these were made, and later.
 
         Raises:
-            ValueError: naming the argument and the value.
+            TypeError, ValueError: a value is impossible by now, or a vocabulary of ``vocab_size`` does not have a token or so
+                many; the message names it.
         """
+        params = replace(self)
         for name, ids in (
-            ("logit_bias", self.biases),
-            ("stop_token_ids", self.end_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("logit_bias", params.biases),
+            ("stop_token_ids", params.end_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
         ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise ValueError(f"{name}: {token_id} is outside the vocabulary of {vocab_size} tokens")
-        for name in ("logprobs", "prompt_logprobs"):
-            _check_num_logprobs(name, getattr(self, name), vocab_size)
+        params.logprobs = _num_logprobs("logprobs", params.logprobs, vocab_size)
+        params.prompt_logprobs = _num_logprobs("prompt_logprobs", params.prompt_logprobs, vocab_size)
+        return params
 
 
 @dataclass
@@ -234,18 +237,21 @@ class BeamSearchParams:
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
 
-    def validate_for(self, vocab_size: int) -> None:
-        """Refuse more ``logprobs`` than a vocabulary of ``vocab_size`` has tokens.
+    def for_vocabulary(self, vocab_size: int) -> BeamSearchParams:
+        """A copy for one search, see `SamplingParams.for_vocabulary`.
 
         Raises:
-            ValueError: naming the argument and the value.
+            TypeError, ValueError: a value is impossible; the message names it.
         """
-        _check_num_logprobs("logprobs", self.logprobs, vocab_size)
+        params = replace(self)
+        params.logprobs = _num_logprobs("logprobs", params.logprobs, vocab_size)
+        return params
 
 
-def _check_num_logprobs(name: str, count: int | None, vocab_size: int) -> None:
-    if (count or 0) > vocab_size:
+def _num_logprobs(name: str, count: int | None, vocab_size: int) -> int | None:
+    if count is not None and count > vocab_size:
         raise ValueError(f"{name}: expected at most {vocab_size}, got {count}")
+    return vocab_size if count == -1 else count
 
 
 def _whole(name: str, value: Any, low: int) -> int:

@@ -18,7 +18,7 @@ from radixkv.engine.stats import COUNTS, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of, load_tokenizer
+from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_tokenizer
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
@@ -39,8 +39,8 @@ def text_interface(
     Args:
         replicas: with at least one that was reached.
         model: hub id, folder or GGUF file of the tokenizer; None: what the replicas call their model.
-        config: how to read its answers (``tool_call_parser``, ``reasoning_parser``); None: `ModelConfig`'s defaults. A
-            ``tokenizer`` in it is used as it is.
+        config: how to read its answers (``chat_template``, ``tool_call_parser``, ``reasoning_parser``); None: `ModelConfig`'s
+            defaults. A ``tokenizer`` in it takes the place of the model's.
 
     Raises:
         ModelLoadError: there is no tokenizer.
@@ -49,10 +49,8 @@ def text_interface(
     if replicas.description is None:
         raise RuntimeError("there was no replica yet: call add first")
     identity, config = replicas.description.identity, config or ModelConfig()
-    tokenizer = config.tokenizer
-    if tokenizer is None:
-        name = identity["model"] if model is None else model
-        tokenizer = load_tokenizer(None if name == DEFAULT_MODEL_NAME else name)
+    name = identity["model"] if model is None else model
+    tokenizer = chosen_tokenizer(config, lambda: load_tokenizer(None if name == DEFAULT_MODEL_NAME else name))
     return TextInterface(
         tokenizer=tokenizer,
         name=identity["model"],

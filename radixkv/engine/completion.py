@@ -83,5 +83,6 @@ def append_logprobs(sequence: TokenSequence, token: SampledToken, decode: TokenD
 
 
 def logprobs_with_text(token: SampledToken, decode: TokenDecoder) -> dict[int, Logprob]:
-    """A token's log-probabilities with the tokens' texts."""
-    return {token_id: Logprob(logprob, rank, decode(token_id)) for token_id, logprob, rank in token.top_logprobs}
+    """A token's log-probabilities with the tokens' texts: its own first, then the likeliest (vLLM's order)."""
+    entries = sorted(token.top_logprobs, key=lambda entry: entry[0] != token.token_id)
+    return {token_id: Logprob(logprob, rank, decode(token_id)) for token_id, logprob, rank in entries}

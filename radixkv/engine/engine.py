@@ -194,7 +194,7 @@ class Engine:
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r}")
-        params.validate_for(self.loaded.vocab_size)
+        params = params.for_vocabulary(self.loaded.vocab_size)
         if isinstance(params, SamplingParams) and bad_words is None:
             bad_words = encode_bad_words(params.bad_words or (), self.loaded)
         if params.stop_strings:

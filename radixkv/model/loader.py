@@ -26,7 +26,7 @@ from radixkv.model.shared_weights import share_weights
 from radixkv.model.source import load_errors, print_progress, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of, read_tokenizer, silence_transformers
+from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
 from radixkv_cpu import library
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,13 +68,13 @@ def load_model(
     Raises:
         ModelLoadError: the model does not exist or cannot be read.
         UnsupportedModelError: the model cannot run over KV cache blocks.
-        ValueError: ``dtype``, ``device``, ``max_model_len`` or ``quantization`` is impossible for this model and machine; or
-            the model's weights cannot be named, see `model_fingerprint`.
+        ValueError: ``dtype``, ``device``, ``max_model_len``, ``quantization`` or ``chat_template`` is impossible for this
+            model and machine; or the model's weights cannot be named, see `model_fingerprint`.
     """
     config = config or ModelConfig()
     target_device = _resolve_device(config.device)
     torch_dtype = _resolve_dtype(config.dtype, target_device, native)
-    tokenizer, max_model_len = config.tokenizer, config.max_model_len
+    max_model_len = config.max_model_len
     panel_cache = deferred = None
     if isinstance(model, transformers.PreTrainedModel):
         name = model.config.name_or_path or type(model).__name__
@@ -84,14 +84,15 @@ def load_model(
                 f"model.to({torch_dtype}) converts it"
             )
         _check_quantization(config.quantization, model.device, model.dtype, native)
+        tokenizer = chosen_tokenizer(config, lambda: None)
     else:
         _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
         folder = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
         panel_cache = PanelCache(cache_folder() / "quantised")
         may_defer = native and library() is not None and torch_dtype in TOLERANCES
+        tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
-            tokenizer = read_tokenizer(folder)
             model, deferred = read_checkpoint(folder, torch_dtype, target_device, may_defer)
     assert isinstance(model, transformers.PreTrainedModel)
     model.eval()
@@ -116,6 +117,11 @@ def load_model(
         chat_format=chat_format_of(tokenizer, config),
         fingerprint=named,
     )
+
+
+def _read_own_tokenizer(folder: str, name: str) -> Any:
+    with silence_transformers(), load_errors(name):
+        return read_tokenizer(folder)
 
 
 def _check_quantization(quantization: str | None, device: torch.device, dtype: torch.dtype, native: bool) -> None:

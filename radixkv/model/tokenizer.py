@@ -6,7 +6,8 @@ Nothing here uses torch, unless a GGUF file has to be converted first; transform
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,43 @@ def read_tokenizer(folder: str) -> Any:
         if not Path(folder).is_dir():
             raise
         return None  # without a tokenizer, the model serves token ids
+
+
+def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
+    """The tokenizer that a model is to be used with, with the chat template that it is to have; None: there is none.
+
+    Args:
+        config: its ``tokenizer`` and ``chat_template``.
+        read_own: reads the model's own.
+
+    Raises:
+        ModelLoadError: the tokenizer does not exist or cannot be read.
+        ValueError: ``chat_template`` is neither a file nor a template, or there is no tokenizer to use it.
+    """
+    tokenizer = config.tokenizer
+    if tokenizer is None:
+        tokenizer = read_own()
+    elif isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(tokenizer)
+    if config.chat_template is None:
+        return tokenizer
+    template = _read_template(config.chat_template)
+    if tokenizer is None:
+        raise ValueError("chat_template: expected None, for the model has no tokenizer")
+    tokenizer = copy.deepcopy(tokenizer)  # the caller may use it elsewhere
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _read_template(template: str | Path) -> str:
+    if isinstance(template, str) and "{" in template:
+        return template
+    try:
+        return Path(template).read_text()
+    except OSError as error:
+        raise ValueError(
+            f"chat_template: expected a file or a Jinja template, got {str(template)!r:.80} ({error.strerror})"
+        ) from error
 
 
 def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:

@@ -72,7 +72,7 @@ def build(options: ApplicationOptions) -> Application:
         **(at_once if options.own_socket else lifecycle),
     )
     engines = engine.bind(registry, server, options.llm, options.replica_host)
-    names = ("tool_call_parser", "reasoning_parser")
+    names = ("chat_template", "tool_call_parser", "reasoning_parser")
     values: dict[str, Any] = {name: value for name, value in options.llm.items() if name in names}
     reading = ModelConfig(**values)
     return ingress.bind(registry, engines, server, reading)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from pydantic import BaseModel
 
@@ -57,9 +56,7 @@ def encode_chat_logprobs(
     """The chosen tokens, each with the ``num_top`` likeliest."""
     tokens = []
     for token_id, entries in zip(token_ids, logprobs, strict=True):
-        top = ",".join(
-            [_chat_entry(top_id, entry.logprob, texts) for top_id, entry in islice(entries.items(), num_top)]
-        )
+        top = ",".join([_chat_entry(top_id, entry.logprob, texts) for top_id, entry in _likeliest(entries, num_top)])
         chosen = _chat_entry(token_id, entries[token_id].logprob, texts)
         tokens.append(f'{chosen[:-1]},"top_logprobs":[{top}]}}')
     return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}]}}'.encode())
@@ -79,7 +76,7 @@ def encode_completion_logprobs(
         else:
             chosen.append(_number(logprobs[token_id].logprob))
             # Several tokens can have the same text.
-            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in islice(logprobs.items(), num_top)}
+            top = {texts.quoted(top_id): _number(top.logprob) for top_id, top in _likeliest(logprobs, num_top)}
             likeliest.append(f"{{{','.join([f'{text}:{logprob}' for text, logprob in top.items()])}}}")
         offset += len(texts.text(token_id))
     encoded = (
@@ -106,6 +103,11 @@ def _prompt_entries(entries: dict[int, Logprob]) -> str:
         for token_id, entry in entries.items()
     ]
     return f"{{{','.join(encoded)}}}"
+
+
+def _likeliest(entries: dict[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    # The chosen token comes first, whatever its rank.
+    return sorted(entries.items(), key=lambda entry: entry[1].rank)[:num_top]
 
 
 def _chat_entry(token_id: int, logprob: float, texts: TokenTexts) -> str:

@@ -1,4 +1,5 @@
-"""OpenAI's fields for unsupported features: accepted with values that request nothing, since clients send the defaults."""
+"""OpenAI's and vLLM's fields for unsupported features: accepted with values that request nothing, since clients send the
+defaults."""
 
 from __future__ import annotations
 
@@ -21,8 +22,24 @@ _T = TypeVar("_T")
 Only = Annotated[_T, WrapValidator(_reject_unsupported)]
 
 
-class NotSupportedInChat(StrictModel):
+class NotSupported(StrictModel):
+    """Fields of both endpoints, each with the values that are accepted; all are vLLM's."""
+
+    thinking_token_budget: Only[Literal[-1] | None] = None
+    spaces_between_special_tokens: Only[Literal[True] | None] = None
+    return_tokens_as_token_ids: Only[Literal[False] | None] = None
+    kv_transfer_params: Only[None] = None
+    vllm_xargs: Only[None] = None
+
+
+class NotSupportedInChat(NotSupported):
     """Fields of `/v1/chat/completions`, each with the values that are accepted."""
+
+    echo: Only[Literal[False] | None] = None
+    include_reasoning: Only[Literal[True] | None] = None
+    chat_template: Only[None] = None
+    documents: Only[None] = None
+    mm_processor_kwargs: Only[None] = None
 
     functions: Only[None] = None
     function_call: Only[Literal["none"] | None] = None
@@ -35,7 +52,8 @@ class NotSupportedInChat(StrictModel):
     prompt_cache_retention: Only[Literal["in_memory"] | None] = None
 
 
-class NotSupportedInCompletions(StrictModel):
+class NotSupportedInCompletions(NotSupported):
     """Fields of `/v1/completions`, each with the values that are accepted."""
 
     suffix: Only[None] = None
+    prompt_embeds: Only[None] = None

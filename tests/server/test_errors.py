@@ -160,6 +160,16 @@ NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
     ("moderation", [], [{"model": "x"}]),
     ("prompt_cache_options", [], [{"mode": "explicit"}]),
     ("prompt_cache_retention", ["in_memory"], ["24h"]),
+    ("thinking_token_budget", [-1], [100]),
+    ("spaces_between_special_tokens", [True], [False]),
+    ("return_tokens_as_token_ids", [False], [True]),
+    ("kv_transfer_params", [], [{"do_remote_decode": True}]),
+    ("vllm_xargs", [], [{"key": 1}]),
+    ("echo", [False], [True]),
+    ("include_reasoning", [True], [False]),
+    ("chat_template", [], ["{{ messages }}"]),
+    ("documents", [], [[{"text": "x"}]]),
+    ("mm_processor_kwargs", [], [{"num_crops": 4}]),
 ]
 
 
@@ -178,7 +188,7 @@ def test_unsupported_fields_are_accepted_only_with_values_that_request_nothing(h
         for value in refused:
             response = http.post(path, json={**plain, name: value})
             assert_error(response, 400, param=name, message=f"{name}: not supported")
-    for change in ({"suffix": None, "best_of": None}, {"best_of": 1}, {"best_of": 2, "n": 2}):
+    for change in ({"suffix": None, "best_of": None, "vllm_xargs": None}, {"best_of": 1}, {"best_of": 2, "n": 2}):
         response = http.post("/v1/completions", json={**TEXT, **change})
         assert response.status_code == 200, response.text
     assert_error(http.post("/v1/completions", json={**TEXT, "suffix": "x"}), 400, message="suffix: not supported")

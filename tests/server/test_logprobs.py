@@ -37,11 +37,15 @@ def some_logprobs(seed: int, num_top: int) -> tuple[list[int], list[dict[int, Lo
         ids = random.sample(range(2000), num_top + 1)
         entries = {i: Logprob(-random.random() * 20, rank, None) for rank, i in enumerate(ids[:num_top], start=1)}
         chosen = random.choice(ids)
-        if chosen not in entries:
-            entries[chosen] = Logprob(-30.0, 400, None)
+        # The chosen one comes first.
+        entries = {chosen: entries.get(chosen, Logprob(-30.0, 400, None)), **entries}
         token_ids.append(chosen)
         logprobs.append(entries)
     return token_ids, logprobs
+
+
+def by_rank(entries: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
+    return sorted(entries.items(), key=lambda entry: entry[1].rank)
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 20])
@@ -56,7 +60,7 @@ def test_chat_logprobs_are_what_pydantic_writes(default_tokenizer: Any, num_top:
         content=[
             ChosenTokenLogprob(
                 **entry(token_id, entries[token_id].logprob),
-                top_logprobs=[TokenLogprob(**entry(i, e.logprob)) for i, e in entries.items() if e.rank <= num_top],
+                top_logprobs=[TokenLogprob(**entry(i, e.logprob)) for i, e in by_rank(entries) if e.rank <= num_top],
             )
             for token_id, entries in zip(token_ids, logprobs, strict=True)
         ]
@@ -70,7 +74,7 @@ def test_chat_logprobs_are_what_pydantic_writes(default_tokenizer: Any, num_top:
 def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) -> None:
     texts = TokenTexts(default_tokenizer)
     token_ids, logprobs = some_logprobs(1, 5)
-    logprobs[3] = {7: Logprob(-0.5, 1, None), token_ids[3]: Logprob(-math.inf, 9, None)}
+    logprobs[3] = {token_ids[3]: Logprob(-math.inf, 9, None), 7: Logprob(-0.5, 1, None)}
     entries = [(5, None), *zip(token_ids, logprobs, strict=True)]
     encoded, end = encode_completion_logprobs(entries, 4, 10, texts)
     shown = [texts.text(token_id) for token_id in (5, *token_ids)]
@@ -78,7 +82,7 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
         text_offset=[10 + len("".join(shown[:i])) for i in range(len(shown))],
         tokens=shown,
         token_logprobs=[None, *(e[i].logprob for i, e in zip(token_ids, logprobs, strict=True))],
-        top_logprobs=[None, *({texts.text(i): v.logprob for i, v in list(e.items())[:4]} for e in logprobs)],
+        top_logprobs=[None, *({texts.text(i): v.logprob for i, v in by_rank(e)[:4]} for e in logprobs)],
     )
     assert end == 10 + len("".join(shown))
     assert encoded.encoded.decode() == expected.model_dump_json()

@@ -1,0 +1,186 @@
+"""What programs written for vLLM's offline API do, with the import changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.model_zoo import VOCAB_SIZE, build_shallow
+from support.replica_servers import tiny_model
+from tqdm import tqdm
+
+from radixkv import LLM, AsyncLLM, SamplingParams, TextPrompt, TokensPrompt
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+ROLES = "{% for message in messages %}{{ message.role }}> {{ message.content }}\n{% endfor %}bot>"
+IDS = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LLM:
+    return LLM(build_shallow("llama"), num_blocks=64)
+
+
+@pytest.fixture(scope="module")
+def worded(default_tokenizer: Any) -> LLM:
+    return LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, num_blocks=64)
+
+
+def tokens(llm: LLM, prompts: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_token_ids_are_prompts(tiny: LLM) -> None:
+    expected = tokens(tiny, [{"prompt_token_ids": IDS}, {"prompt_token_ids": IDS[:2]}])
+    assert tokens(tiny, [IDS, IDS[:2]]) == expected
+    assert tokens(tiny, IDS) == expected[:1]
+    assert tokens(tiny, [TokensPrompt(prompt_token_ids=IDS)]) == expected[:1]
+
+
+def test_token_ids_are_prompts_where_conversations_are_too(worded: LLM) -> None:
+    (expected,) = tokens(worded, IDS)
+    assert [token for piece in worded.stream(IDS, GREEDY) for token in piece.outputs[0].token_ids] == expected
+    assert worded.explain([*IDS, 9]).num_prompt_tokens == len(IDS) + 1
+    with pytest.raises(TypeError, match="prompt: expected a string, a dictionary or a list of messages, got bytes"):
+        worded.explain(b"text")  # type: ignore[arg-type]
+
+
+def test_tokens_keep_the_text_that_comes_with_them(tiny: LLM, worded: LLM) -> None:
+    (output,) = tiny.generate(TokensPrompt(prompt_token_ids=IDS, prompt="what they say"), GREEDY, use_tqdm=False)
+    assert (output.prompt, output.prompt_token_ids) == ("what they say", IDS)
+    assert worded.generate(TextPrompt(prompt="The sea"), GREEDY, use_tqdm=False)[0].prompt == "The sea"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[]], "prompt"),
+        ([["a"]], "prompt_token_ids: expected whole numbers"),
+        (b"text", "prompts: expected a string, token ids, a dictionary or a list of those, got bytes"),
+        ([b"text"], "prompts: expected a string, token ids or a dictionary, got b'text'"),
+        ({"prompt_token_ids": IDS, "prompt": 5}, "'prompt' must be a string, got 5"),
+        ({"prompt_token_ids": IDS, "multi_modal_data": {"image": 1}}, "no keys but .*got .*multi_modal_data"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(tiny: LLM, prompts: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        tiny.generate(prompts, GREEDY)
+
+
+def test_parameters_are_those_at_the_time_of_the_call(tiny: LLM) -> None:
+    params = tiny.get_default_sampling_params()
+    params.temperature, params.max_tokens, params.ignore_eos = 0.0, 6, True
+    (before,) = tokens(tiny, [IDS], params)
+    params.stop_token_ids = [before[2]]
+    assert tokens(tiny, [IDS], params) == [before[: before.index(before[2]) + 1]]
+    params.stop_token_ids = None
+    params.logit_bias = {9: 100.0}
+    assert tokens(tiny, [IDS], params) == [[9] * 6]
+    params.max_tokens = -3
+    with pytest.raises(ValueError, match="max_tokens: expected at least 1, got -3"):
+        tokens(tiny, [IDS], params)
+
+
+def test_stop_strings_are_those_at_the_time_of_the_call(worded: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    text = worded.generate("The sea", params, use_tqdm=False)[0].outputs[0].text
+    params.stop = [text[3:5]]
+    stopped = worded.generate("The sea", params, use_tqdm=False)[0].outputs[0]
+    assert (stopped.text, stopped.finish_reason) == (text[: text.index(text[3:5])], "stop")
+
+
+def test_a_token_comes_first_among_its_log_probabilities(tiny: LLM) -> None:
+    params = SamplingParams(temperature=2.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (output,) = tiny.generate([IDS], params, use_tqdm=False)
+    (answer,) = output.outputs
+    assert answer.logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert [next(iter(entries)) for entries in answer.logprobs] == answer.token_ids
+    assert [next(iter(entries)) for entries in output.prompt_logprobs[1:] if entries] == IDS[1:]
+    # One that was not likeliest is told apart.
+    assert {next(iter(entries.values())).rank for entries in answer.logprobs} > {1}
+    assert all([*entries.values()][-1].rank <= 2 for entries in answer.logprobs)
+
+
+def test_minus_one_is_the_whole_vocabulary_and_no_seed(tiny: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=-1, prompt_logprobs=-1, seed=-1)
+    (output,) = tiny.generate([IDS], params, use_tqdm=False)
+    assert [len(entries) for entries in output.outputs[0].logprobs or ()] == [VOCAB_SIZE] * 2
+    assert [len(entries or ()) for entries in output.prompt_logprobs or ()] == [0, *[VOCAB_SIZE] * 3]
+    assert (params.logprobs, params.seed) == (-1, None)
+
+
+def test_a_progress_bar_is_made_by_what_is_given(tiny: LLM) -> None:
+    bars: list[Any] = []
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options, disable=True)
+            bars.append((self, options))
+
+    tiny.generate([IDS, IDS], GREEDY, use_tqdm=Bar)
+    assert [options["total"] for _, options in bars] == [2]
+
+
+def test_options_that_ask_for_nothing_else_are_taken() -> None:
+    LLM(
+        build_shallow("llama"),
+        tensor_parallel_size=1,  # type: ignore[call-arg]
+        trust_remote_code=True,
+        disable_log_stats=True,
+        enable_chunked_prefill=True,
+        num_blocks=8,
+    )
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size: expected 1 or None, got 2: an engine runs on one device"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size: expected 1 or None, got True"),
+        ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override: expected None, got 9: num_blocks"),
+        ({"runner": "pooling"}, "runner: expected 'auto' or 'generate' or None, got 'pooling': models generate text"),
+    ],
+)
+def test_other_options_are_refused_with_what_there_is(kind: Any, option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind("no model is looked for", **option)
+
+
+def test_conversations_are_written_by_the_template_that_is_given(default_tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "roles.jinja").write_text(ROLES)
+    before = default_tokenizer.chat_template
+    for template in (ROLES, tmp_path / "roles.jinja", str(tmp_path / "roles.jinja")):
+        llm = LLM(
+            tiny_model(len(default_tokenizer)),
+            tokenizer=default_tokenizer,
+            chat_template=template,
+            num_blocks=64,
+        )
+        (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False)
+        assert output.prompt == "user> Hi\nbot>"
+    assert default_tokenizer.chat_template == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chat_template": "nowhere.jinja"}, "chat_template: expected a file or a Jinja template, got 'nowhere.jinja'"),
+        ({"chat_template": ROLES}, "chat_template: expected None, for the model has no tokenizer"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(build_shallow("llama"), **options)
+
+
+def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Path) -> None:
+    default_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    model = tiny_model(len(default_tokenizer))
+    model.save_pretrained(tmp_path / "model")
+    for given in (model, tmp_path / "model"):
+        llm = LLM(given, tokenizer=str(tmp_path), num_blocks=8)
+        assert llm.get_tokenizer().encode("The sea is") == default_tokenizer.encode("The sea is")
