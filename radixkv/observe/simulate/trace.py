@@ -142,8 +142,8 @@ def _check_block_size(path: Path, block_size: int, num_tokens: int, num_blocks: 
     if num_blocks and not fewest / 2 <= num_tokens <= most * 2:
         header = json.dumps({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": 16})
         raise ValueError(
-            f"{path}: expected blocks of {block_size} tokens, got prompts with {num_tokens / num_blocks:.1f} tokens for each of "
-            f"their 'hash_ids'; name another size in the file's first line, such as {header}"
+            f"{path}: expected blocks of {block_size} tokens, got prompts with {num_tokens / num_blocks:.1f} tokens for "
+            f"each of their 'hash_ids'; name another size in the file's first line, such as {header}"
         )
 
 
