@@ -75,7 +75,9 @@ def test_adaptive_is_near_the_best_on_every_synthetic_trace_and_no_policy_beats_
 def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [7, 10**15]}
-    path.write_text(json.dumps(line) + "\n\n" + json.dumps(line | {"timestamp": 1500, "input_length": 400, "hash_ids": [7]}))
+    path.write_text(
+        json.dumps(line) + "\n\n" + json.dumps(line | {"timestamp": 1500, "input_length": 400, "hash_ids": [7]})
+    )
     trace = read_trace(path)
     assert trace.block_size == 512
     assert [(r.time, r.prompt.tolist()) for r in trace.requests] == [(0.0, [0]), (1.5, [0, 1])]
