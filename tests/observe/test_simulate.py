@@ -75,7 +75,9 @@ def test_adaptive_is_near_the_best_on_every_synthetic_trace_and_no_policy_beats_
 def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [7, 10**15]}
-    path.write_text(json.dumps(line) + "\n\n" + json.dumps(line | {"timestamp": 1500, "hash_ids": [7]}))
+    path.write_text(
+        json.dumps(line) + "\n\n" + json.dumps(line | {"timestamp": 1500, "input_length": 400, "hash_ids": [7]})
+    )
     trace = read_trace(path)
     assert trace.block_size == 512
     assert [(r.time, r.prompt.tolist()) for r in trace.requests] == [(0.0, [0]), (1.5, [0, 1])]
@@ -91,6 +93,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
         "[1]",
         '{"timestamp": 1}',
         '{"timestamp": "soon", "hash_ids": [1]}',
+        '{"timestamp": NaN, "hash_ids": [1]}',
         '{"timestamp": 1, "hash_ids": 5}',
         '{"format": "other", "version": 1, "block_size": 16}',
         '{"format": "radixkv-trace", "version": 1, "block_size": 0}',
@@ -101,6 +104,28 @@ def test_what_is_no_trace_is_refused_by_line(tmp_path: Path, text: str) -> None:
     path.write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=r"trace\.jsonl(, line 1|: there is no request)"):
         read_trace(path)
+
+
+def test_equal_names_are_the_same_block_only_after_the_same_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    prompts = [[1, 2], [3, 2], [1, 2, 2], [2]]
+    path.write_text("\n".join(json.dumps({"timestamp": 0, "hash_ids": prompt}) for prompt in prompts))
+    trace = read_trace(path)
+    assert [request.prompt.tolist() for request in trace.requests] == [[0, 1], [2, 3], [0, 1, 4], [5]]
+    assert unlimited(trace) == 2 / 8
+
+
+@pytest.mark.parametrize(("num_tokens", "block_size"), [(16 * 40 - 5, 512), (512 * 40, 16)])
+def test_blocks_of_another_size_are_refused(tmp_path: Path, num_tokens: int, block_size: int) -> None:
+    """Each of the prompts has 40 blocks."""
+    path = tmp_path / "trace.jsonl"
+    header = {"format": "radixkv-trace", "version": 1, "block_size": block_size}
+    line = {"timestamp": 0, "input_length": num_tokens, "hash_ids": list(range(40))}
+    path.write_text(f"{json.dumps(header)}\n{json.dumps(line)}\n{json.dumps(line)}")
+    with pytest.raises(ValueError, match=rf"trace\.jsonl: expected blocks of {block_size} tokens, got .* first line"):
+        read_trace(path)
+    path.write_text(json.dumps(header | {"block_size": -(-num_tokens // 40)}) + "\n" + json.dumps(line))
+    assert read_trace(path).num_asked_blocks == 40
 
 
 @pytest.mark.parametrize(("urgent", "others", "expected"), [(-1, 0, 5 / 20), (0, 1, 5 / 20), (1, 0, 0.0), (0, 0, 0.0)])

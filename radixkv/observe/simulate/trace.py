@@ -1,10 +1,11 @@
 """Traces: which blocks each request uses, and when it arrives.
 
 Two formats are read, both JSON lines with ``timestamp`` (milliseconds), ``input_length`` and ``output_length`` (tokens), and
-``hash_ids``: one number per block, equal only where the block and the whole prefix before it are equal. In both, a line may
+``hash_ids``: one number per block. Equal numbers stand for the same block only after the same prefix. In both, a line may
 carry ``priority``, the request's: a whole number, the lowest being the most urgent; 0 where it is missing.
 
-- Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled.
+- Mooncake's (Qin et al., FAST 2025): blocks of 512 tokens, the last of which may be partly filled. With the first line of our
+  own before it, the blocks are of the size that it names.
 - Our own (`TraceRecorder`): the first line names the format and the block size; only full blocks; ``output_hash_ids`` are
   the blocks that were filled while the answer was generated.
 """
@@ -12,6 +13,8 @@ carry ``priority``, the request's: a whole number, the lowest being the most urg
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from numpy.typing import NDArray
 from radixkv.observe.trace_format import TRACE_FORMAT, TRACE_VERSION
 
 MOONCAKE_BLOCK_SIZE = 512
+_ROOT = -1  # comes before the first block of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,13 @@ def read_trace(path: Path) -> Trace:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line has another format; the message names it.
+        ValueError: a line has another format, and the message names it; or there are so many tokens for each block that
+            these must be of another size.
     """
     block_size = MOONCAKE_BLOCK_SIZE
     rows: list[tuple[float, list[int], list[int], int, int]] = []
-    numbers: dict[int, int] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    num_blocks = num_tokens = 0
     # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
@@ -84,12 +90,13 @@ def read_trace(path: Path) -> Trace:
                 if number == 1 and isinstance(fields, dict) and "format" in fields:
                     block_size = _block_size(fields)
                     continue
-                time, ids = float(fields["timestamp"]) / 1000, fields["hash_ids"]
-                prompt, output = (
-                    [numbers.setdefault(int(name), len(numbers)) for name in names]
-                    for names in (ids, fields.get("output_hash_ids", []))
-                )
+                time = _seconds(fields["timestamp"])
+                prompt = _chained(fields["hash_ids"], numbers, _ROOT)
+                output = _chained(fields.get("output_hash_ids", []), numbers, prompt[-1] if prompt else _ROOT)
                 priority, num_output_tokens = _priority(fields), int(fields.get("output_length", 0))
+                if "input_length" in fields:
+                    num_tokens += int(fields["input_length"])
+                    num_blocks += len(prompt)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
@@ -97,6 +104,7 @@ def read_trace(path: Path) -> Trace:
             rows.append((time, prompt, output, priority, num_output_tokens))
     if not rows:
         raise ValueError(f"{path}: there is no request in it")
+    _check_block_size(path, block_size, num_tokens, num_blocks, len(rows))
     rows.sort(key=lambda row: row[0])
     start = rows[0][0]
     requests = [
@@ -104,6 +112,39 @@ def read_trace(path: Path) -> Trace:
         for time, prompt, output, *rest in rows
     ]
     return Trace(requests, block_size)
+
+
+def _chained(names: Iterable[Any], numbers: dict[tuple[int, int], int], before: int) -> list[int]:
+    """A number for each block that is new where the block or anything before it is.
+
+    Args:
+        numbers: given so far, by the number of the block before and the block's name.
+        before: the number of the block before the first.
+    """
+    chained = []
+    for name in names:
+        before = numbers.setdefault((before, int(name)), len(numbers))
+        chained.append(before)
+    return chained
+
+
+def _seconds(milliseconds: Any) -> float:
+    seconds = float(milliseconds) / 1000
+    if not math.isfinite(seconds):
+        raise ValueError(f"timestamp: expected milliseconds, got {milliseconds!r}")
+    return seconds
+
+
+def _check_block_size(path: Path, block_size: int, num_tokens: int, num_blocks: int, num_requests: int) -> None:
+    """Refuse a trace whose blocks cannot be of this size: each prompt's last block may be missing, or filled in part."""
+    fewest, most = (num_blocks - num_requests) * block_size, (num_blocks + num_requests) * block_size
+    # Twice as many, or half as many, because lengths of public traces are not exact everywhere.
+    if num_blocks and not fewest / 2 <= num_tokens <= most * 2:
+        header = json.dumps({"format": TRACE_FORMAT, "version": TRACE_VERSION, "block_size": 16})
+        raise ValueError(
+            f"{path}: expected blocks of {block_size} tokens, got prompts with {num_tokens / num_blocks:.1f} tokens for "
+            f"each of their 'hash_ids'; name another size in the file's first line, such as {header}"
+        )
 
 
 def _in_words(error: Exception) -> str:
