@@ -18,24 +18,25 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.bench.machine import describe_machine
+from radixkv.bench.replica_memory import process_memory
 from radixkv.bench.replica_process import cluster
 from radixkv.bench.serve import Arrivals, collect, request_progress
 from radixkv.bench.serve_client import Answer, HttpClient
 from radixkv.bench.serve_report import Latency, Report, make_report
 from radixkv.bench.serve_workload import LoadShape
-from radixkv.bench.server_process import server_process
+from radixkv.bench.server_process import BenchProcess, server_process
 
 _OPTIONS = ("--dtype", "float32")
 
 
 def run_cluster_bench(
-    console: Console, model: str | None, num_replicas: int, streams: int, rounds: int, json_path: Path | None
+    console: Console, model: str | None, sizes: Sequence[int], streams: int, rounds: int, json_path: Path | None
 ) -> None:
     """Measure and print.
 
     Args:
         model: to serve; None: the default one.
-        num_replicas: of the larger cluster.
+        sizes: numbers of replicas of the larger clusters, side by side.
         streams: answers at a time, for the costs.
         rounds: of the costs; the median counts.
         json_path: where to write the figures, too.
@@ -44,12 +45,15 @@ def run_cluster_bench(
         ValueError: a process did not start.
     """
     named = [] if model is None else [model]
-    several = f"{num_replicas} replicas"
     with ExitStack() as stack:
         server = stack.enter_context(server_process(*named, *_OPTIONS))
         _, over_one = stack.enter_context(cluster(1, model, *_OPTIONS))
-        _, over_several = stack.enter_context(cluster(num_replicas, model, *_OPTIONS))
-        addresses = {"one server": server.address, "1 replica": over_one.address, several: over_several.address}
+        addresses = {"one server": server.address, "1 replica": over_one.address}
+        replicas: dict[str, list[BenchProcess]] = {}
+        for size in sizes:
+            each, over_several = stack.enter_context(cluster(size, model, *_OPTIONS))
+            replicas[f"{size} replicas"] = list(each.values())
+            addresses[f"{size} replicas"] = over_several.address
         reports: dict[str, list[Report]] = {name: [] for name in addresses}
         progress = stack.enter_context(request_progress(console))
 
@@ -67,23 +71,28 @@ def run_cluster_bench(
                 if number:
                     reports[name].append(make_report(answers))
         talks = LoadShape(24, 3, 4, 300, 40, 32, seed=1000)
-        found = {name: run(name, talks, 8) for name in ("one server", several)}
+        found = {name: run(name, talks, 8) for name in ("one server", *replicas)}
+        memory = {name: [process_memory(one.pid) for one in each] for name, each in replicas.items()}
     _print(console, reports)
     kept = {name: make_report(answers) for name, answers in found.items()}
     texts = {name: sorted(answer.text for answer in answers) for name, answers in found.items()}
-    share = (kept[several].cached_tokens or 0) / max(1, kept["one server"].cached_tokens or 0)
-    same = texts["one server"] == texts[several]
-    console.print(
-        f"24 conversations of 3 turns, 4 system prompts, {several}: {share:.1%} of one server's cached tokens; "
-        f"answers {'equal' if same else 'DIFFER'}"
-    )
+    alone = max(1, kept["one server"].cached_tokens or 0)
+    shares = {name: (kept[name].cached_tokens or 0) / alone for name in replicas}
+    equal = {name: texts[name] == texts["one server"] for name in replicas}
+    for name in replicas:
+        mib = statistics.median(one.proportional for one in memory[name])
+        console.print(
+            f"24 conversations of 3 turns, 4 system prompts, {name} of {mib:,.0f} MiB: {shares[name]:.1%} of one server's "
+            f"cached tokens; answers {'equal' if equal[name] else 'DIFFER'}"
+        )
     if json_path is not None:
         figures = {
             "machine": describe_machine(),
             "costs": {name: [asdict(report) for report in each] for name, each in reports.items()},
             "conversations": {name: asdict(report) for name, report in kept.items()},
-            "cached_share": share,
-            "equal_answers": same,
+            "cached_share": shares,
+            "equal_answers": equal,
+            "replicas_mib": {name: [asdict(one) for one in each] for name, each in memory.items()},
         }
         json_path.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -345,7 +345,9 @@ def tiers(
 @app.command("cluster")
 def cluster_bench(
     model: Model = None,
-    replicas: Annotated[int, typer.Option(min=2, help="of the larger cluster")] = 2,
+    replicas: Annotated[
+        list[int] | None, typer.Option(min=2, help="of the larger cluster; may be repeated", show_default="2")
+    ] = None,
     streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     json_path: JsonPath = None,
@@ -353,7 +355,7 @@ def cluster_bench(
     """What an ingress over replicas costs against one server, and what it finds cached."""
     from radixkv.bench.cluster import run_cluster_bench
 
-    run_cluster_bench(Console(), model, replicas, streams, rounds, json_path)
+    run_cluster_bench(Console(), model, replicas or [2], streams, rounds, json_path)
 
 
 @app.command("replica-memory")

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from radixkv.cluster.transport import ReplicaTransport
+
 _SECONDS_TO_CONNECT = 5.0
-# Sooner than the replica's server closes an idle connection: a request must not meet its end.
-_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 
 
 def check_secret(secret: str) -> None:
@@ -33,13 +33,13 @@ def connect(url: str) -> httpx.AsyncClient:
         ValueError: it is none of these.
     """
     parts = urlsplit(url)
-    # Reading the certificates takes the event loop tens of milliseconds, and without TLS they are not needed.
     if parts.scheme == "unix" and parts.path and not parts.netloc:
-        transport = httpx.AsyncHTTPTransport(uds=parts.path, limits=_LIMITS, verify=False)
-        base_url = "http://replica"
-    elif parts.scheme in ("http", "https") and parts.netloc and parts.path in ("", "/"):
-        verify = _tls() if parts.scheme == "https" else False
-        transport, base_url = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=verify), url
+        transport, base_url = ReplicaTransport(parts.path), "http://replica"
+    elif parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/"):
+        secure = parts.scheme == "https"
+        # Reading the certificates takes the event loop tens of milliseconds, and without TLS they are not needed.
+        tls = _tls() if secure else None
+        transport, base_url = ReplicaTransport((parts.hostname, parts.port or (443 if secure else 80)), tls), url
     else:
         raise ValueError(f"url: expected http://host:port or unix:///path, got {url!r}")
     timeout = httpx.Timeout(None, connect=_SECONDS_TO_CONNECT)

@@ -1,0 +1,192 @@
+"""The HTTP client of a replica: pieces as they come, connections that serve again, and ends that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from radixkv.cluster.connection import connect
+
+_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Name: one\r\n\r\n"
+_END = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Server:
+    """Answers each request as it is told, on a Unix socket.
+
+    Attributes:
+        requests: the head and the body of each.
+        num_connections: so far.
+    """
+
+    def __init__(self, path: Path, answer: Callable[[asyncio.StreamWriter, int], Awaitable[None]]) -> None:
+        self.url = f"unix://{path}"
+        self.requests: list[tuple[bytes, bytes]] = []
+        self.num_connections = 0
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(httpx.Headers(parsed(head)).get("content-length", 0))
+                self.requests.append((head, await reader.readexactly(length)))
+                await self._answer(writer, len(self.requests))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+def parsed(head: bytes) -> list[tuple[bytes, bytes]]:
+    lines = head.strip().split(b"\r\n")[1:]
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+
+
+@asynccontextmanager
+async def client_of(
+    path: Path, answer: Callable[[asyncio.StreamWriter, int], Awaitable[None]]
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    server = Server(path, answer)
+    listening = await asyncio.start_unix_server(server.serve, path)
+    async with connect(server.url) as client:
+        yield server, client
+    listening.close()
+
+
+async def whole(writer: asyncio.StreamWriter, number: int) -> None:
+    writer.write(_HEAD + chunk(b"answer ") + chunk(str(number).encode()) + _END)
+
+
+def test_a_connection_serves_again_after_a_response_that_was_read_to_its_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with client_of(tmp_path / "s", whole) as (server, client):
+            answers = [await client.post("/generate?a=b", content=b"prompt", headers={"X-A": "1"}) for _ in range(3)]
+        assert [answer.content for answer in answers] == [b"answer 1", b"answer 2", b"answer 3"]
+        assert answers[0].headers["x-name"] == "one"
+        head, body = server.requests[2]
+        assert head.startswith(b"POST /generate?a=b HTTP/1.1\r\n")
+        assert body == b"prompt"
+        assert (b"X-A", b"1") in parsed(head)
+        assert server.num_connections == 1
+
+    asyncio.run(main())
+
+
+def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        if number > 1:
+            await whole(writer, number)
+            return
+        writer.write(_HEAD + chunk(b"begun"))
+        try:
+            while True:
+                writer.write(chunk(b"more"))
+                await writer.drain()
+                await asyncio.sleep(0)
+        except ConnectionError:
+            ended.set()
+            raise
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (server, client):
+            async with client.stream("GET", "/") as response:
+                assert (await anext(response.aiter_bytes())).startswith(b"begun")
+            await asyncio.wait_for(ended.wait(), 30)
+            assert (await client.get("/")).content == b"answer 2"
+            assert server.num_connections == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        (b"", httpx.ReadError),
+        (_HEAD + chunk(b"begun"), httpx.ReadError),
+        (b"no such thing\r\n\r\n", httpx.RemoteProtocolError),
+    ],
+    ids=["nothing", "half", "no response"],
+)
+def test_what_is_no_whole_response_is_an_error(tmp_path: Path, sent: bytes, kind: type[Exception]) -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (_, client):
+            with pytest.raises(kind):
+                await client.get("/")
+
+    asyncio.run(main())
+
+
+def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(_HEAD + chunk(b"begun"))
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (_, client):
+            with pytest.raises(httpx.ReadTimeout, match=r"0\.01 seconds"):
+                await client.get("/", timeout=0.01)
+        async with connect(f"unix://{tmp_path / 'none'}") as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/")
+
+    asyncio.run(main())
+
+
+def test_a_closed_client_ends_what_is_read(tmp_path: Path) -> None:
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(_HEAD + chunk(b"begun"))
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
+            pieces = response.aiter_bytes()
+            assert await anext(pieces) == b"begun"
+            await client.aclose()
+            with pytest.raises(httpx.ReadError):
+                await anext(pieces)
+
+    asyncio.run(main())
+
+
+def test_who_reads_slowly_is_waited_for(tmp_path: Path) -> None:
+    """Else the memory of an ingress would grow by what a replica sends."""
+    piece, count = b"x" * (1 << 16), 256
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        if number > 1:
+            await whole(writer, number)
+            return
+        writer.write(_HEAD)
+        for _ in range(count):
+            writer.write(chunk(piece))
+            await writer.drain()
+        writer.write(_END)
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
+            pieces = response.aiter_bytes()
+            lengths = [len(await anext(pieces))]
+            for _ in range(50):  # meanwhile the other one could be sent whole
+                await client.get("/")
+            lengths += [len(each) async for each in pieces]
+        assert sum(lengths) == count * len(piece)
+        assert max(lengths) < 1 << 20
+
+    asyncio.run(main())
