@@ -193,6 +193,13 @@ class EngineConfig(Config):
             parse_size(str(info.field_name), size)
         return size
 
+    @field_validator("tiers")
+    @classmethod
+    def _are_several(cls, tiers: Any) -> Any:
+        if not isinstance(tiers, Sequence):
+            raise ValueError(f"tiers: expected a list of tiers, got {tiers!r:.80}")
+        return tiers
+
     @field_validator("shared_cache")
     @classmethod
     def _is_store(cls, store: str | None) -> str | None:
@@ -333,14 +340,34 @@ class LLMOptions(ModelOptions, EngineOptions, total=False):
 
 LLM_OPTIONS = frozenset({*ModelConfig.model_fields, *EngineConfig.model_fields})
 
+_TIERS = ("host_cache_size", "disk_cache", "shared_cache", "tiers")
+# What has no effect without one of others.
+_PART_OF: Mapping[str, Sequence[str]] = types.MappingProxyType(
+    {
+        "disk_cache_size": ("disk_cache",),
+        "disk_cache_read_only": ("disk_cache",),
+        "shared_cache_size": ("shared_cache",),
+        "cache_secret_file": _TIERS[1:],
+        "store_key_file": ("disk_cache", "shared_cache"),
+        "cache_write_policy": _TIERS,
+        "kv_events_replay_endpoint": ("kv_events_endpoint",),
+    }
+)
+
 
 def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
     """Both configurations that an `LLM` needs.
 
     Raises:
-        ValueError: a value is impossible.
+        ValueError: a value is impossible, or has no effect without another option.
     """
-    return ModelConfig(**_fields_of(ModelConfig, options)), EngineConfig(**_fields_of(EngineConfig, options))
+    engine = EngineConfig(**_fields_of(EngineConfig, options))
+    # Not where a configuration is made: that of a file may be completed by the command line.
+    for name, others in _PART_OF.items():
+        value = getattr(engine, name)
+        if value != EngineConfig.model_fields[name].default and not any(getattr(engine, other) for other in others):
+            raise ValueError(f"{name}: expected {' or '.join(others)} with it, got {str(value)!r:.80} alone")
+    return ModelConfig(**_fields_of(ModelConfig, options)), engine
 
 
 _UNITS: Mapping[str, int] = types.MappingProxyType(

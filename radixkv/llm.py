@@ -54,8 +54,8 @@ class LLM:
     Raises:
         ModelLoadError: the model is not there or cannot be read; the message says what to do.
         UnsupportedModelError: the model cannot run over blocks; the message says why.
-        TypeError: an unknown option; the message names the nearest known one.
-        ValueError: an option is out of its range.
+        TypeError: ``model`` is none of these, or an unknown option; the message names the nearest known one.
+        ValueError: an option is out of its range, or has no effect without another one.
     """
 
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:

@@ -49,6 +49,8 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         if not isinstance(self.frame, AnswerFrame | None):
             raise TypeError(f"structured_outputs: frame must be an AnswerFrame, got {self.frame!r:.80}")
+        if not isinstance(self.json_object, bool | None):
+            raise TypeError(f"structured_outputs: json_object must be True or False, got {self.json_object!r:.80}")
         given = [
             name for name in ("json", "regex", "choice", "grammar", "structural_tag") if getattr(self, name) is not None
         ]
@@ -291,7 +293,7 @@ def _check_count(name: str, values: Sized, limit: int) -> None:
 
 
 def _token_ids(name: str, token_ids: Sequence[int]) -> list[int]:
-    if isinstance(token_ids, str) or not isinstance(token_ids, Collection):
+    if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Collection):
         raise TypeError(f"{name}: expected a list of token ids, got {token_ids!r:.80}")
     _check_count(name, token_ids, MAX_TOKEN_IDS)
     return [_whole(name, token_id, 0) for token_id in token_ids]

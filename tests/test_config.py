@@ -88,6 +88,18 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
             {"num_blocks": 9, "kv_cache_memory_bytes": 9},
             "num_blocks and kv_cache_memory_bytes exclude each other: give one of them",
         ),
+        ({"tiers": 5}, "tiers: expected a list of tiers, got 5"),
+        ({"disk_cache_size": "2GiB"}, "disk_cache_size: expected disk_cache with it, got '2GiB' alone"),
+        ({"store_key_file": "k"}, "store_key_file: expected disk_cache or shared_cache with it, got 'k' alone"),
+        (
+            {"cache_write_policy": "write-back"},
+            "cache_write_policy: expected host_cache_size or disk_cache or shared_cache or tiers with it, "
+            "got 'write-back' alone",
+        ),
+        (
+            {"kv_events_replay_endpoint": "tcp://*:5558"},
+            "kv_events_replay_endpoint: expected kv_events_endpoint with it, got 'tcp://*:5558' alone",
+        ),
     ],
     ids=str,
 )

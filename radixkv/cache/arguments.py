@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import Any
+
 from radixkv.cache.errors import InvalidArgumentError
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value can be compared with numbers, and is none of Python's booleans, which count as 0 and 1."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: int, least: int) -> None:

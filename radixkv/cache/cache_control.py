@@ -77,6 +77,8 @@ class CacheControl(CacheView):
             InvalidArgumentError: a limit is not a whole number of at least 0, or an owner is not a string; nothing is
                 changed.
         """
+        if not isinstance(limits, Mapping):
+            raise InvalidArgumentError(f"limits: expected numbers of blocks by owner, got {limits!r:.80}")
         for owner, limit in limits.items():
             if not isinstance(owner, str):
                 raise InvalidArgumentError(f"limits: expected owners as strings, got {owner!r}")

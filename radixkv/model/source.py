@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ import huggingface_hub
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import ProgressCallback, ensure_converted, find_default_model
+
+_EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
 
 
 def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False) -> str:
@@ -23,18 +26,21 @@ def resolve_folder(model: str | Path | None, progress: ProgressCallback, in_bloc
 
     Raises:
         ModelLoadError: there is no such model.
+        TypeError: it is something else.
     """
     if model is None:
         return str(ensure_converted(find_default_model(), progress, in_blocks))
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")
     path = Path(model)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelLoadError(f"{model}: there is no such file")
+            raise _missing(model, "there is no such file")
         return str(ensure_converted(path, progress, in_blocks=True))
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelLoadError(f"{model}: the folder has no config.json, so it is no transformers model")
+        raise _missing(model, "the folder has no config.json")
     if not path.exists() and (path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1):
-        raise ModelLoadError(f"{model}: there is no such folder")
+        raise _missing(model, "there is no such folder")
     if not path.exists():
         _check_hub(str(model))
     return str(model)
@@ -46,10 +52,7 @@ def load_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        raise ModelLoadError(
-            f"{name}: could not be loaded ({str(error).splitlines()[0]}); expected a hub id that can be reached, "
-            "a folder with a transformers model, or a .gguf file"
-        ) from error
+        raise ModelLoadError(f"{name}: could not be loaded ({str(error).splitlines()[0]}); {_EXPECTED}") from error
 
 
 def print_progress(message: str) -> None:
@@ -64,6 +67,9 @@ def _check_hub(model: str) -> None:
     try:
         huggingface_hub.HfApi().model_info(model, timeout=10)
     except Exception as error:  # of any class: there is no model to load
-        raise ModelLoadError(
-            f"{model}: neither a folder here nor a model on the hub that can be reached ({str(error).splitlines()[0]})"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise _missing(model, f"neither a folder here nor a model on the hub that can be reached ({reason})") from error
+
+
+def _missing(model: str | Path, reason: str) -> ModelLoadError:
+    return ModelLoadError(f"model: {_EXPECTED}, got {str(model)!r}: {reason}")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import Field, model_validator
 
-from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig
+from radixkv.config import Config, EngineConfig, LLMOptions, ModelConfig, llm_configs
 from radixkv.option_words import Accepted, refuse_unknown
 from radixkv.server.config import ServerConfig
 
@@ -134,10 +134,9 @@ class ApplicationOptions:
             )
         server = ServerConfig(**_part(ServerConfig, values))
         placement = PlacementConfig(**_part(PlacementConfig, values))
-        llm = {**_part(ModelConfig, values), **_part(EngineConfig, values)}
-        ModelConfig(**_part(ModelConfig, values))
-        EngineConfig(**_part(EngineConfig, values))
-        return cls(server, cast(LLMOptions, llm), placement, own_socket)
+        llm = cast(LLMOptions, {**_part(ModelConfig, values), **_part(EngineConfig, values)})
+        llm_configs(llm)
+        return cls(server, llm, placement, own_socket)
 
 
 def cpus_per_replica(placement: PlacementConfig) -> float:

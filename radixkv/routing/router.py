@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
+from radixkv.cache.arguments import check_count, is_number
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
@@ -147,14 +148,14 @@ class Router:
         settle_seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_count("block_size", block_size, 1)
         given = {
-            "block_size": block_size,
             "decode_weight": decode_weight,
             "seconds_per_token": seconds_per_token,
             "settle_seconds": settle_seconds,
         }
         for name, value in given.items():
-            if not value > 0:
+            if not (is_number(value) and value > 0):
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         self.block_size = block_size
         self._held = BlockIndex(max_blocks)

@@ -28,7 +28,8 @@ def apply_grammar_bitmask(
     vocab_size = logits.shape[1]
     following = [() if drafts is None else drafts[row] for row in states]
     rows = [row + i for row, draft in zip(states, following, strict=True) for i in range(1 + len(draft))]
-    bitmask = np.full((len(rows), -(-vocab_size // 32)), -1, dtype=np.int32)
+    num_tokens = max(state.num_tokens for state in states.values())  # the same for all: one model's
+    bitmask = np.full((len(rows), -(-num_tokens // 32)), -1, dtype=np.int32)
     _fill_bitmask(bitmask, list(states.values()), following)
     disallowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little") == 0
     mask = torch.from_numpy(disallowed).to(logits.device)

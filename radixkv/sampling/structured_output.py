@@ -72,12 +72,14 @@ class GrammarState:
     Drafts are walked in copies: lexer states that were made and limits that were met while guessing must not fail a request.
 
     Attributes:
+        num_tokens: that a bitmask has bits for; those that the model has no logits of are never allowed.
         shared: with all grammars of the model.
         budget: its request's.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, shared: _Shared, budget: GrammarBudget) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, num_tokens: int, shared: _Shared, budget: GrammarBudget) -> None:
         self._matcher = matcher
+        self.num_tokens = num_tokens
         self.shared = shared
         self.budget = budget
 
@@ -86,11 +88,11 @@ class GrammarState:
         start = self.shared.clock()
         matcher = self._matcher.deep_copy()
         self.budget.spend(self.shared.clock() - start)
-        return GrammarState(matcher, self.shared, self.budget)
+        return GrammarState(matcher, self.num_tokens, self.shared, self.budget)
 
     def for_request(self) -> GrammarState:
         """An independent copy of this state, for a request of its own."""
-        return GrammarState(self._matcher.deep_copy(), self.shared, GrammarBudget())
+        return GrammarState(self._matcher.deep_copy(), self.num_tokens, self.shared, GrammarBudget())
 
     def advance(self, token_id: int) -> None:
         """Consume the token that was appended to the sequence."""
@@ -144,7 +146,7 @@ class GrammarState:
         return count
 
     def fill_bitmask(self, bitmask: NDArray[np.int32], row: int, drafts: Sequence[int] = ()) -> float:
-        """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(vocabulary / 32)]``.
+        """Set the bits of the allowed next tokens in one row of ``bitmask``, ``[rows, ceil(num_tokens / 32)]``.
 
         Args:
             drafts: tokens that may come next; each sets another row, with what is allowed after it. Those behind one that is
@@ -246,7 +248,7 @@ class GrammarCompiler:
             schemas += [part["json_schema"] for part in json.loads(frame or "[]") if "json_schema" in part]
             name = f"structured_outputs: {kind}" if kind != _NOTHING else "tools: a schema of their parameters"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, message)}")
-        return GrammarState(matcher, self._shared, GrammarBudget())
+        return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
 
     def _make_tokenizer(self) -> llguidance.LLTokenizer:
         try:
@@ -254,8 +256,11 @@ class GrammarCompiler:
         except ImportError as error:
             raise ValueError("structured_outputs: this needs llguidance: pip install 'radixkv[server]'") from error
         loaded = self._loaded
+        tokenizer = loaded.require_tokenizer()
+        # Either may have more: models pad their logits, and tokenizers have special tokens that a smaller model does without.
+        num_tokens = max(loaded.vocab_size, 1 + max(tokenizer.get_vocab().values()))
         return llguidance.hf.from_tokenizer(
-            loaded.require_tokenizer(), n_vocab=loaded.vocab_size, eos_token=sorted(loaded.eos_token_ids) or None
+            tokenizer, n_vocab=num_tokens, eos_token=sorted(loaded.eos_token_ids) or None
         )
 
 

@@ -30,6 +30,9 @@ def validate_prompt(
         raise ValueError(f"prompt_token_ids: expected a non-empty list of token ids, got {token_ids!r:.80}")
     if not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"prompt_token_ids: expected whole numbers, got {token_ids!r:.80}")
+    # Python counts booleans as 0 and 1, and numpy does so silently: only those entries are looked at one by one.
+    if any(isinstance(token_ids[i], bool | np.bool_) for i in np.flatnonzero(tokens <= 1).tolist()):
+        raise TypeError(f"prompt_token_ids: expected whole numbers, got {token_ids!r:.80}")
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from radixkv.cache.arguments import check_count, is_number
+
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
@@ -25,12 +27,13 @@ class TenantShare:
     max_cached_share: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
+        if not (is_number(self.weight) and 0 < self.weight < float("inf")):
             raise ValueError(f"weight: expected a number above 0, got {self.weight!r}")
-        if self.max_num_seqs is not None and self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs: expected at least 1, got {self.max_num_seqs!r}")
-        if self.max_cached_share is not None and not 0 <= self.max_cached_share <= 1:
-            raise ValueError(f"max_cached_share: expected a number from 0 to 1, got {self.max_cached_share!r}")
+        if self.max_num_seqs is not None:
+            check_count("max_num_seqs", self.max_num_seqs, 1)
+        share = self.max_cached_share
+        if share is not None and not (is_number(share) and 0 <= share <= 1):
+            raise ValueError(f"max_cached_share: expected a number from 0 to 1, got {share!r}")
 
 
 _EQUAL_SHARE = TenantShare()

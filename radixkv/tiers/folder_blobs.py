@@ -48,12 +48,13 @@ class FolderBlobs:
         return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
-        return list(self._threads.map(self._read, names))
+        # The first of a prefix last, as in `write`, for those that are touched.
+        return list(self._threads.map(self._read, reversed(names)))[::-1]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
-        missing = [name for name in blobs if not self._in_use(name)]
         # The first of a prefix last, so that it is not the first to make room.
-        for name in reversed(missing):
+        missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
+        for name in missing:
             self._write(self._path(name), blobs[name])
             self._until_look -= len(blobs[name])
         if self._until_look < 0:

@@ -45,9 +45,7 @@ class HostTier:
     ) -> None:
         capacity = capacity_bytes // block_nbytes
         if capacity < 1:
-            raise ValueError(
-                f"host_cache_size: expected at least {block_nbytes} bytes, the size of a block, got {capacity_bytes}"
-            )
+            raise ValueError(f"capacity_bytes: expected at least {block_nbytes}, one block, got {capacity_bytes}")
         self.observer: TierObserver | None = None
         self._rows = (allocate or _ordinary_memory)(capacity, block_nbytes)
         self._free = list(range(capacity - 1, -1, -1))

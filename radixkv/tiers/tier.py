@@ -14,6 +14,7 @@ from radixkv.tiers.stats import StoreStats
 BlockBytes = npt.NDArray[np.uint8]
 
 
+@runtime_checkable
 class Tier(Protocol):
     """Keeps the bytes of whole blocks by key. It may forget any of them at any time, but never returns wrong ones.
 

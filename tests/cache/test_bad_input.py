@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from typing import Any
 
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 from support.cache_driver import compute, leave
 
-from radixkv.cache import LRU, ClosedError, InvalidArgumentError, PrefixCache
+from radixkv.cache import (
+    LRU,
+    ClosedError,
+    CostAware,
+    EventLog,
+    InvalidArgumentError,
+    PrefixCache,
+    PriorityTTL,
+    SegmentedLRU,
+)
 
 IMPOSSIBLE_TOKENS = [
     [-1],
@@ -44,6 +54,22 @@ def test_a_policy_is_neither_a_name_nor_a_class(policy: Any) -> None:
 def test_events_are_a_log() -> None:
     with pytest.raises(InvalidArgumentError, match=r"events: expected an EventLog, got \[\]"):
         PrefixCache(8, events=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (SegmentedLRU, "protected_share"),
+        (PriorityTTL, "ttl"),
+        (CostAware, "double_depth"),
+        (EventLog, "max_events"),
+        (lambda limits: PrefixCache(8).limit_owners(limits), "limits"),
+    ],
+)
+@pytest.mark.parametrize("value", ["x", True, [5]])
+def test_what_is_no_number_is_refused_by_name(make: Any, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected .* got {re.escape(repr(value))}"):
+        make(value)
 
 
 @pytest.mark.parametrize("tokens", IMPOSSIBLE_TOKENS, ids=repr)

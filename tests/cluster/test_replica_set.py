@@ -31,6 +31,12 @@ async def answer(replicas: ReplicaSet, prompt: Prompt, params: SamplingParams) -
     ]
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_attempts", 0), ("max_attempts", "4"), ("wait_seconds", None)])
+def test_impossible_numbers_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected a .*number of at least \d, got {value!r}$"):
+        ReplicaSet(SECRET, **{name: value})
+
+
 def test_the_router_knows_what_each_replica_holds(default_tokenizer: Any, tmp_path: Path) -> None:
     warm = tiny_llm(default_tokenizer)
     warm.generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=1), use_tqdm=False)

@@ -56,6 +56,8 @@ def drawn_options(draw: Random, folder: Path) -> dict[str, Any]:
         options["host_cache_size"] = "256KiB"
     if draw.random() < 0.4:
         options["disk_cache"] = folder
+    if not {"host_cache_size", "disk_cache"} & options.keys():
+        del options["cache_write_policy"]
     return options
 
 

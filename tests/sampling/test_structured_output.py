@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import json
 import math
@@ -146,6 +148,20 @@ def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
     logits = torch.zeros(1, llm.engine.loaded.vocab_size)
     grammar_mask.apply_grammar_bitmask(logits, {0: state})
     return logits[0]
+
+
+@pytest.mark.parametrize("num_logits", [49_152, 49_280])
+def test_tokenizers_and_models_may_each_have_more_tokens_than_the_other(llm: LLM, num_logits: int) -> None:
+    """As Gemma 3 1B, whose tokenizer has one for images; or as models whose logits are padded."""
+    tokenizer = copy.deepcopy(llm.get_tokenizer())
+    tokenizer.add_tokens(["<|image|>"], special_tokens=True)
+    assert len(tokenizer) == 49_153
+    loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, vocab_size=num_logits)
+    state = structured_output.GrammarCompiler(loaded).compile(StructuredOutputsParams(regex="ab+"))
+    logits = torch.zeros(1, num_logits)
+    grammar_mask.apply_grammar_bitmask(logits, {0: state})
+    allowed = (~torch.isneginf(logits[0])).nonzero()[:, 0].tolist()
+    assert sorted(tokenizer.convert_ids_to_tokens(allowed)) == ["a", "ab"]
 
 
 def test_a_grammar_whose_lexer_explodes_is_refused(llm: LLM) -> None:

@@ -287,6 +287,21 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: 
     tier.close()
 
 
+def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path) -> None:
+    """Those behind one that is gone are of no use."""
+    store = FolderBlobs(tmp_path, capacity_bytes=600)
+    blobs = {f"prefix/{number}": bytes(100) for number in range(6)}
+    store.write(blobs)
+    for use in (lambda: store.write(blobs), lambda: store.read([*blobs])):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (0, 0))
+        use()
+        store.write({f"other/{use}": bytes(100)})
+        assert store.count_present([*blobs]) == 5
+        store.write(blobs)
+    store.close()
+
+
 def test_what_waits_when_it_is_cleared_is_not_written_afterwards(
     open_tier: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

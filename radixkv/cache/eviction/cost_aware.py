@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from radixkv.cache.arguments import is_number
 from radixkv.cache.eviction.leaf_heap import LeafHeap
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -24,7 +25,7 @@ class CostAware:
     """
 
     def __init__(self, double_depth: int = 1024) -> None:
-        if not double_depth > 0:
+        if not (is_number(double_depth) and double_depth > 0):
             raise ValueError(f"double_depth: expected blocks above 0, got {double_depth!r}")
         self._double_depth = double_depth
         self._heap = LeafHeap()

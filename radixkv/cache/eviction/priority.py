@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from radixkv.cache.arguments import is_number
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -27,7 +28,7 @@ class PriorityTTL:
     """
 
     def __init__(self, ttl: float | None = 600.0, clock: Callable[[], float] | None = None) -> None:
-        if ttl is not None and not ttl > 0:
+        if ttl is not None and not (is_number(ttl) and ttl > 0):
             raise ValueError(f"ttl: expected seconds above 0 or None, got {ttl!r}")
         self._ttl = ttl
         self._has_own_clock = clock is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from radixkv.cache.arguments import is_number
 from radixkv.cache.eviction.lru import LRU
 from radixkv.cache.eviction.policy import EvictableLeaf
 
@@ -22,7 +23,7 @@ class SegmentedLRU:
     """
 
     def __init__(self, protected_share: float = 0.8) -> None:
-        if not 0 < protected_share < 1:
+        if not (is_number(protected_share) and 0 < protected_share < 1):
             raise ValueError(f"protected_share: expected a number between 0 and 1, got {protected_share!r}")
         self._protected_share = protected_share
         self._probation = LRU()
