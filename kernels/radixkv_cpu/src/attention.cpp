@@ -3,8 +3,8 @@
 // A task is some query rows over a stretch of one range of keys: for one key-value head, with the heads of its group folded
 // into the rows, or where the rows are few for all heads, in the order in which their keys lie in memory. It takes 64 keys at a
 // time. Few rows read them where they lie; for more they are packed into panels, so that scores and outputs are the same product
-// that linear layers use. It keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave partial results, which are merged by their
-// log-sum-exp (Flash-Decoding, Dao et al. 2023):
+// that linear layers use. It keeps a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022). Tasks leave
+// partial results, which are merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023):
 //
 //     range 0, shared   rows 0..3   |  chunk 0  |  chunk 1  |            a partial result each, per row and head
 //     range 1, tail     row 0                               | chunk 0 |
@@ -167,7 +167,8 @@ class Worker {
                     score_in_tiles(slots, head, first, count, query(head), sums(head));
             for (int64_t head = task.head_start; head < task.head_stop; head++) {
                 const int64_t at = task.partial + (head - task.head_start) * task.head_stride;
-                const auto [outputs, maxima, totals] = has_chunks ? chunk() : Partials{partials.outputs + at * value_dim_, partials.maxima + at, partials.totals + at};
+                const Partials whole = {partials.outputs + at * value_dim_, partials.maxima + at, partials.totals + at};
+                const auto [outputs, maxima, totals] = has_chunks ? chunk() : whole;
                 attend(slots, next, head, first, count, num_rows, task.unpacked, query(head), sums(head), outputs, maxima, totals);
             }
             if (has_chunks && past == chunk_stop) add_chunk(num_rows, partials, task.partial);
@@ -191,7 +192,8 @@ class Worker {
             const int64_t count = std::min<int64_t>(kLanes, num_rows - row);
             float *to_maxima = partials.maxima + at + row, *to_totals = partials.totals + at + row;
             F32 maximum = load_part(to_maxima, count), total = load_part(to_totals, count);
-            const Shares shares = add_part(maximum, total, load_part(chunk_maxima_.get() + row, count), load_part(chunk_totals_.get() + row, count));
+            const Shares shares = add_part(maximum, total, load_part(chunk_maxima_.get() + row, count),
+                                           load_part(chunk_totals_.get() + row, count));
             store_part(to_maxima, maximum, count);
             store_part(to_totals, total, count);
             std::fill_n(chunk_maxima_.get() + row, count, -INFINITY);
@@ -405,11 +407,13 @@ void run(const Attention& call) {
             const int64_t first_chunk = start / chunk, num_chunks = (stop - 1) / chunk - first_chunk + 1;
             const bool is_whole =
                 num_chunks == 1 && std::all_of(num_ranges.begin() + row, num_ranges.begin() + row_stop, [](int count) { return count == 1; });
-            for (int64_t r = row; r < row_stop && !is_whole; r++) parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
+            for (int64_t r = row; r < row_stop && !is_whole; r++)
+                parts[r].push_back({num_partials + (r - row) * group, num_chunks, stride, first_chunk, chunk});
             const int64_t heads_per_task = few ? call.num_kv_heads : 1;
             for (int64_t head = 0; head < call.num_kv_heads; head += heads_per_task)
                 for (int64_t c = 0; c < num_chunks; c++) {
-                    const int64_t key_start = std::max(start, (first_chunk + c) * chunk), key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
+                    const int64_t key_start = std::max(start, (first_chunk + c) * chunk);
+                    const int64_t key_stop = std::min(stop, (first_chunk + c + 1) * chunk);
                     const int64_t partial = is_whole ? 0 : num_partials + (head * num_chunks + c) * stride;
                     tasks.push_back({range, head, head + heads_per_task, row, row_stop, key_start, key_stop, partial, num_chunks * stride,
                                      unpacked, is_whole});
