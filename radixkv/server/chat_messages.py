@@ -75,7 +75,8 @@ class ChatMessage(StrictModel):
         return [*parts, *calls, "".join(filter(None, (self.reasoning_content, self.name, self.tool_call_id)))]
 
 
-Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES)]
+# None at all are refused in the words that `LLM.chat` has for it.
+Messages = Annotated[list[ChatMessage], Field(max_length=_MAX_MESSAGES, json_schema_extra={"minItems": 1})]
 
 
 def as_messages(messages: list[ChatMessage]) -> list[Message]:

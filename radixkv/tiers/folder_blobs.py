@@ -48,8 +48,12 @@ class FolderBlobs:
         return next((i for i, name in enumerate(names) if not self._path(name).exists()), len(names))
 
     def read(self, names: Sequence[str]) -> Sequence[bytes | None]:
-        # The first of a prefix last, as in `write`, for those that are touched.
-        return list(self._threads.map(self._read, reversed(names)))[::-1]
+        found = list(self._threads.map(self._read, names))
+        # The first of a prefix last, as in `write`.
+        for name, (_, is_stale) in reversed([*zip(names, found, strict=True)]):
+            if is_stale:
+                self._in_use(name)
+        return [blob for blob, _ in found]
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
         # The first of a prefix last, so that it is not the first to make room.
@@ -91,20 +95,19 @@ class FolderBlobs:
             return False
         return True
 
-    def _read(self, name: str) -> bytes | None:
+    def _read(self, name: str) -> tuple[bytes | None, bool]:
+        """What a blob holds, and whether it was not used for long."""
         try:
             file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return None
+            return None, False
         try:
             status = os.fstat(file)
             blob = bytearray(status.st_size)
             length = os.preadv(file, [memoryview(blob)], 0)
-            if status.st_mtime < time.time() - TOUCH_SECONDS:
-                _touch(file)
         finally:
             os.close(file)
-        return bytes(memoryview(blob)[:length])
+        return bytes(memoryview(blob)[:length]), status.st_mtime < time.time() - TOUCH_SECONDS
 
     def _write(self, path: Path, blob: bytes) -> None:
         self._make_folder(path.parent)

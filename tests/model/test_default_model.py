@@ -170,7 +170,7 @@ def test_an_abandoned_turn_leaves_the_chat_unchanged(llm: LLM) -> None:
     ("prompts", "error", "message"),
     [
         ("", ValueError, "at least one"),
-        ([1, 2, 3], TypeError, "prompt_token_ids"),
+        ([1, None, 3], TypeError, r"prompt_token_ids: expected whole numbers, got \[1, None, 3\]"),
         ({"prompt_token_ids": [True, 5]}, TypeError, r"prompt_token_ids: expected whole numbers, got \[True, 5\]"),
         (7, TypeError, "prompts"),
         ({"text": "x"}, ValueError, "'prompt'"),

@@ -1,13 +1,4 @@
-"""Prompts and messages as users pass them, converted to token ids.
-
-A prompt is a string, a list of token ids, or a dictionary (`TextPrompt`, `TokensPrompt`) with ``prompt`` or
-``prompt_token_ids``, or with both, which are then its text and its tokens; and optionally
-
-- ``cache_salt``: only prompts with the same salt share cached prefixes (a tenant, a user, an adapter);
-- ``cache``: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed;
-- ``resume``: `CompletionOutput`, one for each of ``n``: answers that were begun, perhaps by another engine with
-  the same model, and go on where they stopped, exactly as they would have gone on there. Outputs hold only what follows.
-- ``prediction``: text that the answer is expected to be, mostly; with ``speculative_config``, its tokens are drafts.
+"""Conversations as users pass them, written by a model's chat template and converted to token ids.
 
 A message is a dictionary with ``role`` and ``content``: a string, or a list of parts ``{"type": "text", "text": ...}``, which
 are joined by line ends. The role "developer" is what OpenAI called "system" before, and what chat templates still do. The
@@ -21,101 +12,16 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any
 
 from jinja2 import TemplateError
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import CompletionOutput
-from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.definitions import ParsedAnswer, ToolOptions
-
-_Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
+from radixkv.prompts.prompt import Prompt, cache_options, encode
+from radixkv.tools.definitions import ToolOptions
 
 Message = Mapping[str, Any]
-
-
-class _PromptOptions(TypedDict, total=False):
-    cache_salt: str | None
-    cache: Mapping[str, bool] | None
-    resume: Sequence[CompletionOutput]
-    prediction: str | None
-
-
-class TextPrompt(_PromptOptions):
-    """A prompt as text, with what is said of it above."""
-
-    prompt: str
-
-
-class TokensPrompt(_PromptOptions):
-    """A prompt as token ids, and its text if that is to be in the output."""
-
-    prompt_token_ids: Sequence[int]
-    prompt: NotRequired[str | None]
-
-
-PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
-_PROMPT_KEYS = frozenset({*TextPrompt.__annotations__, *TokensPrompt.__annotations__, *_PromptOptions.__annotations__})
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt as token ids, with its text where there is one, and how it uses the cache.
-
-    Attributes:
-        namespace: only prompts of the same namespace share cached prefixes.
-        read_cache: reuse what is cached.
-        write_cache: publish what is computed.
-        answer_form: what the answer looks like, where it is more than text.
-        resume: what was generated of the answers already.
-        prediction: what the answer is expected to be, as token ids.
-    """
-
-    token_ids: Sequence[int]
-    text: str | None = None
-    namespace: str = ""
-    read_cache: bool = True
-    write_cache: bool = True
-    answer_form: AnswerForm | None = None
-    resume: Sequence[CompletionOutput] = ()
-    prediction: Sequence[int] = ()
-
-    def parse_answer(self, text: str) -> ParsedAnswer:
-        """The parts of a whole answer to it."""
-        return ParsedAnswer(text) if self.answer_form is None else self.answer_form.parse(text)
-
-
-def as_prompts(
-    prompts: PromptInput | Sequence[PromptInput], loaded: TextInterface, add_special_tokens: bool = True
-) -> list[Prompt]:
-    """One prompt or a list of them, tokenized.
-
-    Args:
-        prompts: texts or token ids.
-        loaded: the model.
-        add_special_tokens: add to texts those that the tokenizer begins or ends one with.
-
-    Raises:
-        TypeError, ValueError: a prompt is none of the forms above.
-    """
-    if isinstance(prompts, bytes) or not isinstance(prompts, str | Mapping | Sequence):
-        raise TypeError(
-            f"prompts: expected a string, token ids, a dictionary or a list of those, got {type(prompts).__name__}"
-        )
-    many: Any = [prompts] if isinstance(prompts, str | Mapping) or is_token_ids(prompts) else prompts
-    return [_as_prompt(prompt, loaded, add_special_tokens) for prompt in many]
-
-
-def is_token_ids(prompt: Any) -> bool:
-    """Whether this is one prompt as a list of token ids, rather than a list of prompts or of messages."""
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        return False
-    return len(prompt) > 0 and isinstance(prompt[0], Integral)
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
@@ -269,41 +175,6 @@ def encode_rendered(text: str, loaded: TextInterface, add_special_tokens: bool =
     return encode("messages", text, loaded, add_special_tokens=add_special_tokens)
 
 
-def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of the text of an argument.
-
-    Raises:
-        ValueError: it is not Unicode.
-    """
-    _check_unicode(name, text)
-    ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
-    return ids
-
-
-def _check_unicode(name: str, text: str) -> None:
-    """Refuse half of a surrogate pair, which JSON and the arguments of a process can hold, and UTF-8 cannot.
-
-    Raises:
-        ValueError: naming the argument.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: character {error.start} is half of a surrogate pair, not Unicode text") from error
-
-
-def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
-    """Token ids of words that may not be generated: each as a text begins with it, and as it follows a space.
-
-    Raises:
-        ValueError: a word is not Unicode, or the model has no tokenizer.
-    """
-    texts = [text for word in words for text in (word.strip(), f" {word.strip()}", word)]
-    encoded = [encode("bad_words", text, loaded, add_special_tokens=False) for text in texts]
-    # A tokenizer may know more tokens than the model, which generates none of those.
-    return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids and max(ids) < loaded.vocab_size]
-
-
 def as_chat_prompts(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
     loaded: TextInterface,
@@ -341,77 +212,5 @@ def as_chat_prompts(
     ]
 
 
-def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
-    """The parameters for an answer of this form: what they constrain is its content.
-
-    Raises:
-        ValueError: a tool's schema cannot be enforced, or a beam search could not read the answer.
-    """
-    if form is None:
-        return params
-    structured = params.structured_outputs
-    frame = form.frame(content_is_constrained=structured is not None)
-    if frame is not None:
-        structured = replace(structured, frame=frame) if structured else StructuredOutputsParams(frame=frame)
-        params = replace(params, structured_outputs=structured)
-    if not form.needs_special_tokens:
-        return params
-    if isinstance(params, BeamSearchParams):
-        raise ValueError("use_beam_search: not for this model's answers, whose parts are marked by special tokens")
-    return replace(params, skip_special_tokens=False)
-
-
-def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> dict[str, Any]:
-    """The arguments of `Prompt` for how it uses the cache.
-
-    Raises:
-        TypeError, ValueError: the salt is not a string of Unicode text, or ``cache`` has keys other than read and write, or
-            values that are not booleans.
-    """
-    if cache_salt is not None:
-        if not isinstance(cache_salt, str):
-            raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
-        _check_unicode("cache_salt", cache_salt)
-    switches = dict(cache or {})
-    if not set(switches) <= {"read", "write"} or not all(isinstance(value, bool) for value in switches.values()):
-        raise ValueError(f"cache: expected {{'read': bool, 'write': bool}}, got {cache!r}")
-    return {
-        "namespace": cache_salt or "",
-        "read_cache": switches.get("read", True),
-        "write_cache": switches.get("write", True),
-    }
-
-
 def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
-    if isinstance(prompt, str):
-        prompt = {"prompt": prompt}
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-        prompt = {"prompt_token_ids": prompt}
-    if not isinstance(prompt, Mapping):
-        raise TypeError(f"prompts: expected a string, token ids or a dictionary, got {prompt!r:.80}")
-    if not set(prompt) <= _PROMPT_KEYS or not {"prompt", "prompt_token_ids"} & set(prompt):
-        raise ValueError(
-            f"prompts: expected 'prompt' or 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, got {sorted(prompt)}"
-        )
-    options = cache_options(prompt.get("cache_salt"), prompt.get("cache"))
-    resume = prompt.get("resume", ())
-    if not isinstance(resume, Sequence) or not all(isinstance(output, CompletionOutput) for output in resume):
-        raise TypeError(f"prompts: 'resume' must be a list of CompletionOutput, got {resume!r:.80}")
-    prediction = prompt.get("prediction")
-    if not isinstance(prediction, str | None):
-        raise TypeError(f"prompts: 'prediction' must be a string, got {prediction!r:.80}")
-    if prediction:
-        options["prediction"] = encode("prediction", prediction, loaded, add_special_tokens=False)
-    text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt and isinstance(text, str | None):
-        return Prompt(prompt["prompt_token_ids"], text, **options, resume=resume)
-    if not isinstance(text, str):
-        raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
-    ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)
-    if not ids:
-        raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
-    return Prompt(ids, text, **options, resume=resume)

@@ -1,0 +1,44 @@
+"""Prompts and messages as users pass them, converted to token ids: one form for `LLM`, `AsyncLLM` and the server.
+
+`radixkv.prompts.prompt` takes text and token ids, `radixkv.prompts.conversation` messages, which a chat template writes.
+"""
+
+from radixkv.prompts.conversation import (
+    Message,
+    as_chat_prompts,
+    as_conversations,
+    as_template_message,
+    encode_rendered,
+    render_chat,
+)
+from radixkv.prompts.prompt import (
+    Prompt,
+    PromptInput,
+    TextPrompt,
+    TokensPrompt,
+    as_prompts,
+    cache_options,
+    encode,
+    encode_bad_words,
+    is_token_ids,
+    with_answer_form,
+)
+
+__all__ = [
+    "Message",
+    "Prompt",
+    "PromptInput",
+    "TextPrompt",
+    "TokensPrompt",
+    "as_chat_prompts",
+    "as_conversations",
+    "as_prompts",
+    "as_template_message",
+    "cache_options",
+    "encode",
+    "encode_bad_words",
+    "encode_rendered",
+    "is_token_ids",
+    "render_chat",
+    "with_answer_form",
+]
