@@ -56,7 +56,7 @@ async def answer_lines(
                             await _read_to_end(lines)
                     if piece["finished"]:
                         return  # aborted by the replica, if it was not the end
-    except httpx.TransportError as error:
+    except (httpx.TransportError, RuntimeError) as error:  # the latter of a client that is closed meanwhile
         raise LostError(f"{replica}: {error!r}", died=accepted and await _is_dead(client)) from error
     raise LostError(f"{replica}: it broke off", died=await _is_dead(client))
 
@@ -80,7 +80,7 @@ def _parsed(replica: str, line: bytes) -> dict[str, Any]:
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:
     """Only a connection whose response was read to its end serves the next request."""
-    with suppress(TimeoutError, httpx.TransportError):
+    with suppress(TimeoutError, httpx.TransportError, RuntimeError):
         async with asyncio.timeout(_SECONDS_TO_END):
             async for _ in lines:
                 pass
