@@ -16,7 +16,7 @@ _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=2.0)
 
 
 class _Transport(AiohttpTransport):
-    """aiohttp beneath httpx: an answer of many small pieces takes it a third of the processor time of httpx's own transport."""
+    """aiohttp beneath httpx: many small pieces take it a third of the processor time of httpx's own transport."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
