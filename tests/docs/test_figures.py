@@ -87,19 +87,34 @@ def float32_against_vllm() -> str:
     return against_vllm("f32")
 
 
+def steps_against_vllm() -> str:
+    rows = [
+        (
+            row["name"],
+            f"{1000 * statistics.median(row['ours']):.1f}",
+            f"{1000 * statistics.median(row['theirs']):.1f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in results("steps-vllm-amd")["rows"]
+    ]
+    return table(("milliseconds of a step", "RadixKV", "vLLM", "ratio"), rows)
+
+
 def against_llama_cpp() -> str:
     rows = [
         (
             row["name"],
+            processor,
             dtype,
             f"{statistics.median(row['ours']):.2f}",
             f"{statistics.median(row['theirs']):.2f}",
             f"{row['ratio']:.2f}",
         )
+        for processor, suffix in (("Intel", ""), ("AMD", "-amd"))
         for dtype in ("bfloat16", "float32")
-        for row in results(f"against-llama-cpp-{dtype}-int4")["rows"]
+        for row in results(f"against-llama-cpp-{dtype}-int4{suffix}")["rows"]
     ]
-    return table(("workload", "our activations", "RadixKV, int4", "llama.cpp, Q4_1", "ratio"), rows)
+    return table(("workload", "processor", "our activations", "RadixKV, int4", "llama.cpp, Q4_1", "ratio"), rows)
 
 
 def fairness() -> str:
@@ -296,6 +311,7 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
+        (CPU, steps_against_vllm),
         (CPU, against_llama_cpp),
         (OPERATE, fairness),
         (OPERATE, attacks),
