@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -15,14 +17,44 @@ _SECONDS_TO_CONNECT = 5.0
 _LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=2.0)
 
 
+@contextmanager
+def _errors_of_httpx() -> Iterator[None]:
+    """For what the transport leaves as an error of aiohttp, or takes for a timeout: a connection that is lost or refused."""
+    try:
+        yield
+    except httpx.ConnectTimeout as error:
+        if isinstance(error.__cause__, TimeoutError):
+            raise
+        raise httpx.NetworkError(str(error)) from error
+    except aiohttp.ClientError as error:
+        raise httpx.RemoteProtocolError(str(error)) from error
+
+
+class _Body(httpx.AsyncByteStream):
+    """A response's body."""
+
+    def __init__(self, body: httpx.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _errors_of_httpx():
+            async for data in self._body:
+                yield data
+
+    async def aclose(self) -> None:
+        with _errors_of_httpx():
+            await self._body.aclose()
+
+
 class _Transport(AiohttpTransport):
     """aiohttp beneath httpx: many small pieces take it a third of the processor time of httpx's own transport."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        try:
-            return await super().handle_async_request(request)
-        except aiohttp.ClientError as error:  # what came is no response, which the transport leaves as it is
-            raise httpx.RemoteProtocolError(str(error)) from error
+        with _errors_of_httpx():
+            response = await super().handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _Body(response.stream)
+        return response
 
 
 def check_secret(secret: str) -> None:

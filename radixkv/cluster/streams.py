@@ -306,9 +306,12 @@ class ReplicaStreams:
         loop = asyncio.get_running_loop()
         while True:
             refused = losses.refused_by(self._clients)
-            placement = self._router.choose(hashes, num_tokens, refused | losses.lost_by(self._clients))
-            if placement is None:  # better one that lost it than none
-                placement = self._router.choose(hashes, num_tokens, refused)
+            lost = losses.lost_by(self._clients)
+            placement = self._router.choose(hashes, num_tokens, refused | lost)
+            if placement is None and lost - refused:
+                # Better one that lost it than none, but not at once: that it has ended may be known in a moment.
+                await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
+                placement = self._router.choose(hashes, num_tokens, losses.refused_by(self._clients))
             if placement is not None:
                 client = self._clients.get(placement.replica)
                 if client is not None:

@@ -146,7 +146,7 @@ def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
             with pytest.raises(httpx.ReadTimeout):
                 await client.get("/", timeout=0.01)
         async with connect(f"unix://{tmp_path / 'none'}") as client:
-            with pytest.raises(httpx.TransportError):
+            with pytest.raises(httpx.NetworkError):
                 await client.get("/")
 
     asyncio.run(main())
