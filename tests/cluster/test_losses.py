@@ -101,3 +101,30 @@ def test_replicas_that_are_full_are_no_loss() -> None:
 def test_without_any_replica_it_says_so() -> None:
     with pytest.raises(ReplicasLostError, match="request 'one': there is no replica"):
         asyncio.run(tokens(streams_over()))
+
+
+def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
+    """It has ended, which is known a moment later, as is the one that comes in its place."""
+    router = Router(16)
+    attempts = 0
+
+    class Ended(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                asyncio.get_running_loop().call_later(0.01, replace)
+            raise httpx.ConnectError("planted")
+
+    def replace() -> None:
+        router.remove("old")
+        del clients["old"]
+        router.add("new")
+        other = Replica(lambda _: ([line(7), line(8, finished=True)], False))
+        clients["new"] = httpx.AsyncClient(transport=other, base_url="http://replica")
+
+    router.add("old")
+    clients = {"old": httpx.AsyncClient(transport=Ended(), base_url="http://replica")}
+    streams = ReplicaStreams(router, clients, "a secret of the replicas")
+    assert asyncio.run(tokens(streams)) == [7, 8]
+    assert attempts == 1
