@@ -29,6 +29,7 @@ from radixkv.prompts import (
     Prompt,
     PromptInput,
     as_chat_prompts,
+    as_mapping,
     as_prompts,
     is_token_ids,
     with_answer_form,
@@ -302,14 +303,9 @@ class LLM:
     ) -> Prompt:
         """One prompt, or one conversation."""
         if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
-            given: dict[str, Any]
-            if isinstance(prompt, Mapping):
-                given = {**prompt}
-            else:
-                given = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
             options = {"cache_salt": cache_salt, "cache": cache}
-            given |= {name: value for name, value in options.items() if value is not None}
-            (single,) = as_prompts(given, self.engine.loaded)
+            given = {name: value for name, value in options.items() if value is not None}
+            (single,) = as_prompts({**as_mapping(prompt), **given}, self.engine.loaded)
             return single
         return _only(as_chat_prompts(_conversation(prompt), self.engine.loaded, cache_salt, cache))
 

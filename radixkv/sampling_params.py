@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
+from radixkv.cache.arguments import is_number
 from radixkv.tools.grammar import AnswerFrame
 
 # Token ids in one parameter; every step of the request looks at all of them.
@@ -266,7 +267,7 @@ def _whole(name: str, value: Any, low: int) -> int:
 
 
 def _number(name: str, value: Any, low: float, high: float, above: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not is_number(value):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     number = float(value)
     # Infinite values are refused too; NaN fails every comparison.

@@ -193,10 +193,8 @@ class DecoderLayer:
         attention: PagedAttention,
         kept: torch.Tensor | None,
     ) -> None:
-        rows, cache = (
-            len(slots) if kept is not None else attention.num_rows,
-            [None, attention.block_size, self.num_kv_heads, self.head_dim],
-        )
+        rows = attention.num_rows if kept is None else len(slots)
+        cache = [None, attention.block_size, self.num_kv_heads, self.head_dim]
         check_tensor("x", x, [rows, self.width], [self.dtype])
         check_tensor("cos", cos, [rows, None], [self.dtype])
         check_tensor("sin", sin, [rows, cos.shape[1]], [self.dtype])

@@ -105,6 +105,21 @@ def is_token_ids(prompt: Any) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Integral)
 
 
+def as_mapping(prompt: Any) -> Mapping[str, Any]:
+    """A prompt of any form as a dictionary.
+
+    Raises:
+        TypeError: it is of none.
+    """
+    if isinstance(prompt, Mapping):
+        return prompt
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+        return {"prompt_token_ids": prompt}
+    raise TypeError(f"prompts: expected a string, token ids or a dictionary, got {prompt!r:.80}")
+
+
 def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of the text of an argument.
 
@@ -182,12 +197,7 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
 
 
 def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> Prompt:
-    if isinstance(prompt, str):
-        prompt = {"prompt": prompt}
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-        prompt = {"prompt_token_ids": prompt}
-    if not isinstance(prompt, Mapping):
-        raise TypeError(f"prompts: expected a string, token ids or a dictionary, got {prompt!r:.80}")
+    prompt = as_mapping(prompt)
     if not set(prompt) <= _PROMPT_KEYS or not {"prompt", "prompt_token_ids"} & set(prompt):
         raise ValueError(
             f"prompts: expected 'prompt' or 'prompt_token_ids', and no keys but {sorted(_PROMPT_KEYS)}, got {sorted(prompt)}"
