@@ -143,7 +143,8 @@ def test_a_part_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, mo
 
 def test_where_a_part_hangs_is_in_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, begun = tmp_path / "light.json", tmp_path / "begun"
-    script = f"import os\ndef waits_forever():\n    open({str(begun)!r})\nos.mkfifo({str(begun)!r})\nwaits_forever()"
+    # The clock moves when `begun` is there: by then the process must be inside the function.
+    script = f"import os\ndef waits_forever():\n    os.mkfifo({str(begun)!r})\n    open({str(begun)!r})\nwaits_forever()"
     hangs = Part("hangs", 40, [sys.executable, "-S", "-c", script], advice="")
     light = FirstLight(Console(), path, simulate_clock(monkeypatch, begun, 40.0))
     monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", 20.0)
