@@ -36,7 +36,7 @@ MIN_SECONDS = 30.0
 _SPARE_SECONDS = 5.0
 _POLL_SECONDS = 2.0
 _KEPT_LINES = 200
-# How long a process that is aborted may take to say where it is before it is killed.
+# How long a process that is aborted may take to say where it is before it is killed, and what it said to be read.
 _LAST_WORDS_SECONDS = 2.0
 
 # Of every part. None needs a network, and where there is none, looking for one would take minutes. What a part says is passed
@@ -195,7 +195,7 @@ class FirstLight:
                     result["still_running"] = True
                 result["seconds"] = round(self._clock() - start, 1)
                 self._take(result, part_json)
-            reader.join(timeout=_POLL_SECONDS)
+            reader.join(timeout=_LAST_WORDS_SECONDS)
             result["exit_status"] = exit_status
             if exit_status != 0:
                 result["last_lines"] = [_without_folders(line) for line in last_lines]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +31,8 @@ def part(name: str, script: str, seconds: float = 60, **options: Any) -> Part:
 REPORT = {"machine": {"gpu": "X"}, "limits": {"bytes_per_s": 4.3e12}, "rows": [], "failed": {}}
 WRITE = f"echo '{json.dumps(REPORT)}' > $1"
 CRASH = "echo about to crash; kill -SEGV $$"
+# Seconds after which something hangs, on however busy a machine.
+HANGING = 600.0
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def test_a_crash_takes_nothing_else_along(tmp_path: Path, capfd: pytest.CaptureF
     assert results["figures"]["report"] == REPORT
     printed = capfd.readouterr().out
     assert "about to crash" in printed
-    assert "- crash failed after 0 s: advice of crash" in printed
+    assert re.search("- crash failed after [0-9]+ s: advice of crash", printed)
     with pytest.raises(ValueError, match=r"--json: .* is there already; --resume adds to it"):
         run(path, [part("figures", WRITE)], only=["figures"])
     assert run(tmp_path / "another.json", [missing, part("figures", WRITE)])
@@ -70,7 +74,8 @@ def test_rows_that_nothing_follows_from_take_nothing_else_along(tmp_path: Path) 
     odd = {**REPORT, "rows": [{"name": "flat 256 x 4,096"}]}
     assert not run(path, [part("odd", f"echo '{json.dumps(odd)}' > $1"), part("b", "exit 1")])
     lines = json.loads(path.read_text())["next"]
-    assert lines == ["b failed after 0 s: advice of b", "what follows from the rows cannot be said: KeyError: 'ratio'"]
+    assert re.fullmatch("b failed after [0-9]+ s: advice of b", lines[0])
+    assert lines[1:] == ["what follows from the rows cannot be said: KeyError: 'ratio'"]
 
 
 def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path) -> None:
@@ -113,12 +118,24 @@ def test_a_signal_while_a_part_is_started_ends_it_too(tmp_path: Path, monkeypatc
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(subprocess, "Popen", Signalled)
+    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)  # it dies of the first signal, however late
     with pytest.raises(SystemExit):
         run(tmp_path / "light.json", [part("hangs", "sleep infinity")])
     try:
         assert started[0].poll() == -signal.SIGABRT
     finally:
         started[0].kill()
+
+
+def is_read(pipe: Path) -> bool:
+    """Whether a process has a named pipe open for reading, or waits to open it."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True
 
 
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> Callable[[], float]:
@@ -130,24 +147,26 @@ def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float)
 def test_a_part_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, alive = tmp_path / "light.json", tmp_path / "alive"
     hangs = part(
-        "hangs", f"{WRITE}; mkfifo {alive}; (cat {alive}; touch {tmp_path}/survived) & cat {alive}", seconds=40
+        "hangs", f"{WRITE}; mkfifo {alive}; (cat; touch {tmp_path}/survived) < {alive} & cat {alive}", seconds=40
     )
     light = FirstLight(Console(), path, simulate_clock(monkeypatch, alive, 40.0))
     assert light.run([hangs, part("next", "true")], 100)
     assert {name: result["status"] for name, result in read(path).items()} == {"hangs": "timed out", "next": "done"}
     assert read(path)["hangs"]["report"] == REPORT
-    with pytest.raises(OSError, match="No such device"):  # nobody reads from it any more
-        os.open(alive, os.O_WRONLY | os.O_NONBLOCK)
+    while is_read(alive):  # whoever was killed may take a moment to end
+        pass
     assert not (tmp_path / "survived").exists()
 
 
 def test_where_a_part_hangs_is_in_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, begun = tmp_path / "light.json", tmp_path / "begun"
     # The clock moves when `begun` is there: by then the process must be inside the function.
-    script = f"import os\ndef waits_forever():\n    os.mkfifo({str(begun)!r})\n    open({str(begun)!r})\nwaits_forever()"
+    script = (
+        f"import os\ndef waits_forever():\n    os.mkfifo({str(begun)!r})\n    open({str(begun)!r})\nwaits_forever()"
+    )
     hangs = Part("hangs", 40, [sys.executable, "-S", "-c", script], advice="")
     light = FirstLight(Console(), path, simulate_clock(monkeypatch, begun, 40.0))
-    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", 20.0)
+    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)
     light.run([hangs], 100)
     assert read(path)["hangs"]["status"] == "timed out"
     assert any("in waits_forever" in line for line in read(path)["hangs"]["last_lines"])
