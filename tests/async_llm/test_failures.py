@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+from support.held_steps import HeldSteps
 
 from radixkv import AsyncLLM
 from radixkv.engine import executor
@@ -31,9 +32,14 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         return original(*arguments)
 
     monkeypatch.setattr(owner, name, crash_once)
+    steps = HeldSteps(offline.engine)
 
     async def test(llm: AsyncLLM) -> None:
-        results = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10)), return_exceptions=True)
+        answers = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(10)]
+        while llm.num_unfinished < len(answers):  # in the sixth step, as many run as may
+            await asyncio.sleep(0)
+        steps.allow_all()
+        results = await asyncio.gather(*answers, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         assert len(failures) == 4
         assert all(isinstance(failure, StepFailedError) for failure in failures)

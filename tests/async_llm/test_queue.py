@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, prompts, run, tiny, tokens_of
+from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TenantShare
@@ -227,13 +228,19 @@ def test_a_lower_priority_is_admitted_earlier() -> None:
                 pass
             ended.append(name)
 
-        first = asyncio.create_task(ask("running", 0))
-        while not llm.stats.num_running:
-            await asyncio.sleep(0)
-        late = asyncio.create_task(ask("late", 5))
-        while llm.num_unfinished < 2:
-            await asyncio.sleep(0)
-        await asyncio.gather(first, late, ask("early", -5))
+        asking = []
+        for name, priority in (("running", 0), ("late", 5), ("early", -5)):
+            asking.append(asyncio.create_task(ask(name, priority)))
+            while llm.num_unfinished < len(asking):
+                await asyncio.sleep(0)
+            if name == "running":
+                steps.allow(1)
+                while not llm.stats.num_running:
+                    await asyncio.sleep(0)
+        steps.allow_all()
+        await asyncio.gather(*asking)
         assert ended == ["running", "early", "late"]
 
-    run(test, tiny(max_num_seqs=1))
+    offline = tiny(max_num_seqs=1)
+    steps = HeldSteps(offline.engine)
+    run(test, offline)

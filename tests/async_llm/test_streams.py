@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.async_streams import ENDLESS, GREEDY, HANGING, assert_empty, prompts, run, tiny, tokens_of
+from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -121,10 +122,13 @@ def test_abort_ends_the_iteration() -> None:
             reasons.append(output.outputs[0].finish_reason)
         assert reasons[-1] == "abort"
         assert set(reasons[:-1]) == {None}
-        search = asyncio.create_task(llm.beam_search(prompts(1)[0], BeamSearchParams(2, 300, ignore_eos=True), "beams"))
+        steps = await llm.call(HeldSteps)
+        search = asyncio.create_task(llm.beam_search(prompts(1)[0], BeamSearchParams(2, 9, ignore_eos=True), "beams"))
+        steps.allow(2)
         while not llm.stats.num_running:
             await asyncio.sleep(0)
         llm.abort("beams")
+        steps.allow_all()
         assert (await search).sequences == []
         llm.abort("no such request")
 

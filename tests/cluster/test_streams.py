@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.held_steps import HeldSteps
 from support.model_zoo import build_supported
+from support.pretended_replicas import until
 
 from radixkv import (
     LLM,
@@ -164,8 +166,18 @@ def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
     asyncio.run(main())
 
 
+async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
+    """However fast it is, its request has not ended by then."""
+    steps.allow(3)
+    await until(lambda: engine.stats.num_running)
+    stopping = asyncio.ensure_future(engine.shutdown(grace_seconds=0))
+    await until(engine._engine_thread._calls.qsize)
+    steps.allow_all()
+    await stopping
+
+
 def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
-    params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     (expected,) = LLM(build_supported("llama"), num_blocks=40).generate(
         {"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False
     )
@@ -182,10 +194,9 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
                 transport = httpx.ASGITransport(replica_app(engine, SECRET))
                 clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
             streams = ReplicaStreams(router, clients, SECRET)
+            steps = await first.call(HeldSteps)
             answer = asyncio.ensure_future(collect(streams, Prompt([5, 6, 7]), params))
-            while not first.stats.num_running:
-                await asyncio.sleep(0)
-            await first.shutdown(grace_seconds=0)
+            await stop_after_some_steps(first, steps)
             (output,) = await answer
             assert output.token_ids == expected.outputs[0].token_ids
             assert output.finish_reason == "length"
@@ -194,7 +205,7 @@ def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
 
 
 def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
-    params = BeamSearchParams(beam_width=2, max_tokens=150, ignore_eos=True)
+    params = BeamSearchParams(beam_width=2, max_tokens=15, ignore_eos=True)
     (expected,) = LLM(build_supported("llama"), num_blocks=60).beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
 
     async def main() -> None:
@@ -208,10 +219,9 @@ def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
                 transport = httpx.ASGITransport(replica_app(engine, SECRET))
                 clients[name] = httpx.AsyncClient(transport=transport, base_url=f"http://{name}")
             search = ReplicaStreams(router, clients, SECRET).beam_search(Prompt([5, 6, 7]), params, "one")
+            steps = await first.call(HeldSteps)
             answer = asyncio.ensure_future(search)
-            while not first.stats.num_running:
-                await asyncio.sleep(0)
-            await first.shutdown(grace_seconds=0)
+            await stop_after_some_steps(first, steps)
             assert [beam.tokens for beam in (await answer).sequences] == [beam.tokens for beam in expected.sequences]
 
     asyncio.run(main())

@@ -1,0 +1,37 @@
+"""Steps of an engine that a test allows: nothing ends, and nothing is admitted, before the test has done its part."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from support.async_streams import HANGING
+
+from radixkv.engine.engine import Engine
+
+
+class HeldSteps:
+    """From now on, each of an engine's steps waits until it is allowed.
+
+    Args:
+        engine: not in the middle of a step.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._allowed, self._all = threading.Semaphore(0), threading.Event()
+        self._step = engine.step
+        engine.step = self._held  # type: ignore[method-assign]
+
+    def allow(self, count: int) -> None:
+        """That many more steps."""
+        self._allowed.release(count)
+
+    def allow_all(self) -> None:
+        """Hold none from now on."""
+        self._all.set()
+        self._allowed.release()
+
+    def _held(self) -> Any:
+        if not self._all.is_set():
+            assert self._allowed.acquire(timeout=HANGING)
+        return self._step()
