@@ -58,7 +58,8 @@ async def read_until_it_breaks(client: httpx.AsyncClient, number: int, begun: as
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-                    begun.set()
+                    if text:
+                        begun.set()
     return text
 
 

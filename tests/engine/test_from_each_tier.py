@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from support.key_value_server import EXECUTABLE, KeyValueServer
 from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, free_blocks, make
 
 from radixkv import LLM, SamplingParams
+from radixkv.engine import open_tiers
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
@@ -26,7 +28,7 @@ from radixkv.tiers.tier import BlockBytes, Tier
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Options of an engine with one tier."""
     if request.param == "disk":
         yield {"disk_cache": tmp_path / "disk", "disk_cache_size": "4MiB"}
@@ -40,6 +42,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
         secret.write_text("5a" * 32)
         secret.chmod(0o600)
         server = KeyValueServer()
+        monkeypatch.setattr(open_tiers, "RedisBlobs", partial(RedisBlobs, timeout=600))  # however busy the machine
         yield {"shared_cache": server.url, "cache_secret_file": secret}
         server.kill()
 
@@ -118,7 +121,7 @@ def test_the_default_model_answers_the_same_from_every_tier(tmp_path: Path, monk
         server = KeyValueServer() if EXECUTABLE is not None and find_spec("redis") is not None else None
         try:
             if server is not None:
-                mirror.tiers.append(SharedTier(RedisBlobs(server.url), block_format))
+                mirror.tiers.append(SharedTier(RedisBlobs(server.url, timeout=600), block_format))
             expected = answers(llm, prompts)
             for tier in mirror.tiers:
                 mirror.read = tier

@@ -190,7 +190,7 @@ def test_an_engine_that_is_dropped_leaves_a_medium_that_hangs(monkeypatch: pytes
     answers(llm, UNLIKE[:1])
     assert tier.puts.wait(600)
     # What would free a close that waits for ever: too late for this test.
-    rescue = threading.Timer(20.0, tier.may_put.set)
+    rescue = threading.Timer(600.0, tier.may_put.set)
     rescue.start()
     del llm
     gc.collect()

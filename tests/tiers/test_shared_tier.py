@@ -44,7 +44,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], B
     if request.param == "folder":
         return lambda: FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20)
     server: KeyValueServer = request.getfixturevalue("server")
-    return lambda: RedisBlobs(server.url)
+    return lambda: RedisBlobs(server.url, timeout=600)
 
 
 @pytest.fixture
