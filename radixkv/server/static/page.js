@@ -30,9 +30,13 @@ $("key-form").addEventListener("submit", (event) => {
 });
 
 async function refresh() {
+  const sent = headers();
   try {
-    const response = await fetch("live", { headers: headers() });
-    if (response.status === 401) return askForKey();
+    const response = await fetch("live", { headers: sent });
+    if (response.status === 401) {
+      if (sent.Authorization === headers().Authorization) askForKey(); // else a key was entered meanwhile
+      return;
+    }
     if (!response.ok) throw new Error((await response.json()).error.message);
     show(await response.json());
     $("status").className = "";
