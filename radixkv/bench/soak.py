@@ -114,10 +114,10 @@ class RandomEngine:
 def run_soak(console: Console, minutes: float, seed: int, json_path: Path | None) -> bool:
     """Soak for ``minutes``; returns whether no rule was broken."""
     result = SoakResult()
-    begin = time.monotonic()
     number = 0
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("soaking", total=minutes * 60)
+        begin = time.monotonic()
         while (elapsed := time.monotonic() - begin) < minutes * 60:
             progress.update(task, completed=elapsed, description=f"{result.steps:,} steps")
             rng = random.Random(f"{seed}/{number}")
