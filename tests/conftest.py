@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal import charmap
 
 if TYPE_CHECKING:
@@ -24,9 +24,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # They need packages of their own: `make clients`.
 collect_ignore = ["clients"]
 
-# No test depends on how fast the machine is.
-settings.register_profile("any machine", deadline=None)
+# No test depends on how fast the machine is, or on chance: the examples are the same each time.
+settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Other examples each time, for whoever searches: `pytest --hypothesis-profile=search`.
+settings.register_profile("search", derandomize=False)
 
 # For mutation testing and coverage, where an example is run thousands of times or slowly: few, always the same, never shrunk.
 settings.register_profile("mutation", max_examples=20, derandomize=True, database=None, phases=[Phase.generate])
