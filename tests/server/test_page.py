@@ -136,6 +136,23 @@ def test_markup_in_a_prompt_is_shown_as_text(page: Page) -> None:
     assert "<b id=injected>" in page.find(".message.user")[0].text
 
 
+def test_a_refusal_that_comes_after_the_key_does_not_ask_for_it_again(page: Page) -> None:
+    page.wait(lambda: page.one("#key-form").is_displayed())
+    page.browser.execute_script(
+        "const plain = window.fetch;"
+        "window.fetch = async (path, options) => {"
+        "  const response = await plain(path, options);"
+        "  if (response.status === 401) await new Promise(resolve => { window.refuse = resolve; });"
+        "  return response;"
+        "};"
+        "window.dispatchEvent(new Event('resize'))"
+    )
+    page.wait(lambda: page.script("window.refuse !== undefined"))
+    page.log_in(TENANT_A)
+    page.script("window.refuse()")
+    assert not page.one("#key-form").is_displayed()
+
+
 def test_a_refused_question_shows_the_reason(page: Page) -> None:
     page.log_in(TENANT_A)
     page.browser.execute_script("arguments[0].value = 'word '.repeat(9000)", page.one("#question"))
