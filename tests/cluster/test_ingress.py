@@ -16,7 +16,7 @@ from support.replica_servers import SECRET, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
-from radixkv.cluster import ReplicaSet, create_ingress
+from radixkv.cluster import ReplicaSet, create_ingress, replica_set
 from radixkv.config import ModelConfig
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.prompts import Prompt, as_prompts
@@ -197,7 +197,10 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
     asyncio.run(main())
 
 
-def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(default_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
+    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_set, "_SECONDS_TO_PIN", 600.0)  # however busy the machine
     marked = {"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     body = {"model": "m", "system": [marked], "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
 
