@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.held_steps import HeldSteps
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
@@ -108,18 +109,23 @@ def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer: Any,
 
 
 def test_removing_a_replica_moves_its_streams_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
 
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
         async with local_replicas(tmp_path, *llms) as (replicas, servers):
             expected = await answer(replicas, Prompt(PROMPT), params)
+            steps = [await server.llm.call(HeldSteps) for server in servers]
             task = asyncio.ensure_future(answer(replicas, Prompt(PROMPT), params))
+            for each in steps:
+                each.allow(5)
             await until(lambda: any(server.llm.stats.num_decoding for server in servers))
             here = next(name for name in "01" if replicas.streams.num_streams(name))
             await replicas.remove(here)
             assert not task.done()
             assert replicas.streams.num_streams(here) == 0
+            for each in steps:
+                each.allow_all()
             await until(lambda: not servers[int(here)].llm.num_unfinished)
             assert await task == expected
 
