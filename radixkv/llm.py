@@ -334,18 +334,8 @@ class LLM:
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
-        return self.engine.make_request(
-            f"{next(self._ids)}",
-            prompt.token_ids,
-            with_answer_form(params, prompt.answer_form),
-            prompt=prompt.text,
-            namespace=prompt.namespace,
-            read_cache=prompt.read_cache,
-            write_cache=prompt.write_cache,
-            prediction=prompt.prediction,
-            priority=priority,
-            resume=prompt.resume,
-        )
+        params = with_answer_form(params, prompt.answer_form)
+        return self.engine.request_factory.make(f"{next(self._ids)}", prompt, params, priority=priority)
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""

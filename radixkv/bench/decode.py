@@ -30,6 +30,7 @@ from radixkv.llm import LLM
 from radixkv.model.compiled_layers import uncompile_layers
 from radixkv.model.deferred_rotation import restore_rotation
 from radixkv.model.merged_linear import split_linears
+from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 
 BATCH, LENGTH, SHARED, NEW_TOKENS = 64, 4096, 3500, 128
@@ -133,7 +134,7 @@ def start_decoding(llm: LLM, shared: int, params: SamplingParams) -> None:
     engine = llm.engine
     llm.reset_prefix_cache()
     for index, prompt in enumerate(make_prompts(shared, LENGTH - shared)):
-        engine.add(engine.make_request(str(index), prompt, params))
+        engine.add(engine.request_factory.make(str(index), Prompt(prompt), params))
     while engine.scheduler.waiting or any(group.num_pending > 1 for group in engine.scheduler.running):
         engine.step()
     for _ in range(WARM_UP_STEPS):

@@ -28,6 +28,7 @@ from rich.table import Table
 from radixkv.bench.machine import describe_machine
 from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
+from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import Request
 
@@ -293,7 +294,9 @@ def _clients(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
 def _request(engine: Engine, name: str, question: _Question, tenant: str) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=question.answer_tokens, ignore_eos=True)
     # Each tenant's prompts are cached apart from the others' in all runs.
-    return engine.make_request(name, question.prompt, params, namespace=question.tenant, tenant=tenant)
+    return engine.request_factory.make(
+        name, Prompt(question.prompt, namespace=question.tenant), params, tenant=tenant
+    )
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -61,12 +61,13 @@ def text_interface(
     )
 
 
-class _Capacity:
+class _RemoteEngine:
     """What `RequestIntake` asks of an engine, of the replicas."""
 
     def __init__(self, loaded: TextInterface, replicas: ReplicaSet) -> None:
         self.loaded = loaded
         self.grammars = GrammarCompiler(loaded)
+        self.request_factory = None  # replicas make the requests
         self._replicas = replicas
 
     @property
@@ -100,9 +101,9 @@ class ClusterLLM:
         self.replicas = replicas
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
         self._max_queue = max_queue
-        self._capacity = _Capacity(loaded, replicas)
+        self._engine = _RemoteEngine(loaded, replicas)
         smallest = min(capacity["max_num_seqs"] for capacity in replicas.capacities)
-        self._intake = RequestIntake(self._capacity, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
+        self._intake = RequestIntake(self._engine, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -133,7 +134,7 @@ class ClusterLLM:
             Exception: what `AsyncLLM.submit` and `ReplicaStreams.generate` raise.
         """
         if self._max_queue is not None:
-            self._intake.max_unfinished = self._capacity.max_num_seqs + self._max_queue
+            self._intake.max_unfinished = self._engine.max_num_seqs + self._max_queue
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)

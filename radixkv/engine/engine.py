@@ -10,15 +10,11 @@ A step carries one `Batch` through three parts::
 
 from __future__ import annotations
 
-import random
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from radixkv.cache import POLICIES, EventLog, PrefixCache
 from radixkv.config import EngineConfig
@@ -33,7 +29,7 @@ from radixkv.engine.open_tiers import open_tiers
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.panics import as_exception
 from radixkv.engine.pool_setup import set_up_pool
-from radixkv.engine.resumption import resume_sequences
+from radixkv.engine.request_factory import RequestFactory
 from radixkv.engine.speculation import Speculator
 from radixkv.engine.speculator_setup import make_speculator
 from radixkv.engine.stats import BatchSize
@@ -45,15 +41,13 @@ from radixkv.model.large_pages import use_large_pages
 from radixkv.model.loader import LoadedModel
 from radixkv.model.native import weights_of
 from radixkv.model.runner import ModelRunner
-from radixkv.outputs import CompletionOutput, DraftCounts
-from radixkv.prompts import encode_bad_words
+from radixkv.outputs import DraftCounts
 from radixkv.routing import PrefillRate
 from radixkv.sampling.detokenizer import token_decoder
 from radixkv.sampling.structured_output import GrammarCompiler
-from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.request_validation import validate_capacity, validate_prompt
+from radixkv.scheduling.request_validation import Capacity
 from radixkv.scheduling.scheduler import Scheduler
 
 # At the end, for what waits to be written into tiers.
@@ -127,7 +121,8 @@ class Engine:
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
         self.grammars = GrammarCompiler(loaded)
-        self._seeds = random.Random(config.seed)
+        capacity = Capacity(num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.request_factory = RequestFactory(loaded, config, capacity, self.grammars)
         # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
@@ -157,85 +152,8 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return len(self._requests) > 0
 
-    def make_request(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int] | NDArray[np.int32],
-        params: SamplingParams | BeamSearchParams,
-        *,
-        prompt: str | None = None,
-        namespace: str = "",
-        read_cache: bool = True,
-        write_cache: bool = True,
-        priority: int = 0,
-        bad_words: Sequence[Sequence[int]] | None = None,
-        tenant: str = "",
-        resume: Sequence[CompletionOutput] = (),
-        prediction: Sequence[int] = (),
-    ) -> Request:
-        """Validate a request, changing nothing; `add` queues it.
-
-        Args:
-            priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
-            bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
-            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
-                its tenant's own requests.
-            resume: what was generated of the answers already (see `radixkv.engine.resumption`); outputs hold what follows.
-            prediction: what the answer is expected to be, as token ids: a source of drafts, if the engine drafts at all.
-
-        Raises:
-            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
-                ``tenant`` is not a string, no answer can be what ``structured_outputs`` asks for, or ``resume`` is of other
-                answers.
-            PromptTooLongError: the prompt is longer than the model.
-            RequestTooLargeError: more sequences or blocks than there are.
-        """
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise TypeError(f"priority: expected a whole number, got {priority!r}")
-        if not isinstance(tenant, str):
-            raise TypeError(f"tenant: expected a string, got {tenant!r}")
-        params = params.for_vocabulary(self.loaded.vocab_size)
-        if isinstance(params, SamplingParams) and bad_words is None:
-            bad_words = encode_bad_words(params.bad_words or (), self.loaded)
-        if params.stop_strings:
-            self.loaded.require_tokenizer()
-        tokens = validate_prompt(prompt_token_ids, self.loaded.vocab_size, self.loaded.max_model_len)
-        max_new_tokens = self.loaded.max_model_len - len(tokens)
-        if params.max_tokens is None:
-            # As many as fit into the cache, too; the last generated token takes no slot.
-            num_slots = self.cache.num_blocks * self.cache.block_size
-            max_new_tokens = max(1, min(max_new_tokens, num_slots + 1 - len(tokens)))
-        own_seed = params.seed if isinstance(params, SamplingParams) else None
-        request = Request(
-            request_id,
-            prompt,
-            tokens,
-            params,
-            seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
-            max_new_tokens=max_new_tokens if params.max_tokens is None else min(max_new_tokens, params.max_tokens),
-            end_token_ids=frozenset() if params.ignore_eos else self.loaded.eos_token_ids,
-            namespace=namespace,
-            read_cache=read_cache and self.enable_prefix_caching,
-            write_cache=write_cache and self.enable_prefix_caching,
-            priority=priority,
-            bad_words=bad_words or (),
-            prediction=prediction,
-            tenant=tenant,
-            grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
-        )
-        validate_capacity(
-            request,
-            self.cache.num_blocks,
-            self.cache.block_size,
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-        )
-        if resume:
-            resume_sequences(request, resume, self.loaded.tokenizer, self.loaded.vocab_size)
-        return request
-
     def add(self, request: Request) -> None:
-        """Queue a request that `make_request` made.
+        """Queue a request that `request_factory` made.
 
         Raises:
             ValueError: an unfinished request has the same id.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,23 @@ from numpy.typing import NDArray
 from radixkv.errors import PromptTooLongError, RequestTooLargeError
 from radixkv.sampling_params import BeamSearchParams
 from radixkv.scheduling.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can run at most.
+
+    Attributes:
+        num_blocks: of the pool.
+        block_size: tokens of each.
+        max_num_seqs: sequences side by side.
+        max_num_batched_tokens: tokens of a step.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 def validate_prompt(
@@ -45,32 +63,31 @@ def validate_prompt(
     return tokens.astype(np.int32)
 
 
-def validate_capacity(
-    request: Request, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
-) -> None:
+def validate_capacity(request: Request, capacity: Capacity) -> None:
     """Reject what would not fit into an empty engine.
 
     Raises:
         RequestTooLargeError: too many concurrent sequences, or too few blocks; with the figures.
     """
     beams = isinstance(request.params, BeamSearchParams)
-    if request.num_seqs > max_num_seqs:
+    if request.num_seqs > capacity.max_num_seqs:
         name = "beam_width" if beams else "n"
         raise RequestTooLargeError(
-            f"{name}: expected at most max_num_seqs={max_num_seqs} sequences, got {request.num_seqs}"
+            f"{name}: expected at most max_num_seqs={capacity.max_num_seqs} sequences, got {request.num_seqs}"
         )
-    if beams and request.num_seqs > max_num_batched_tokens:
+    if beams and request.num_seqs > capacity.max_num_batched_tokens:
         raise RequestTooLargeError(
-            f"beam_width: expected at most max_num_batched_tokens={max_num_batched_tokens}, because each beam takes a "
-            f"token of every step, got {request.num_seqs}"
+            f"beam_width: expected at most max_num_batched_tokens={capacity.max_num_batched_tokens}, because each beam "
+            f"takes a token of every step, got {request.num_seqs}"
         )
     # The last generated token is never computed and takes no slot.
-    needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // block_size)
+    needed = -(-(request.num_prompt_tokens + request.max_new_tokens - 1) // capacity.block_size)
     if beams:
-        shared = request.num_prompt_tokens // block_size
+        shared = request.num_prompt_tokens // capacity.block_size
         needed = shared + request.num_seqs * (needed - shared)
-    if needed > num_blocks:
+    if needed > capacity.num_blocks:
         raise RequestTooLargeError(
             f"{request.num_prompt_tokens} prompt tokens and up to {request.max_new_tokens} new ones need {needed} "
-            f"blocks of {block_size} tokens, and there are {num_blocks}: ask for less, or raise kv_cache_memory_bytes"
+            f"blocks of {capacity.block_size} tokens, and there are {capacity.num_blocks}: ask for less, or raise "
+            "kv_cache_memory_bytes"
         )

@@ -60,7 +60,7 @@ class AsyncEngine:
         self.on_step: Callable[[EngineStats], None] | None = None
         if max_seqs_per_request is None:
             max_seqs_per_request = engine.max_num_seqs
-        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {}, engine)
+        self._intake = RequestIntake(engine, self.max_unfinished, max_seqs_per_request, tenants or {})
         engine.scheduler.set_tenants(self._intake.tenants)
         self._heartbeat = Heartbeat()
         self._engine_thread = EngineThread(engine, self._deliver, self._heartbeat)
@@ -127,7 +127,7 @@ class AsyncEngine:
         names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
 
         def make_requests(engine: Engine) -> list[Request]:
-            return [each.make(engine, name) for name, each in zip(names, prepared, strict=True)]
+            return [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
 
         streams = [RequestStream(name, partial(self._forget, tenant)) for name in names]
         self._intake.take_slots(len(streams), tenant)

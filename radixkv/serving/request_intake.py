@@ -22,7 +22,7 @@ from radixkv.scheduling.tenant_share import TenantShare, share_of
 from radixkv.serving.fair_thread import FairThread
 
 if TYPE_CHECKING:
-    from radixkv.engine.engine import Engine
+    from radixkv.engine.request_factory import RequestFactory
     from radixkv.scheduling.request import Request
 
 _T = TypeVar("_T")
@@ -39,28 +39,17 @@ class PreparedRequest:
     tenant: str
     resumed: Request | None = None
 
-    def make(self, engine: Engine, request_id: str) -> Request:
+    def make(self, factory: RequestFactory, request_id: str) -> Request:
         """The request.
 
         Raises:
-            Exception: what `Engine.make_request` raises.
+            Exception: what `RequestFactory.make` raises.
         """
         if self.resumed is not None:
             self.resumed.request_id = request_id
             return self.resumed
-        return engine.make_request(
-            request_id,
-            self.prompt.token_ids,
-            self.params,
-            prompt=self.prompt.text,
-            namespace=self.prompt.namespace,
-            read_cache=self.prompt.read_cache,
-            write_cache=self.prompt.write_cache,
-            prediction=self.prompt.prediction,
-            priority=self.priority,
-            tenant=self.tenant,
-            bad_words=self.bad_words,
-            resume=self.prompt.resume,
+        return factory.make(
+            request_id, self.prompt, self.params, priority=self.priority, tenant=self.tenant, bad_words=self.bad_words
         )
 
 
@@ -76,6 +65,10 @@ class IntakeEngine(Protocol):
     @property
     def max_num_seqs(self) -> int: ...
 
+    @property
+    def request_factory(self) -> RequestFactory | None:
+        """Makes the requests; None: they are made elsewhere."""
+
 
 class RequestIntake:
     """Refuses requests that may not come in now, and tokenizes and compiles what the others need, in threads of its own.
@@ -87,7 +80,6 @@ class RequestIntake:
         max_unfinished: requests that may be unfinished at a time; None: any number.
         max_seqs_per_request: bound of ``n`` and of the beam width.
         tenants: what each tenant may have, by its name.
-        replaying: the engine here, which makes requests whose answers were begun elsewhere; None: they are made elsewhere.
 
     Attributes:
         draining: refuse all requests.
@@ -100,7 +92,6 @@ class RequestIntake:
         max_unfinished: int | None,
         max_seqs_per_request: int,
         tenants: Mapping[str, TenantShare],
-        replaying: Engine | None = None,
     ) -> None:
         self.draining = False
         self.death: EngineDeadError | None = None
@@ -108,7 +99,6 @@ class RequestIntake:
         self._grammars = engine.grammars
         self._max_seqs_per_request = max_seqs_per_request
         self._engine = engine
-        self._replaying = replaying
         self._slots = QueueSlots(max_unfinished, tenants)
         self._ids = itertools.count()
         # Compiles grammars before their requests are added, so that no step has to wait for that.
@@ -237,9 +227,10 @@ class RequestIntake:
 
         Not on the engine's thread, where it would hold up all streams: what a request is made of does not change there.
         """
-        if not prepared.prompt.resume or self._replaying is None:
+        factory = self._engine.request_factory
+        if not prepared.prompt.resume or factory is None:
             return prepared
-        make = partial(prepared.make, self._replaying, "")
+        make = partial(prepared.make, factory, "")
         return replace(prepared, resumed=await self._run_in(self._tokenizer_thread, prepared.tenant, make))
 
     @staticmethod

@@ -120,7 +120,7 @@ class EngineThread:
     def add(self, make_requests: Callable[[Engine], list[Request]]) -> Future[None]:
         """Make requests and queue them all; their updates are delivered from the next step on.
 
-        The future raises what `Engine.make_request` and `Engine.add` raise; then none is queued.
+        The future raises what `RequestFactory.make` and `Engine.add` raise; then none is queued.
         """
 
         def add(engine: Engine) -> None:

@@ -168,7 +168,7 @@ def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> No
     tokens = [7, 8, 9, 10, 11]
 
     def add(name: str, params: SamplingParams, tenant: str) -> Request:
-        request = engine.make_request(name, tokens, params, tenant=tenant)
+        request = engine.request_factory.make(name, Prompt(tokens), params, tenant=tenant)
         engine.add(request)
         return request
 
@@ -210,7 +210,7 @@ def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_sc
             for _ in range(7):
                 engine.step()
         tenant = "greedy" if number < 8 else "modest"
-        requests.append(engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY, tenant=tenant))
+        requests.append(engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY, tenant=tenant))
         engine.add(requests[-1])
     while engine.has_unfinished_requests:
         engine.step()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.model_zoo import build_supported
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams
 from radixkv.bench.decode_drafts import DRAFTS, OPTIONS, _measure, force_drafts
 from radixkv.drafting import Draft, DraftContext
@@ -23,7 +24,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> LLM:
     force_drafts(llm, 0.0)
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=200, ignore_eos=True)
     for number in range(NUM_SEQUENCES):
-        llm.engine.add(llm.engine.make_request(str(number), [5 + number], params))
+        llm.engine.add(llm.engine.request_factory.make(str(number), Prompt([5 + number]), params))
     llm.engine.step()
     return llm
 

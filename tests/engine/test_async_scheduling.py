@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_zoo import VOCAB_SIZE, build_supported
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.sampling import exponential, sampler
 
@@ -111,7 +112,7 @@ def test_abort_between_launch_and_take(engines: tuple[LLM, LLM]) -> None:
     for steps in range(1, 8):
         llm.reset_prefix_cache()
         for name in ("kept", "aborted"):
-            engine.add(engine.make_request(name, [5, 6, 7, 8, 9], params))
+            engine.add(engine.request_factory.make(name, Prompt([5, 6, 7, 8, 9]), params))
         for _ in range(steps):
             engine.step()
         assert engine.abort("aborted")
@@ -129,8 +130,8 @@ def test_beams_and_samples_side_by_side(engines: tuple[LLM, LLM]) -> None:
         engine = llm.engine
         sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=9, ignore_eos=True)
         requests = [
-            engine.make_request("beams", [5, 6, 7, 8], BeamSearchParams(3, 6, ignore_eos=True)),
-            engine.make_request("sampled", [5, 6, 7, 9], sampled),
+            engine.request_factory.make("beams", Prompt([5, 6, 7, 8]), BeamSearchParams(3, 6, ignore_eos=True)),
+            engine.request_factory.make("sampled", Prompt([5, 6, 7, 9]), sampled),
         ]
         for request in requests:
             engine.add(request)

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from support.drafters import Guesser, Oracle, speculator, use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
@@ -201,7 +202,7 @@ def test_a_rejected_draft_leaves_no_trace() -> None:
         history = {}
         for number in range(4):
             params = SamplingParams(temperature=1.0, seed=number, max_tokens=30, ignore_eos=True)
-            request = engine.make_request(f"r{number}", [7, 7, number, 9], params)
+            request = engine.request_factory.make(f"r{number}", Prompt([7, 7, number, 9]), params)
             engine.add(request)
             while engine.has_unfinished_requests:
                 engine.step()
@@ -287,7 +288,7 @@ class DraftMachine(RuleBasedStateMachine):
         prompt = [*range(10, 10 + stem), number]
         params = SamplingParams(max_tokens=length, seed=number, **kind)
         self.count += 1
-        request = self.llm.engine.make_request(f"r{self.count}", prompt, params)
+        request = self.llm.engine.request_factory.make(f"r{self.count}", Prompt(prompt), params)
         if known:
             (expected,) = self.plain.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
             self.oracle.sequences += [[*prompt, *sample.token_ids] for sample in expected.outputs]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from support.drafters import use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams
 from radixkv.drafting import Draft, DraftContext, Drafter
 
@@ -71,7 +72,7 @@ def test_one_that_is_not_asked_about_has_no_draft_of_an_earlier_turn() -> None:
     speculator._drafters = [late]
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=NUM_WRONG, ignore_eos=True)
     for number in range(6):
-        engine.add(engine.make_request(str(number), [5 + number], params))
+        engine.add(engine.request_factory.make(str(number), Prompt([5 + number]), params))
     skipped = 0
     while engine.scheduler.waiting or engine.scheduler.running:
         late.asked.clear()

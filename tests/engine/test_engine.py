@@ -12,6 +12,7 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
 
@@ -84,9 +85,9 @@ def test_beams_that_gave_way_find_room_again_when_their_prompt_is_no_longer_cach
     for llm_engine in (alone, engine):
         if llm_engine is engine:
             older = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
-            engine.add(engine.make_request("older", list(range(3, 43)), older))
+            engine.add(engine.request_factory.make("older", Prompt(list(range(3, 43))), older))
             engine.step()
-        request = llm_engine.make_request("beams", prompt["prompt_token_ids"], params)
+        request = llm_engine.request_factory.make("beams", Prompt(prompt["prompt_token_ids"]), params)
         llm_engine.add(request)
         while llm_engine.has_unfinished_requests:
             llm_engine.step()
@@ -174,7 +175,7 @@ def test_aborting_at_any_step_leaks_nothing(params: SamplingParams | BeamSearchP
     prompts = shared_prefix_prompts(2, 4)
     for steps in range(14):
         for number, prompt in enumerate(prompts):
-            request = llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], params)
+            request = llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), params)
             llm.engine.add(request)
         for _ in range(steps):
             llm.engine.step()
@@ -216,7 +217,7 @@ def test_a_model_that_raises_at_any_step_leaks_nothing(
 def test_other_requests_go_on_after_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny(max_num_seqs=1)
     for number, prompt in enumerate(shared_prefix_prompts(2, 2)):
-        llm.engine.add(llm.engine.make_request(f"{number}", prompt["prompt_token_ids"], GREEDY))
+        llm.engine.add(llm.engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY))
     with monkeypatch.context() as patch:
         patch.setattr(llm.engine._runner, "run", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -6,6 +6,7 @@ import pytest
 from support.failing_pool import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError
 
@@ -21,7 +22,7 @@ def answers(llm: LLM) -> dict[str, list[list[int]] | None]:
     """What each request generated; None where it failed for want of blocks. Runs step by step, as a server would."""
     requests = []
     for number, params in enumerate(PARAMS):
-        request = llm.engine.make_request(f"{number}", [*STEM, 3 + number, 4], params)
+        request = llm.engine.request_factory.make(f"{number}", Prompt([*STEM, 3 + number, 4]), params)
         llm.engine.add(request)
         requests.append(request)
     while llm.engine.has_unfinished_requests:

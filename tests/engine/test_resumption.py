@@ -164,7 +164,7 @@ def test_what_cannot_be_resumed_is_refused(
     params: Any, outputs: list[CompletionOutput], message: str, tiny: LLM
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny.engine.make_request("a", [4, 5], params, resume=outputs)
+        tiny.engine.request_factory.make("a", Prompt([4, 5], resume=outputs), params)
     assert not tiny.engine.has_unfinished_requests
 
 

@@ -15,6 +15,7 @@ from support.dict_tier import FAULTS, DictTier, Fault
 from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
+from radixkv.prompts import Prompt
 from radixkv import LLM
 from radixkv.engine import open_tiers
 from radixkv.errors import StoreInUseError
@@ -134,12 +135,12 @@ def test_nothing_waits_for_a_slow_tier_and_abort_clear_and_shutdown_leak_nothing
     for end in ("abort", "clear", "shutdown"):
         may_read.clear()
         reads.clear()
-        waiting = engine.make_request("waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+        waiting = engine.request_factory.make("waiting", Prompt(PROMPTS[0]["prompt_token_ids"]), GREEDY)
         engine.add(waiting)
         while not reads.is_set():
             engine.step()
         assert free_blocks(llm) < 80  # those in flight are counted
-        other = engine.make_request("other", [8, 9, 10], GREEDY)
+        other = engine.request_factory.make("other", Prompt([8, 9, 10]), GREEDY)
         engine.add(other)
         while not other.finished:
             engine.step()
@@ -181,7 +182,7 @@ def test_a_load_that_takes_longer_than_it_is_worth_is_given_up() -> None:
     engine = llm.engine
     now = 0.0
     engine.tiers.loads._clock = lambda: now
-    request = engine.make_request("waiting", PROMPTS[0]["prompt_token_ids"], GREEDY)
+    request = engine.request_factory.make("waiting", Prompt(PROMPTS[0]["prompt_token_ids"]), GREEDY)
     engine.add(request)
     while not reads.is_set():
         engine.step()

@@ -15,6 +15,7 @@ import pytest
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
+from radixkv.prompts import Prompt
 from radixkv.engine import engine
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.serving.heartbeat import Heartbeat
@@ -269,7 +270,7 @@ def test_what_computing_costs_is_learned_when_batches_land(ahead: bool, monkeypa
     monkeypatch.setattr(engine._runner, "run", slow)
     for first in (50, 60):
         now[0] += 1000.0  # nothing is computed
-        request = engine.make_request(f"{first}", [first, *range(3, 42)], GREEDY)
+        request = engine.request_factory.make(f"{first}", Prompt([first, *range(3, 42)]), GREEDY)
         engine.add(request)
         while not request.finished:
             engine.step()

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import grammar_mask, structured_output
@@ -34,18 +35,18 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     """Masks of up to 720 ms per token went on for as long as the request did."""
     engine = llm.engine
     clock = SteppingClock()
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+    monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
     slow = StructuredOutputsParams(regex="[0-9]{400}")
-    failing = engine.make_request(
+    failing = engine.request_factory.make(
         "failing",
-        [5, 6, 8],
+        Prompt([5, 6, 8]),
         BeamSearchParams(2, 60, structured_outputs=slow)
         if beams
         else SamplingParams(max_tokens=60, seed=1, structured_outputs=slow),
     )
-    monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
+    monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
     quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
-    other = engine.make_request("other", [5, 6, 7], quick)
+    other = engine.request_factory.make("other", Prompt([5, 6, 7]), quick)
     engine.add(other)
     engine.add(failing)
     clock.seconds = 0.05
@@ -69,10 +70,10 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
     clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
     requests: dict[str, Any] = {}
     for tenant, clock in clocks.items():
-        monkeypatch.setattr(engine, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+        monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
         spec = StructuredOutputsParams(regex="[0-9]{30}")
         options = SamplingParams(max_tokens=20, min_tokens=20, seed=1, structured_outputs=spec)
-        requests[tenant] = engine.make_request(tenant, [5, 6, 7], options, tenant=tenant)
+        requests[tenant] = engine.request_factory.make(tenant, Prompt([5, 6, 7]), options, tenant=tenant)
         engine.add(requests[tenant])
     dear = requests["dear"].grammar.budget
     ticks = itertools.count()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling import grammar_mask, structured_output
@@ -285,10 +286,10 @@ def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
     # So ambiguous that every letter multiplies the parses of the letters before.
     hostile = StructuredOutputsParams(grammar=f'start: start start | "{"a" if beams else "b"}"\n')
     engine = llm.engine
-    other = engine.make_request("other", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True))
-    failing = engine.make_request(
+    other = engine.request_factory.make("other", Prompt([5, 6, 7]), SamplingParams(max_tokens=20, ignore_eos=True))
+    failing = engine.request_factory.make(
         "failing",
-        [5, 6, 8],
+        Prompt([5, 6, 8]),
         BeamSearchParams(2, 200, structured_outputs=hostile)
         if beams
         else SamplingParams(max_tokens=200, min_tokens=200, structured_outputs=hostile),

@@ -1,0 +1,105 @@
+"""Makes the engine's requests: what a caller asks for, validated and completed by what the model and the engine say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from radixkv.config import ResolvedEngineConfig
+from radixkv.engine.resumption import resume_sequences
+from radixkv.model.loader import LoadedModel
+from radixkv.prompts import Prompt, encode_bad_words
+from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
+from radixkv.scheduling.request import Request
+from radixkv.scheduling.request_validation import Capacity, validate_capacity, validate_prompt
+
+
+class RequestFactory:
+    """Makes requests for one engine, changing nothing of it: any thread may call it while another one steps.
+
+    Args:
+        loaded: the engine's model.
+        config: of the engine.
+        capacity: what the engine can run at most.
+        grammars: compiles what structured outputs ask for.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, config: ResolvedEngineConfig, capacity: Capacity, grammars: GrammarCompiler
+    ) -> None:
+        self.grammars = grammars
+        self._loaded = loaded
+        self._capacity = capacity
+        self._enable_prefix_caching = config.enable_prefix_caching
+        self._seeds = random.Random(config.seed)
+
+    def make(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        bad_words: Sequence[Sequence[int]] | None = None,
+    ) -> Request:
+        """A request that `Engine.add` can queue.
+
+        Args:
+            request_id: unique among unfinished requests.
+            prompt: its ``answer_form`` is part of ``params`` already (`with_answer_form`).
+            params: how to sample, or search.
+            priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
+            tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority is one among
+                its tenant's own requests.
+            bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
+
+        Raises:
+            ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
+                ``tenant`` is not a string, no answer can be what ``structured_outputs`` asks for, or the prompt's ``resume``
+                is of other answers.
+            PromptTooLongError: the prompt is longer than the model.
+            RequestTooLargeError: more sequences or blocks than there are.
+        """
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise TypeError(f"priority: expected a whole number, got {priority!r}")
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant: expected a string, got {tenant!r}")
+        loaded = self._loaded
+        params = params.for_vocabulary(loaded.vocab_size)
+        if isinstance(params, SamplingParams) and bad_words is None:
+            bad_words = encode_bad_words(params.bad_words or (), loaded)
+        if params.stop_strings:
+            loaded.require_tokenizer()
+        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len)
+        own_seed = params.seed if isinstance(params, SamplingParams) else None
+        request = Request(
+            request_id,
+            prompt.text,
+            tokens,
+            params,
+            seed=self._seeds.getrandbits(63) if own_seed is None else own_seed,
+            max_new_tokens=self._max_new_tokens(len(tokens), params.max_tokens),
+            end_token_ids=frozenset() if params.ignore_eos else loaded.eos_token_ids,
+            namespace=prompt.namespace,
+            read_cache=prompt.read_cache and self._enable_prefix_caching,
+            write_cache=prompt.write_cache and self._enable_prefix_caching,
+            priority=priority,
+            bad_words=bad_words or (),
+            prediction=prompt.prediction,
+            tenant=tenant,
+            grammar=None if params.structured_outputs is None else self.grammars.compile(params.structured_outputs),
+        )
+        validate_capacity(request, self._capacity)
+        if prompt.resume:
+            resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
+        return request
+
+    def _max_new_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        left = self._loaded.max_model_len - num_prompt_tokens
+        if max_tokens is not None:
+            return min(left, max_tokens)
+        # As many as fit into the cache, too; the last generated token takes no slot.
+        num_slots = self._capacity.num_blocks * self._capacity.block_size
+        return max(1, min(left, num_slots + 1 - num_prompt_tokens))
