@@ -24,7 +24,7 @@ layers; what a backend derives from it (calls per sliding window, items per shap
 asks. A backend says by its `SharingRule` when sharing pays, and gets everything else from the plan.
 """
 
-from radixkv.attention.backend import AttentionBackend, AttentionBatch
+from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
 from radixkv.attention.query_batch import BlockTable, QueryBatch
@@ -35,6 +35,7 @@ __all__ = [
     "AttentionBatch",
     "AttentionOptions",
     "AttentionPlan",
+    "BatchLimits",
     "BlockTable",
     "KeyRanges",
     "Planner",

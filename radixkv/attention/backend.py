@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,21 @@ from numpy.typing import NDArray
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.cache import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large the batches are that a backend is made for, at most.
+
+    Attributes:
+        max_num_seqs: sequences.
+        max_model_len: tokens of a sequence.
+        max_draft_rows: rows of drafts that a decoding batch has beside its sequences' own.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+    max_draft_rows: int = 0
 
 
 class AttentionBatch(Protocol):

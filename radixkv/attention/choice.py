@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-from radixkv.attention.backend import AttentionBackend
+from radixkv.attention.backend import AttentionBackend, BatchLimits
 from radixkv.attention.cpu import CpuBackend
 from radixkv.attention.native import NativeBackend, is_available
 from radixkv.memory import KVPool
@@ -15,22 +15,14 @@ BACKENDS = ("auto", "native", "torch", "triton")
 
 
 def make_backend(
-    name: str,
-    pool: KVPool,
-    dtype: torch.dtype,
-    num_query_heads: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    max_draft_rows: int = 0,
+    name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, limits: BatchLimits
 ) -> AttentionBackend:
     """The backend of that name over ``pool``; "auto" is Triton on a GPU; on a CPU compiled code where it can be, or torch.
 
     Args:
         dtype: of queries.
         num_query_heads: of the first layer.
-        max_num_seqs: sequences in a batch at most.
-        max_model_len: tokens of a sequence at most.
-        max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
+        limits: of the batches.
 
     Raises:
         ValueError: there is no such backend, it cannot run here, or it cannot take the pool.
@@ -44,11 +36,11 @@ def make_backend(
                 "attention_backend: 'native' needs a CPU that one of its compiled variants runs on, and keys and values "
                 f"stored in the model's type, float32 or bfloat16; got {pool.dtype} on {pool.keys[0].device.type}"
             )
-        return NativeBackend(pool, max_num_seqs, max_model_len)
+        return NativeBackend(pool, limits.max_num_seqs, limits.max_model_len)
     if name == "torch" or (name == "auto" and not on_gpu):
         if on_gpu:
             raise ValueError("attention_backend: 'torch' runs on a CPU, and the model is on a GPU")
-        return CpuBackend(pool, max_num_seqs, max_model_len)
+        return CpuBackend(pool, limits.max_num_seqs, limits.max_model_len)
     if importlib.util.find_spec("triton") is None:
         raise ValueError("attention_backend: 'triton' needs the package triton: pip install 'radixkv[gpu]'")
     # Only here: without a GPU, Triton need not be installed.
@@ -57,4 +49,11 @@ def make_backend(
 
     if not on_gpu and not interpreted():
         raise ValueError("attention_backend: 'triton' needs a GPU, or TRITON_INTERPRET=1 to interpret kernels, slowly")
-    return TritonBackend(pool, dtype, num_query_heads, max_num_seqs, max_model_len, max_draft_rows=max_draft_rows)
+    return TritonBackend(
+        pool,
+        dtype,
+        num_query_heads,
+        limits.max_num_seqs,
+        limits.max_model_len,
+        max_draft_rows=limits.max_draft_rows,
+    )

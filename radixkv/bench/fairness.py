@@ -294,9 +294,7 @@ def _clients(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
 def _request(engine: Engine, name: str, question: _Question, tenant: str) -> Request:
     params = SamplingParams(temperature=0.0, max_tokens=question.answer_tokens, ignore_eos=True)
     # Each tenant's prompts are cached apart from the others' in all runs.
-    return engine.request_factory.make(
-        name, Prompt(question.prompt, namespace=question.tenant), params, tenant=tenant
-    )
+    return engine.request_factory.make(name, Prompt(question.prompt, namespace=question.tenant), params, tenant=tenant)
 
 
 def _p99(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from radixkv.attention import BatchLimits
 from radixkv.config import ResolvedEngineConfig, parse_size
 from radixkv.engine.speculator_setup import max_draft_rows
 from radixkv.memory import Fp8KVPool, KVPool
@@ -35,21 +36,14 @@ def set_up_pool(
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
-    num_draft_rows = max_draft_rows(config)
+    limits = BatchLimits(config.max_num_seqs, loaded.max_model_len, max_draft_rows(config))
 
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
             pool = KVPool(runner.layer_shapes, num_blocks, block_size, element_type, loaded.device)
         else:
             pool = Fp8KVPool(runner.layer_shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
-        runner.use_pool(
-            pool,
-            config.attention_backend,
-            config.max_num_seqs,
-            loaded.max_model_len,
-            config.enforce_eager,
-            num_draft_rows,
-        )
+        runner.use_pool(pool, config.attention_backend, limits, config.enforce_eager)
         return pool
 
     def measure_graphs() -> int:
@@ -61,12 +55,12 @@ def set_up_pool(
         given = config.kv_cache_memory_bytes
         num_blocks = choose_num_blocks(
             block_nbytes(runner.layer_shapes, block_size, element_type),
-            config.max_num_seqs * -(-loaded.max_model_len // block_size),
+            limits.max_num_seqs * -(-loaded.max_model_len // block_size),
             loaded.device,
             kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
             gpu_memory_utilization=config.gpu_memory_utilization,
             measure_activations=lambda: runner.measure_activations(
-                config.max_num_batched_tokens, config.max_num_seqs + num_draft_rows, draw_in_every_way
+                config.max_num_batched_tokens, limits.max_num_seqs + limits.max_draft_rows, draw_in_every_way
             ),
             measure_graphs=measure_graphs,
         )

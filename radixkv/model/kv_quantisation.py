@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from radixkv.attention import QueryBatch
+from radixkv.attention import BatchLimits, QueryBatch
 from radixkv.cache import PrefixCache
 from radixkv.memory import KVPool, KVScales
 from radixkv.memory.fp8_kv_pool import FP8
@@ -66,7 +66,7 @@ def calibrate_kv_scales(runner: ModelRunner, loaded: LoadedModel, backend: str, 
     pool = KVPool(runner.layer_shapes, num_blocks, block_size, loaded.dtype, loaded.device)
     for tensor in (*pool.keys, *pool.values):
         tensor.zero_()
-    runner.use_pool(pool, backend, 1, num_blocks * block_size, enforce_eager=True)
+    runner.use_pool(pool, backend, BatchLimits(1, num_blocks * block_size), enforce_eager=True)
     cache = PrefixCache(num_blocks, block_size)
     table = cache.open(token_ids)
     cache.reserve(table, num_tokens)

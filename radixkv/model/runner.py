@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionOptions
+from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import LayerBatch, NativeAttention
@@ -119,19 +119,13 @@ class ModelRunner:
         """What each attention layer stores a token, in the order of the pool's layers."""
         return [layer.shape for layer in self._probed.values()]
 
-    def use_pool(
-        self,
-        pool: KVPool,
-        backend: str,
-        max_num_seqs: int,
-        max_model_len: int,
-        enforce_eager: bool,
-        max_draft_rows: int = 0,
-    ) -> None:
+    def use_pool(self, pool: KVPool, backend: str, limits: BatchLimits, enforce_eager: bool) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
 
         Args:
-            max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
+            pool: of keys and values.
+            backend: one of `radixkv.attention.choice.BACKENDS`.
+            limits: of the batches.
             enforce_eager: no CUDA graphs for decoding; otherwise `capture_graphs` makes them.
 
         Raises:
@@ -139,9 +133,7 @@ class ModelRunner:
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
         first = next(iter(self._probed.values()))
-        self._backend = make_backend(
-            backend, pool, self._dtype, first.num_query_heads, max_num_seqs, max_model_len, max_draft_rows
-        )
+        self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         if self._device.type == "cuda":
@@ -154,7 +146,7 @@ class ModelRunner:
             assert isinstance(self._backend, TritonBackend)
             groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._probed.values()}
             self._graphs = DecodeGraphs(
-                self._backend, self._forward_padded, max_num_seqs, max_draft_rows, groups=groups
+                self._backend, self._forward_padded, limits.max_num_seqs, limits.max_draft_rows, groups=groups
             )
 
     @torch.inference_mode()

@@ -210,7 +210,9 @@ def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_sc
             for _ in range(7):
                 engine.step()
         tenant = "greedy" if number < 8 else "modest"
-        requests.append(engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY, tenant=tenant))
+        requests.append(
+            engine.request_factory.make(f"{number}", Prompt(prompt["prompt_token_ids"]), GREEDY, tenant=tenant)
+        )
         engine.add(requests[-1])
     while engine.has_unfinished_requests:
         engine.step()

@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 
+from radixkv.attention import BatchLimits
 from radixkv.attention.choice import make_backend
 from radixkv.attention.cpu import CpuBackend
 from radixkv.attention.native import NativeBackend, backend
@@ -22,26 +23,26 @@ def pool() -> KVPool:
 
 @pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
 def test_on_a_cpu_compiled_code_attends(pool: KVPool) -> None:
-    assert isinstance(make_backend("auto", pool, torch.float32, 1, 2, 32), NativeBackend)
+    assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), NativeBackend)
 
 
 def test_torch_attends_where_compiled_code_cannot(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(make_backend("auto", pool, torch.float16, 1, 2, 32), CpuBackend)
+    assert isinstance(make_backend("auto", pool, torch.float16, 1, BatchLimits(2, 32)), CpuBackend)
     monkeypatch.setattr(backend, "library", lambda: None)
-    assert isinstance(make_backend("auto", pool, torch.float32, 1, 2, 32), CpuBackend)
+    assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), CpuBackend)
     with pytest.raises(ValueError, match=r"attention_backend: 'native' needs .* got torch.float32 on cpu"):
-        make_backend("native", pool, torch.float32, 1, 2, 32)
+        make_backend("native", pool, torch.float32, 1, BatchLimits(2, 32))
 
 
 def test_an_unknown_backend_is_named(pool: KVPool) -> None:
     with pytest.raises(ValueError, match=r"attention_backend: expected one of .*'triton'\), got 'flash'"):
-        make_backend("flash", pool, torch.float32, 1, 2, 32)
+        make_backend("flash", pool, torch.float32, 1, BatchLimits(2, 32))
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter needs no GPU")
 def test_triton_without_a_gpu_or_without_triton(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'triton' needs a GPU, or TRITON_INTERPRET=1"):
-        make_backend("triton", pool, torch.float32, 1, 2, 32)
+        make_backend("triton", pool, torch.float32, 1, BatchLimits(2, 32))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="'triton' needs the package triton"):
-        make_backend("triton", pool, torch.float32, 1, 2, 32)
+        make_backend("triton", pool, torch.float32, 1, BatchLimits(2, 32))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.model_zoo import build_supported
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams
 from radixkv.bench.decode_drafts import DRAFTS, OPTIONS, _measure, force_drafts
 from radixkv.drafting import Draft, DraftContext
+from radixkv.prompts import Prompt
 
 NUM_SEQUENCES, NUM_STEPS = 6, 20
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.prompts import Prompt
 from radixkv.sampling import exponential, sampler
 
 

@@ -21,12 +21,12 @@ from hypothesis.stateful import (
 from support.drafters import Guesser, Oracle, speculator, use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting import Draft, Drafter
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
+from radixkv.prompts import Prompt
 from radixkv.scheduling.request import Request
 
 SMALL: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}

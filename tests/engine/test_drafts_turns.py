@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from support.drafters import use_ticks
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, SamplingParams
 from radixkv.drafting import Draft, DraftContext, Drafter
+from radixkv.prompts import Prompt
 
 NUM_WRONG = 64
 NUM_RIGHT = 60

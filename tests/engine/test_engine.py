@@ -12,9 +12,9 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError, RequestTooLargeError
+from radixkv.prompts import Prompt
 
 
 def tiny(**options: Any) -> LLM:

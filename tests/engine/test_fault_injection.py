@@ -6,9 +6,9 @@ import pytest
 from support.failing_pool import FailingOnce
 from support.model_zoo import VOCAB_SIZE, build_supported
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.errors import NoBlocksLeftError
+from radixkv.prompts import Prompt
 
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),

@@ -15,10 +15,10 @@ from support.dict_tier import FAULTS, DictTier, Fault
 from support.model_zoo import build_shallow
 from support.tiered_llm import GREEDY, PROMPTS, STEM, answers, evict_all, free_blocks, make
 
-from radixkv.prompts import Prompt
 from radixkv import LLM
 from radixkv.engine import open_tiers
 from radixkv.errors import StoreInUseError
+from radixkv.prompts import Prompt
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.stack import TierStack

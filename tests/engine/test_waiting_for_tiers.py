@@ -15,9 +15,9 @@ import pytest
 from support.dict_tier import DictTier
 from support.tiered_llm import GREEDY, answers, evict_all, make
 
-from radixkv.prompts import Prompt
 from radixkv.engine import engine
 from radixkv.engine.compute_timer import ComputeTimer
+from radixkv.prompts import Prompt
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp

@@ -14,6 +14,7 @@ import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
 from support.model_zoo import build_supported
 
+from radixkv.attention import BatchLimits
 from radixkv.attention.triton import TritonBackend, cost_model, start_check
 from radixkv.attention.triton.buffers import padded_size
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -378,5 +379,5 @@ def test_on_a_gpu_every_kernel_is_checked_when_the_pool_is_there(monkeypatch: py
     runner = ModelRunner(load_model(build_supported("llama"), native=False))
     runner._device = torch.device("cuda")
     for dtype in (torch.float32, torch.float32, torch.bfloat16):
-        runner.use_pool(KVPool(runner.layer_shapes, 1, 16, dtype), "triton", 4, 64, enforce_eager=True)
+        runner.use_pool(KVPool(runner.layer_shapes, 1, 16, dtype), "triton", BatchLimits(4, 64), enforce_eager=True)
     assert checked == [(16, torch.float32, dtype, runner._device) for dtype in (torch.float32, torch.bfloat16)]

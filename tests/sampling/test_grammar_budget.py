@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
+from radixkv.prompts import Prompt
 from radixkv.sampling import grammar_mask, structured_output
 from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
 
@@ -44,7 +44,9 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
         if beams
         else SamplingParams(max_tokens=60, seed=1, structured_outputs=slow),
     )
-    monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0))
+    monkeypatch.setattr(
+        engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0)
+    )
     quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
     other = engine.request_factory.make("other", Prompt([5, 6, 7]), quick)
     engine.add(other)

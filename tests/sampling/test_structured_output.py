@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from radixkv.prompts import Prompt
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
+from radixkv.prompts import Prompt
 from radixkv.sampling import grammar_mask, structured_output
 from radixkv.sampling.json_schema import prepare_schema
 

@@ -8,7 +8,7 @@ import torch
 from support.model_zoo import VOCAB_SIZE, build_shallow
 from transformers import PreTrainedModel
 
-from radixkv.attention import QueryBatch
+from radixkv.attention import BatchLimits, QueryBatch
 from radixkv.attention.triton import start_check
 from radixkv.attention.triton.start_check import LayerKernels
 from radixkv.cache import PrefixCache
@@ -50,7 +50,7 @@ def test_a_prompt_in_chunks_and_a_decoded_token(name: str, compiled: bool) -> No
         expected = model(input_ids=tokens[None], use_cache=False).logits[0]
     assert defer_rotation(model) == model.config.num_hidden_layers
     runner = ModelRunner(_loaded(model), enable_torch_compile=compiled)
-    runner.use_pool(KVPool(runner.layer_shapes, 4, 16, torch.float32), "triton", 1, 64, enforce_eager=True)
+    runner.use_pool(KVPool(runner.layer_shapes, 4, 16, torch.float32), "triton", BatchLimits(1, 64), enforce_eager=True)
     assert not any(module.rotate_first for module in model.modules() if isinstance(module, DeferredRotation))
     cache = PrefixCache(4, 16)
     table = cache.open(tokens.numpy())
