@@ -20,7 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from radixkv.bench import peer_process
 from radixkv.bench.line_process import LineProcess
 from radixkv.bench.machine import describe_machine
-from radixkv.model.default_model import ensure_converted, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
 
 Kind = Literal["end-to-end", "steps"]
 

@@ -23,7 +23,8 @@ from radixkv.bench.drafts_report import Row, plot, table
 from radixkv.bench.drafts_work import Message, Part, Work, make_work
 from radixkv.bench.machine import describe_machine
 from radixkv.llm import LLM
-from radixkv.model.default_model import ensure_converted, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
 from radixkv.outputs import DraftCounts, RequestOutput
 from radixkv.sampling_params import SamplingParams
 

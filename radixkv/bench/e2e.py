@@ -26,7 +26,8 @@ from rich.table import Table
 from radixkv.bench.machine import describe_machine
 from radixkv.bench.workloads import Workload, make_workloads
 from radixkv.llm import LLM
-from radixkv.model.default_model import ensure_converted, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 Tokens = list[list[int]]

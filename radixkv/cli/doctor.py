@@ -15,13 +15,9 @@ from rich.table import Table
 
 from radixkv import __version__
 from radixkv.errors import ModelLoadError
-from radixkv.model.default_model import (
-    DEFAULT_MODEL_NAME,
-    cache_folder,
-    converted_folder,
-    find_damage,
-    find_default_model,
-)
+from radixkv.model.default_model import DEFAULT_MODEL_NAME, find_default_model
+from radixkv.model.gguf_conversion import converted_folder, find_damage
+from radixkv.model.model_cache import cache_folder
 from radixkv_cpu import cpu_flags, library
 
 # What makes products faster, by the names that /proc/cpuinfo lists.

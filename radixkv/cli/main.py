@@ -33,7 +33,8 @@ def doctor(
 ) -> None:
     """Say what was found on this machine, and what to do about what is missing."""
     from radixkv.cli.doctor import report
-    from radixkv.model.default_model import ensure_converted, find_default_model
+    from radixkv.model.default_model import find_default_model
+    from radixkv.model.gguf_conversion import ensure_converted
 
     console = Console()
     if prepare:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.default_model import BLOCKS_FILE
+from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.deferred_weights import (
     BlockFile,
     CheckpointFiles,

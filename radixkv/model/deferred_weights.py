@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.initialization import no_init_weights
 
 from radixkv.model import gguf_blocks
-from radixkv.model.default_model import BLOCKS_FILE
+from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv_cpu import Blocks
 
 

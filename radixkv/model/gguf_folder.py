@@ -23,7 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from radixkv.model.default_model import BLOCKS_FILE, NotInBlocksError
+from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
 from radixkv.model.deferred_weights import build_without_weights
 
 

@@ -13,7 +13,9 @@ import transformers
 
 from radixkv.config import ModelConfig
 from radixkv.model.checkpoint import read_checkpoint
-from radixkv.model.default_model import DEFAULT_MODEL_NAME, ProgressCallback, cache_folder
+from radixkv.model.default_model import DEFAULT_MODEL_NAME
+from radixkv.model.gguf_conversion import ProgressCallback
+from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
@@ -89,7 +91,7 @@ def load_model(
         _check_quantization(config.quantization, target_device, torch_dtype, native)
         name = DEFAULT_MODEL_NAME if model is None else str(model)
         folder = resolve_folder(model, progress or print_progress, config.quantization == "gguf")
-        panel_cache = PanelCache(cache_folder() / "quantised")
+        panel_cache = PanelCache(quantised_folder())
         may_defer = native and library() is not None and torch_dtype in TOLERANCES
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with silence_transformers(), load_errors(name):
@@ -105,6 +107,7 @@ def load_model(
         _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
     else:
         _prepare_on_gpu(model, name, config)
+    remove_unused()  # now that what this model uses is marked
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -158,7 +161,7 @@ def _prepare_on_cpu(
     prepare_for_cpu(model, native, _quantiser(config.quantization, panel_cache, deferred), deferred)
     report_quantised(model, name, config.quantization, num_linears)
     if config.share_weights:
-        share_weights(weights_of(model), cache_folder() / "packed")
+        share_weights(weights_of(model), packed_folder())
     trim_heap()
 
 

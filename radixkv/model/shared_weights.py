@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import xxhash
 
+from radixkv.model.model_cache import mark_used
 from radixkv_cpu import Weight
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def _shared(panels: torch.Tensor, folder: Path) -> torch.Tensor:
     if path.exists():
         mapped = _mapped(path, panels)
         if mapped is not None:
+            mark_used(path)
             return mapped
         _log.warning("%s is damaged: writing it again", path)
         path.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 import huggingface_hub
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.default_model import ProgressCallback, ensure_converted, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ProgressCallback, ensure_converted
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
 

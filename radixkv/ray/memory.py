@@ -17,7 +17,8 @@ from typing import Any
 import huggingface_hub
 
 from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions, parse_size
-from radixkv.model.default_model import BLOCKS_FILE, converted_folder, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import BLOCKS_FILE, converted_folder
 
 # Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20

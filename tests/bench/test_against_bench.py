@@ -14,7 +14,8 @@ from radixkv.bench import against
 from radixkv.bench.against import make_one_layer
 from radixkv.bench.peer_process import Steps
 from radixkv.cli.main import app
-from radixkv.model.default_model import ensure_converted, find_default_model
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
 
 WORKLOADS = ["cold", "warm", "one stream"]
 

@@ -14,7 +14,7 @@ from support.model_zoo import build
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
-from radixkv.model import checkpoint, default_model
+from radixkv.model import checkpoint, gguf_conversion
 from radixkv.model.deferred_weights import CheckpointFiles, DeferredWeights
 from radixkv.model.loader import load_model
 from radixkv.model.native import weights_of
@@ -107,9 +107,9 @@ def test_a_file_whose_tensors_are_no_parameters_becomes_floats(
     write_llama(build("llama", SIZES), path)
 
     def refuse(path: Path, folder: Path) -> None:
-        raise default_model.NotInBlocksError("experts are no tensor of their own there")
+        raise gguf_conversion.NotInBlocksError("experts are no tensor of their own there")
 
-    monkeypatch.setattr(default_model, "_convert_in_blocks", refuse)
+    monkeypatch.setattr(gguf_conversion, "_convert_in_blocks", refuse)
     model = load_model(path, ModelConfig(dtype="float32"), progress=messages.append).model
     assert "tiny.gguf cannot be kept in its own blocks (experts are no" in messages[1]
     assert not any(isinstance(weight, BlockWeight) for weight in weights_of(model))

@@ -15,8 +15,9 @@ from torch import nn
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model import default_model, loader
-from radixkv.model.default_model import converted_folder, ensure_converted, find_damage, find_default_model
+from radixkv.model import gguf_conversion, loader
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import converted_folder, ensure_converted, find_damage
 from radixkv.model.loader import load_model
 from radixkv.model.packed_linear import PackedLinear, pack_linears
 
@@ -31,7 +32,7 @@ def model_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "model.safetensors").write_bytes(b"weights")
 
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(default_model, "_convert", convert)
+    monkeypatch.setattr(gguf_conversion, "_convert", convert)
     return tmp_path / "cache"
 
 
@@ -162,7 +163,7 @@ def test_an_interrupted_conversion_leaves_nothing(
         folder.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(default_model, "_convert", interrupted)
+    monkeypatch.setattr(gguf_conversion, "_convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ensure_converted(gguf, str)
     assert list(model_cache.iterdir()) == []

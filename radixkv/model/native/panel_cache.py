@@ -17,6 +17,8 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from radixkv.model.model_cache import mark_used
+
 # Of what is in a file: another layout of panels, or another way to quantise, needs another number.
 _FORMAT = 1
 
@@ -59,6 +61,7 @@ class PanelCache:
         if _checksum(panels) != expected:
             _log.warning("%s is damaged (its checksum differs): quantising again", path)
             return None
+        mark_used(path)
         return panels
 
     def write(self, key: str, panels: torch.Tensor) -> None:

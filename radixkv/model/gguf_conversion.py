@@ -1,0 +1,149 @@
+"""Converts GGUF files to folders that load fast.
+
+transformers reads a GGUF file by unpacking every weight, which takes half a minute for a small model, and makes a tokenizer
+of it in seconds. So it is converted once, in the model cache, and loaded from there afterwards: with its weights in their own
+blocks, or as floats.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.default_model import packaged_digest
+from radixkv.model.model_cache import MANIFEST, cache_folder, mark_used
+from radixkv.model.without_torch import call_with_torch
+
+BLOCKS_FILE = "blocks.safetensors"
+"""Of a folder that a GGUF file was converted to: its tensors, blocks as they are."""
+# Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
+_MAX_EXPANSION = 18
+# In its own blocks, it takes what it takes, and a tokenizer.
+_BLOCKS_EXPANSION = 1.5
+
+ProgressCallback = Callable[[str], None]
+
+
+class NotInBlocksError(Exception):
+    """The weights of a GGUF file are not those of a model's parameters one by one."""
+
+
+def converted_folder(gguf: Path, in_blocks: bool = False) -> Path:
+    """The folder of a GGUF file's converted form, whether it exists or not.
+
+    It depends on the default model's contents, so that all environments that it is installed in share one; of another file,
+    which would have to be read to the end, on path, size and time of change.
+    """
+    key = packaged_digest(gguf)
+    if key is None:
+        stat = gguf.stat()
+        key = xxhash.xxh3_64_hexdigest(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode())
+    return cache_folder() / f"{gguf.stem}-{key}{'-blocks' if in_blocks else ''}"
+
+
+def ensure_converted(gguf: Path, progress: ProgressCallback, in_blocks: bool = False) -> Path:
+    """The folder of a GGUF file's converted form; converts the file if it is missing or damaged.
+
+    Safe to interrupt, and to run in several processes at once: the folder is renamed into place when complete.
+
+    Args:
+        gguf: the file.
+        progress: called with a message before a slow operation.
+        in_blocks: with weights in their own blocks. Where they cannot be, a message says why, and they become floats.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or the disk has too little space for the result.
+    """
+    if in_blocks:
+        try:
+            return _ensure(
+                gguf, converted_folder(gguf, in_blocks=True), progress, _convert_in_blocks, _BLOCKS_EXPANSION
+            )
+        except NotInBlocksError as error:
+            progress(f"{gguf.name} cannot be kept in its own blocks ({error}): its weights become floats")
+    return _ensure(gguf, converted_folder(gguf), progress, _convert, _MAX_EXPANSION)
+
+
+def _ensure(
+    gguf: Path, target: Path, progress: ProgressCallback, convert: Callable[[Path, Path], None], expansion: float
+) -> Path:
+    if target.exists():
+        damage = find_damage(target)
+        if damage is None:
+            mark_used(target)
+            return target
+        progress(f"the cached model is damaged ({damage}): converting it again")
+        shutil.rmtree(target)
+    needed = gguf.stat().st_size * expansion
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise ModelLoadError(f"the model cache {target.parent} cannot be used: {error}; set RADIXKV_CACHE") from error
+    if free < needed:
+        raise ModelLoadError(
+            f"converting {gguf.name} can take {needed / 2**30:.1f} GiB in {target.parent}, which has "
+            f"{free / 2**30:.1f} GiB left: make room, or set RADIXKV_CACHE to another disk"
+        )
+    progress(f"converting {gguf.name} to safetensors, once (half a minute at most for a small model)")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.") as temporary:
+        folder = Path(temporary) / "model"
+        try:
+            call_with_torch(convert, gguf, folder)
+            _write_manifest(folder)
+        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+            raise ModelLoadError(f"{gguf} could not be converted: {error}") from error
+        try:
+            folder.rename(target)
+        except OSError:
+            if find_damage(target) is not None:  # otherwise another process has finished first
+                raise
+    return target
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a converted model; None: nothing. Checks all sizes, and the contents of all but the weights."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        for name, (size, digest) in files.items():
+            path = folder / name
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if digest and xxhash.xxh3_64_hexdigest(path.read_bytes()) != digest:
+                return f"the contents of {name} have changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest or a file cannot be read: {error}"
+    return None
+
+
+def _convert_in_blocks(gguf: Path, folder: Path) -> None:
+    from radixkv.model.gguf_folder import write_folder
+
+    write_folder(gguf, folder)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are no longer quantized; transformers refuses to save a model with these two set.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {}
+    for path in sorted(folder.iterdir()):
+        small = path.suffix != ".safetensors"
+        files[path.name] = (path.stat().st_size, xxhash.xxh3_64_hexdigest(path.read_bytes()) if small else "")
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))

@@ -1,0 +1,69 @@
+"""The model cache: what is made from models once, in `~/.cache/radixkv` or `$RADIXKV_CACHE`.
+
+::
+
+    NAME-KEY/     a GGUF file as a folder (`radixkv.model.gguf_conversion`)
+    quantised/    panels of quantised weights (`radixkv.model.native.panel_cache`)
+    packed/       packed weights that processes share (`radixkv.model.shared_weights`)
+
+All of it can be made again. What was not used for a long time is removed when a model is loaded: a new version of a model has
+another key, so the old one's files would stay for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MANIFEST = "radixkv.json"
+"""In the folder of a converted model: its files."""
+_SECONDS_UNUSED = 90 * 86400
+_FILE_NAME = re.compile(r"[0-9a-f]{32}(\.safetensors)?")
+
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """The model cache, whether it exists or not."""
+    return Path(os.environ.get("RADIXKV_CACHE") or Path.home() / ".cache" / "radixkv")
+
+
+def quantised_folder() -> Path:
+    """Of quantised weights."""
+    return cache_folder() / "quantised"
+
+
+def packed_folder() -> Path:
+    """Of packed weights."""
+    return cache_folder() / "packed"
+
+
+def mark_used(path: Path) -> None:
+    """A file or folder of the cache is used now."""
+    with suppress(OSError):  # of a cache that can only be read, which nobody removes anything from either
+        os.utime(path)
+
+
+def remove_unused() -> None:
+    """Remove what was not used for 90 days. Processes that have mapped a file keep what they have mapped."""
+    latest = time.time() - _SECONDS_UNUSED
+    for path in _entries():
+        try:
+            if path.stat().st_mtime < latest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                _log.info("%s was not used for 90 days, and is removed", path)
+        except OSError as error:
+            _log.info("%s was not used for 90 days, and cannot be removed: %s", path, error)
+
+
+def _entries() -> Iterator[Path]:
+    """What RadixKV has made: the folder may have been chosen, and hold other files."""
+    yield from (path.parent for path in cache_folder().glob(f"*/{MANIFEST}"))
+    for folder in (quantised_folder(), packed_folder()):
+        yield from (path for path in folder.glob("*") if _FILE_NAME.fullmatch(path.name))

@@ -1,0 +1,69 @@
+"""The model cache: what no model has used for a long time is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from radixkv.model.gguf_conversion import converted_folder, ensure_converted
+from radixkv.model.model_cache import MANIFEST, mark_used, packed_folder, quantised_folder, remove_unused
+from radixkv.model.native.panel_cache import PanelCache
+
+OLD, KEY = 1_000_000_000, "0123456789abcdef" * 2
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def make_old(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.name == MANIFEST:
+        path.write_text('{"files": {}}')
+        path = path.parent
+    else:
+        path.write_bytes(b"")
+    os.utime(path, (OLD, OLD))
+    return path
+
+
+def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
+    for prefix in ("", "marked"):
+        paths = [
+            make_old(cache / "tiny-0123-blocks" / MANIFEST),
+            make_old(quantised_folder() / f"{KEY}.safetensors"),
+            make_old(packed_folder() / KEY),
+        ]
+        if prefix:
+            for path in paths:
+                mark_used(path)
+        remove_unused()
+        assert [path.exists() for path in paths] == [bool(prefix)] * 3
+
+
+def test_files_of_others_stay(cache: Path) -> None:
+    """The folder may be one that holds other things."""
+    paths = [cache / "notes.txt", cache / "packed" / "lunch", cache / "quantised" / f"{KEY}.txt", cache / "a" / "b.json"]
+    paths = [make_old(path) for path in paths]
+    os.utime(cache / "a", (OLD, OLD))
+    remove_unused()
+    assert all(path.exists() for path in paths)
+
+
+def test_using_a_conversion_and_panels_marks_them(cache: Path, tmp_path: Path) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    folder = make_old(converted_folder(gguf) / MANIFEST)
+    panels = PanelCache(quantised_folder())
+    panels.write(KEY, torch.ones(3))
+    file = quantised_folder() / f"{KEY}.safetensors"
+    os.utime(file, (OLD, OLD))
+    assert ensure_converted(gguf, print) == folder
+    assert panels.read(KEY) is not None
+    remove_unused()
+    assert folder.exists() and file.exists()
