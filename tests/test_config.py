@@ -26,11 +26,11 @@ from radixkv.config import (
     ModelConfig,
     ModelOptions,
     ResolvedEngineConfig,
-    parse_size,
 )
 from radixkv.engine.engine import Engine
 from radixkv.model.loader import load_model
 from radixkv.server.config import ServerConfig
+from radixkv.sizes import parse_size
 
 
 @pytest.mark.parametrize(("options", "config"), [(ModelOptions, ModelConfig), (EngineOptions, EngineConfig)])

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
-from radixkv.config import EngineConfig, parse_size
+from radixkv.config import EngineConfig
+from radixkv.sizes import parse_size
 from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel

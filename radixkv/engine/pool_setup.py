@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from radixkv.attention import BatchLimits
-from radixkv.config import ResolvedEngineConfig, parse_size
+from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.speculator_setup import max_draft_rows
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
@@ -14,6 +14,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.exponential import draw_in_every_way
+from radixkv.sizes import parse_size
 
 
 def set_up_pool(

@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.deferred_weights import (
     BlockFile,
     CheckpointFiles,
     DeferredWeights,
     build_without_weights,
 )
+from radixkv.model.gguf_conversion import BLOCKS_FILE
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 
 

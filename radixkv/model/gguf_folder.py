@@ -23,8 +23,8 @@ from transformers.modeling_gguf_pytorch_utils import (
     load_gguf_checkpoint,
 )
 
-from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
 from radixkv.model.deferred_weights import build_without_weights
+from radixkv.model.gguf_conversion import BLOCKS_FILE, NotInBlocksError
 
 
 def write_folder(path: Path, folder: Path) -> None:

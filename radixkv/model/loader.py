@@ -14,13 +14,13 @@ import transformers
 from radixkv.config import ModelConfig
 from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
-from radixkv.model.gguf_conversion import ProgressCallback
-from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
+from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
+from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
 from radixkv.model.probing import TOLERANCES
 from radixkv.model.quantisation_report import report_quantised

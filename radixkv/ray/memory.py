@@ -16,9 +16,10 @@ from typing import Any
 
 import huggingface_hub
 
-from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions, parse_size
+from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS, LLMOptions
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import BLOCKS_FILE, converted_folder
+from radixkv.sizes import parse_size
 
 # Python, torch, transformers and Ray, and what a step needs.
 _PROCESS_BYTES = 450 << 20

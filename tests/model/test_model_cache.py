@@ -48,7 +48,12 @@ def test_what_is_old_is_removed_unless_it_is_marked(cache: Path) -> None:
 
 def test_files_of_others_stay(cache: Path) -> None:
     """The folder may be one that holds other things."""
-    paths = [cache / "notes.txt", cache / "packed" / "lunch", cache / "quantised" / f"{KEY}.txt", cache / "a" / "b.json"]
+    paths = [
+        cache / "notes.txt",
+        cache / "packed" / "lunch",
+        cache / "quantised" / f"{KEY}.txt",
+        cache / "a" / "b.json",
+    ]
     paths = [make_old(path) for path in paths]
     os.utime(cache / "a", (OLD, OLD))
     remove_unused()
@@ -66,4 +71,5 @@ def test_using_a_conversion_and_panels_marks_them(cache: Path, tmp_path: Path) -
     assert ensure_converted(gguf, print) == folder
     assert panels.read(KEY) is not None
     remove_unused()
-    assert folder.exists() and file.exists()
+    assert folder.exists()
+    assert file.exists()

@@ -1,0 +1,35 @@
+"""Sizes in bytes, as options give them."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping
+
+_UNITS: Mapping[str, int] = types.MappingProxyType(
+    {
+        **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+        **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+        "B": 1,
+        "": 1,
+    }
+)
+
+
+def parse_size(name: str, size: str | int) -> int:
+    """Bytes, from a number or from text such as 10GiB.
+
+    Args:
+        name: of the option.
+        size: its value.
+
+    Raises:
+        ValueError: it is neither, or not above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    num_bytes = int(float(match[1]) * factor) if match and factor else 0
+    if num_bytes < 1 or isinstance(size, bool):
+        raise ValueError(f"{name}: expected a size above 0 such as 512MiB or 10GiB, got {size!r}")
+    return num_bytes
