@@ -14,8 +14,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 # Of how a pool's blocks become rows of bytes, and how what they hold is computed: a change needs another number.
 _ROWS_VERSION = 1
 _MAX_QUEUED_BYTES = 256 << 20
+MANY_BLOCKS = 1 << 20
+"""Of tiers whose size is not known here."""
 # How long an engine that can only wait for loads waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
 # Of the time at the end, what is kept for tiers to be closed at most: one that hangs does not take it from the others.
@@ -89,21 +91,36 @@ def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
     return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()
 
 
+@dataclass(slots=True)
+class OpenTiers:
+    """The tiers below one pool.
+
+    Attributes:
+        tiers: the nearest first, at least one.
+        capacity: blocks of the smallest tier whose size is known.
+        num_stored: blocks that they hold from before, as far as is known.
+        pins: that a disk remembers, where there is one that is written.
+        events: of what they hold; None: none are recorded.
+    """
+
+    tiers: list[Tier] = field(default_factory=list)
+    capacity: int = MANY_BLOCKS
+    num_stored: int = 0
+    pins: StoredPins | None = None
+    events: TierEvents | None = None
+
+
 class KVTiers:
     """Everything below the pool, for one engine; all methods are for the engine's thread.
 
     Args:
         cache: of the engine; what changes in it is observed from now on.
         pool: likewise.
-        tiers: the nearest first, at least one.
-        capacity: blocks of the smallest tier.
+        opened: the tiers.
         fingerprint: see `block_fingerprint`.
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
         prefill_rate: what computing costs, as the engine learns it.
-        num_stored: blocks that tiers hold from before, as far as is known.
-        pins: that a disk remembers, where there is one that is written.
-        events: of what tiers hold; None: none are recorded.
         clock: seconds.
 
     Attributes:
@@ -114,28 +131,26 @@ class KVTiers:
         self,
         cache: PrefixCache,
         pool: KVPool,
-        tiers: Sequence[Tier],
-        capacity: int,
+        opened: OpenTiers,
         fingerprint: bytes,
         secret: bytes,
         policy: CacheWritePolicy,
         prefill_rate: PrefillRate,
-        num_stored: int = 0,
-        pins: StoredPins | None = None,
-        events: TierEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         block_bytes = pool.block_size * TOKEN_BYTES
         self._clock = clock
-        self._pins = pins
+        self._pins = opened.pins
         self._rows = BlockRows(pool)
-        self._keys = PrefixKeys(fingerprint, secret, block_bytes, events)
-        self._stack = TierStack(tiers)
-        self._rates = Rates(len(tiers), pool.block_size, prefill_rate)
+        self._keys = PrefixKeys(fingerprint, secret, block_bytes, opened.events)
+        self._stack = TierStack(opened.tiers)
+        self._rates = Rates(len(opened.tiers), pool.block_size, prefill_rate)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
-        self._loader = BlockLoader(self._stack, self._writer, self._keys, self._rows, make_buffer, num_stored, clock)
-        moves = BlockMoves(self._rows, self._writer, KnownBlocks(capacity), policy, block_bytes, self._clear)
+        self._loader = BlockLoader(
+            self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, clock
+        )
+        moves = BlockMoves(self._rows, self._writer, KnownBlocks(opened.capacity), policy, block_bytes, self._clear)
         self.loads = PrefixLoads(
             cache, self._loader, self._rates, self._stack.media, clock, moves.loaded, moves.is_settled
         )

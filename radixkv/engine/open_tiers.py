@@ -9,11 +9,11 @@ from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.sizes import parse_size
-from radixkv.engine.kv_tiers import KVTiers, block_fingerprint, pinned_memory
+from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers, block_fingerprint, pinned_memory
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
+from radixkv.sizes import parse_size
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.encryption import read_key
@@ -24,7 +24,6 @@ from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
 from radixkv.tiers.slot_reader import slot_bytes_of
-from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
 
@@ -32,8 +31,6 @@ from radixkv.tiers.tier_events import TierEvents
 _HOST_MEDIUM = "CPU"
 _HOST_MEDIUM_BELOW_CPU = "CPU_PINNED"
 _DISK_MEDIUM = "DISK"
-# Of tiers whose size is not known here.
-_MANY_BLOCKS = 1 << 20
 
 
 def open_tiers(
@@ -69,68 +66,85 @@ def open_tiers(
     if config.shared_cache is not None and not is_server(config.shared_cache):
         _check_folder("shared_cache", config.shared_cache)
     fingerprint = block_fingerprint(loaded, pool)
-    capacities = [_MANY_BLOCKS]
-    pins: StoredPins | None = None
-    num_stored = 0
-    events = None if publish is None else TierEvents(pool.block_size, publish)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
-    key = None
-    if config.disk_cache is not None or config.shared_cache is not None:
-        key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
-    if key is not None:
-        _require_package("store_key_file", "cryptography", "encryption")
-    if config.shared_cache is not None and is_server(config.shared_cache):
-        _require_package("shared_cache", "redis", "redis")
+    key = _store_key(config)
     secret = find_secret(
         None if config.cache_secret_file is None else Path(config.cache_secret_file),
         None if config.disk_cache is None else Path(config.disk_cache),
         config.shared_cache,
         read_only=config.disk_cache_read_only,
     )
-    with ExitStack() as opened:  # of several, the first are closed if a later one cannot be opened
-        tiers: list[Tier] = []
+    opened = OpenTiers(events=None if publish is None else TierEvents(pool.block_size, publish))
+    with ExitStack() as stack:  # of several, the first are closed if a later one cannot be opened
         if config.host_cache_size is not None:
-            on_gpu = loaded.device.type == "cuda"
-            allocate = pinned_memory if on_gpu else None
-            size = _size("host_cache_size", config.host_cache_size, pool.block_nbytes)
-            host = HostTier(size, pool.block_nbytes, allocate)
-            host.observer = None if events is None else events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
-            tiers.append(host)
-            capacities.append(host.capacity)
+            _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
         if config.disk_cache is not None:
-            folder = Path(config.disk_cache)
-            size = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(RecordCodec(block_format, key)))
-            disk = DiskTier(folder, block_format, capacity_bytes=size, key=key, read_only=config.disk_cache_read_only)
-            opened.callback(disk.close)
-            disk.table.observer = None if events is None else events.of(_DISK_MEDIUM)
-            tiers.append(disk)
-            capacities.append(size // pool.block_nbytes)
-            if config.disk_cache_read_only:
-                num_stored = _MANY_BLOCKS
-            else:
-                num_stored, pins = len(disk), disk.pins
+            _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key)
         if config.shared_cache is not None:
-            shared = SharedTier(_shared_store(config), block_format, key=key)
-            opened.callback(shared.close)
-            tiers.append(shared)
-            num_stored = _MANY_BLOCKS
-        tiers += config.tiers
-        made = KVTiers(
-            cache,
-            pool,
-            tiers,
-            min(capacities),
-            fingerprint,
-            secret or b"",
-            config.cache_write_policy,
-            prefill_rate,
-            num_stored=num_stored,
-            pins=pins,
-            events=events,
-        )
-        opened.pop_all()
-        return made
+            _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key)
+        opened.tiers += config.tiers
+        policy = config.cache_write_policy
+        kv_tiers = KVTiers(cache, pool, opened, fingerprint, secret or b"", policy, prefill_rate)
+        stack.pop_all()
+        return kv_tiers
+
+
+def _store_key(config: EngineConfig) -> bytes | None:
+    """The key of what is stored outside this process; None: there is none."""
+    if config.disk_cache is None and config.shared_cache is None:
+        return None
+    key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
+    if key is not None:
+        _require_package("store_key_file", "cryptography", "encryption")
+    if config.shared_cache is not None and is_server(config.shared_cache):
+        _require_package("shared_cache", "redis", "redis")
+    return key
+
+
+def _open_host_tier(opened: OpenTiers, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
+    num_bytes = _size("host_cache_size", size, block_nbytes)
+    tier = HostTier(num_bytes, block_nbytes, pinned_memory if on_gpu else None)
+    if opened.events is not None:
+        tier.observer = opened.events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
+    opened.tiers.append(tier)
+    opened.capacity = min(opened.capacity, tier.capacity)
+
+
+def _open_disk_tier(
+    opened: OpenTiers,
+    stack: ExitStack,
+    config: EngineConfig,
+    folder: Path,
+    block_format: BlockFormat,
+    key: bytes | None,
+) -> None:
+    num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(RecordCodec(block_format, key)))
+    read_only = config.disk_cache_read_only
+    tier = DiskTier(folder, block_format, capacity_bytes=num_bytes, key=key, read_only=read_only)
+    stack.callback(tier.close)
+    if opened.events is not None:
+        tier.table.observer = opened.events.of(_DISK_MEDIUM)
+    opened.tiers.append(tier)
+    opened.capacity = min(opened.capacity, num_bytes // block_format.block_bytes)
+    if read_only:
+        opened.num_stored = MANY_BLOCKS
+    else:
+        opened.num_stored, opened.pins = len(tier), tier.pins
+
+
+def _open_shared_tier(
+    opened: OpenTiers, stack: ExitStack, config: EngineConfig, store: str, block_format: BlockFormat, key: bytes | None
+) -> None:
+    if is_server(store):
+        blobs: BlobStore = RedisBlobs(store)
+    else:
+        num_bytes = parse_size("shared_cache_size", config.shared_cache_size)
+        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes)
+    tier = SharedTier(blobs, block_format, key=key)
+    stack.callback(tier.close)
+    opened.tiers.append(tier)
+    opened.num_stored = MANY_BLOCKS
 
 
 def _check_folder(name: str, folder: str | Path | None) -> None:
@@ -149,11 +163,3 @@ def _size(name: str, size: str | int, least: int) -> int:
 def _require_package(option: str, package: str, extra: str) -> None:
     if find_spec(package) is None:
         raise ImportError(f"{option}: {package} is not installed: pip install 'radixkv[{extra}]'")
-
-
-def _shared_store(config: EngineConfig) -> BlobStore:
-    assert config.shared_cache is not None
-    if is_server(config.shared_cache):
-        return RedisBlobs(config.shared_cache)
-    size = parse_size("shared_cache_size", config.shared_cache_size)
-    return FolderBlobs(Path(config.shared_cache), capacity_bytes=size)
