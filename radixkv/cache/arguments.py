@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from radixkv.cache.errors import InvalidArgumentError
@@ -21,6 +22,16 @@ def check_count(name: str, value: int, least: int) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
+def check_path(name: str, path: Path) -> None:
+    """Refuse what is not a `Path`.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    if not isinstance(path, Path):
+        raise TypeError(f"{name}: expected a Path, got {path!r:.80}")
 
 
 def check_namespace(namespace: str) -> None:

@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from radixkv.cache.arguments import check_count
+
 # Of records and of the folder. A change of either needs another number; older stores are then not read any more.
 FORMAT_VERSION = 1
 
@@ -29,11 +31,10 @@ class BlockFormat:
     model: str = ""
 
     def __post_init__(self) -> None:
-        if not self.fingerprint:
-            raise ValueError("fingerprint: expected at least one byte, got none")
-        for name in ("block_size", "block_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not isinstance(self.fingerprint, bytes) or not self.fingerprint:
+            raise ValueError(f"fingerprint: expected at least one byte, got {self.fingerprint!r:.80}")
+        check_count("block_size", self.block_size, 1)
+        check_count("block_bytes", self.block_bytes, 1)
 
     @property
     def digest(self) -> bytes:

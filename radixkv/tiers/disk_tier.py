@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from radixkv.cache.arguments import check_count, check_path
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
@@ -50,7 +51,7 @@ class DiskTier:
     Raises:
         ImportError: a key is given, and cryptography is not installed.
         StoreInUseError: another process writes to it. A disk that fails raises nothing.
-        ValueError: an argument has no meaning.
+        TypeError, ValueError: an argument has no meaning.
     """
 
     medium = "disk"
@@ -66,11 +67,12 @@ class DiskTier:
         read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_path("root", root)
+        check_count("queue_bytes", queue_bytes, 1)
         self._codec = RecordCodec(block_format, key)
         self._reader = SlotReader(self._codec)
         self._slot_bytes = self._reader.slot_bytes
-        if capacity_bytes < self._slot_bytes:
-            raise ValueError(f"capacity_bytes: expected at least {self._slot_bytes}, one slot, got {capacity_bytes}")
+        check_count("capacity_bytes", capacity_bytes, self._slot_bytes)
         self._capacity = capacity_bytes // self._slot_bytes
         self._root = root
         self._read_only = read_only

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from radixkv.cache.arguments import check_count, check_path
+
 NUM_THREADS = 4
 # What is younger was used just now.
 TOUCH_SECONDS = 3600
@@ -32,12 +34,13 @@ class FolderBlobs:
         description: the folder.
 
     Raises:
-        ValueError: the capacity is less than a byte.
+        TypeError: the folder is no `Path`.
+        ValueError: the capacity is no number of bytes.
     """
 
     def __init__(self, root: Path, *, capacity_bytes: int) -> None:
-        if capacity_bytes < 1:
-            raise ValueError(f"capacity_bytes: expected at least 1, got {capacity_bytes}")
+        check_path("root", root)
+        check_count("capacity_bytes", capacity_bytes, 1)
         self.description = str(root)
         self._root = root / "files"  # beside what a disk tier may have there
         self._capacity = capacity_bytes

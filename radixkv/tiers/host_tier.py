@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from radixkv.cache.arguments import check_count
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes
@@ -43,9 +44,9 @@ class HostTier:
         allocate: Allocate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_count("block_nbytes", block_nbytes, 1)
+        check_count("capacity_bytes", capacity_bytes, block_nbytes)
         capacity = capacity_bytes // block_nbytes
-        if capacity < 1:
-            raise ValueError(f"capacity_bytes: expected at least {block_nbytes}, one block, got {capacity_bytes}")
         self.observer: TierObserver | None = None
         self._rows = (allocate or _ordinary_memory)(capacity, block_nbytes)
         self._free = list(range(capacity - 1, -1, -1))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from radixkv.cache.arguments import check_count
 from radixkv.tiers.background_writer import BackgroundWriter, PendingBlock
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
@@ -65,7 +66,7 @@ class SharedTier:
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
-        ValueError: the key has another length.
+        ValueError: the key has another length, or ``queue_bytes`` is no number of bytes.
     """
 
     medium = "shared"
@@ -79,6 +80,7 @@ class SharedTier:
         key: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_count("queue_bytes", queue_bytes, 1)
         self._store = store
         self._codec = RecordCodec(block_format, key)
         self._clock = clock

@@ -174,7 +174,9 @@ def test_an_index_of_many_blocks_is_opened_whole(open_tier: OpenTier, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity_bytes": SLOT - 1}, "capacity_bytes: expected at least 4096, one slot, got 4095"),
+        ({"capacity_bytes": SLOT - 1}, "capacity_bytes: expected a whole number of at least 4096, got 4095"),
+        ({"capacity_bytes": "1GiB"}, "capacity_bytes: expected a whole number of at least 4096, got '1GiB'"),
+        ({"queue_bytes": 1.5}, "queue_bytes: expected a whole number of at least 1, got 1.5"),
         ({"key": b"short"}, "key: expected 32 bytes, got 5"),
     ],
 )
