@@ -107,7 +107,7 @@ def explain(
         computed.append(Computed(reason, reused, cached - reused))
         position = cached
     if evicted is not None:
-        for start, stop, record in _evicted_parts(tree, evicted, match, prompt, namespace, block_size):
+        for start, stop, record in _evicted_parts(evicted, match, prompt, namespace, block_size):
             if stop > position:
                 part = Computed(
                     Reason.EVICTED,
@@ -129,7 +129,7 @@ def explain(
 
 
 def _evicted_parts(
-    tree: RadixTree, evicted: EvictedPrefixes, match: Match | None, prompt: bytes, namespace: str, block_size: int
+    evicted: EvictedPrefixes, match: Match | None, prompt: bytes, namespace: str, block_size: int
 ) -> Iterator[tuple[int, int, EvictedBlocks]]:
     """What was evicted along the prompt, from the last cached block boundary on: start and stop, in tokens."""
     start = 0 if match is None else match.num_tokens - match.num_partial_tokens

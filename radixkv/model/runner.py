@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
+from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.native import losing_rows
@@ -45,24 +45,6 @@ if TYPE_CHECKING:
 ATTENTION_NAME = "radixkv"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _ProbedLayer:
-    """What an attention layer of the model was seen to pass to its attention function."""
-
-    shape: LayerShape
-    num_query_heads: int
-    options: AttentionOptions
-
-
-def _attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-) -> torch.Tensor:
-    """Attention that looks at nothing, to measure what all the rest takes."""
-    # Rotated queries take memory of their own while attention runs.
-    _rotated = None if options.rotary is None else torch.empty_like(query)
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 class ModelRunner:
@@ -93,8 +75,9 @@ class ModelRunner:
         self._native: NativeAttention | None = None
         # The index of the layer whose rows matter only where logits are wanted, if there is one.
         self._last_layer: int | None = None
-        # By layer index, in the order of the pool's layers once all are known.
-        self._probed: dict[int, _ProbedLayer] = {}
+        self._layer_probe = LayerProbe()
+        # By layer index, in the order of the pool's layers.
+        self._layers: dict[int, ProbedLayer] = {}
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
@@ -117,7 +100,7 @@ class ModelRunner:
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each attention layer stores a token, in the order of the pool's layers."""
-        return [layer.shape for layer in self._probed.values()]
+        return [layer.shape for layer in self._layers.values()]
 
     def use_pool(self, pool: KVPool, backend: str, limits: BatchLimits, enforce_eager: bool) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
@@ -132,7 +115,7 @@ class ModelRunner:
             ValueError: there is no such backend, it cannot take the pool, or it is not installed.
             RuntimeError: on a GPU, a kernel that the layers need does not run, or gives wrong results.
         """
-        first = next(iter(self._probed.values()))
+        first = next(iter(self._layers.values()))
         self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
@@ -144,7 +127,7 @@ class ModelRunner:
             from radixkv.model.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
-            groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._probed.values()}
+            groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._layers.values()}
             self._graphs = DecodeGraphs(
                 self._backend, self._forward_padded, limits.max_num_seqs, limits.max_draft_rows, groups=groups
             )
@@ -168,7 +151,7 @@ class ModelRunner:
         }
         layers = [
             LayerKernels(layer.shape, layer.num_query_heads, layer.options, rotary_dims.get(index))
-            for index, layer in self._probed.items()
+            for index, layer in self._layers.items()
         ]
         with self._on_device:
             check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
@@ -281,7 +264,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """What the model's attention layers call: ``[1, heads, tokens, dim]`` in, ``[1, tokens, heads, dim]`` out."""
         if self._attend is None:
-            return self._probe_layer(layer_idx, query, key, value, options)
+            return self._layer_probe.attend(layer_idx, query, key, value, options)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
     def native_batch(self, layer_idx: int) -> LayerBatch | None:
@@ -334,7 +317,7 @@ class ModelRunner:
         positions = tokens % self._max_model_len
         # Held for the whole step.
         partials = torch.empty(self._partials_nbytes(num_tokens), dtype=torch.uint8, device=self._device)
-        logits = self._forward(torch.zeros_like(tokens), positions, rows, _attend_nothing).float()
+        logits = self._forward(torch.zeros_like(tokens), positions, rows, attend_nothing).float()
         use_logits(logits)
         del partials
         return torch.cuda.max_memory_allocated(self._device) - before
@@ -344,7 +327,7 @@ class ModelRunner:
         from radixkv.attention.triton.cost_model import Placement, partials_nbytes
 
         placement = Placement(torch.cuda.get_device_properties(self._device).multi_processor_count)
-        heads = {(layer.num_query_heads, layer.shape) for layer in self._probed.values()}
+        heads = {(layer.num_query_heads, layer.shape) for layer in self._layers.values()}
         return partials_nbytes(num_tokens, heads, self._dtype, placement)
 
     @torch.inference_mode()
@@ -353,13 +336,13 @@ class ModelRunner:
         positions = torch.arange(3, device=self._device)
         with losing_rows(self._model, kept=1) as last:
             logits = self._forward(torch.zeros_like(positions), positions, positions[1:2], None)
-        if not self._probed:
+        called = self._layer_probe.layers
+        if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-        # Until here in the order in which they were called.
-        if last is not None and last == [*self._probed][-1] and logits.isfinite().all():
+        if last is not None and last == [*called][-1] and logits.isfinite().all():
             self._last_layer = last
-        self._probed = dict(sorted(self._probed.items()))
-        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._probed)}
+        self._layers = dict(sorted(called.items()))
+        self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:
@@ -368,7 +351,7 @@ class ModelRunner:
         try:
             for num_tokens in (2, 1):
                 positions = torch.arange(num_tokens, device=self._device)
-                self._forward(torch.zeros_like(positions), positions, positions[:1], _attend_nothing)
+                self._forward(torch.zeros_like(positions), positions, positions[:1], attend_nothing)
         except Exception as error:  # uncompiled, the same has just run
             uncompile_layers(self._model)
             reason = " ".join(str(error).split("\n")[:2])
@@ -379,15 +362,6 @@ class ModelRunner:
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
                 "expected a model and a compiler that it can use, or enable_torch_compile=False"
             ) from error
-
-    def _probe_layer(
-        self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
-        if layer_idx in self._probed:
-            raise UnsupportedModelError(f"two attention layers of the model have the index {layer_idx}")
-        shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        self._probed[layer_idx] = _ProbedLayer(shape, query.shape[1], options)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 def _attention_function(
