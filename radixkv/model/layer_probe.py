@@ -1,4 +1,4 @@
-"""Attention functions that do not attend: one notes what each layer passes, one only takes the memory that attention takes."""
+"""Attention functions that do not attend: one notes what each layer passes, one only takes the memory that it would take."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which waiting groups start in a step, and which running ones of other tenants are preempted for them.
 
 A group is admitted if its sequences, the blocks of its prompt, and what the running groups will still need
-(`admission_control`) fit together. What did not fit is tried again only when something has changed that could let it fit.
+(`decode_growth`) fit together. What did not fit is tried again only when something has changed that could let it fit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixkv.cache import OutOfBlocks, PrefixCache
-from radixkv.scheduling.admission_control import DecodeGrowth
+from radixkv.scheduling.decode_growth import DecodeGrowth
 from radixkv.scheduling.fair_shares import FairShares
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
@@ -289,7 +289,7 @@ class Admission:
             cache.reserve(sequence.table, len(sequence.token_ids))
 
     def _check_decode_growth(self, group: SequenceGroup) -> None:
-        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `admission_control`."""
+        """Raise OutOfBlocks unless the running groups and ``group`` can continue together, see `decode_growth`."""
         growth = self._decode_growth()
         growth.add(group)
         if not self._running:

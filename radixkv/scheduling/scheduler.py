@@ -10,7 +10,7 @@ wait for it, because otherwise it could starve.
 
 When blocks run out, the running group of the lowest rank (least urgent, then youngest) of the tenant that has most is
 preempted: its blocks stay in the tree, where they may be evicted, and it is queued before all new groups of its tenant; what
-survives is reused when it resumes. `admission_control` bounds how often that happens. Admission preempts only between
+survives is reused when it resumes. `decode_growth` bounds how often that happens. Admission preempts only between
 tenants, for one that has less than its share: no request, however urgent, takes anything from what its own tenant is running.
 """
 

@@ -20,10 +20,10 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.engine_thread import EngineThread, StepResult
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
-from radixkv.serving.thread import EngineThread, StepResult
 
 _T = TypeVar("_T")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from radixkv.outputs import BeamSearchOutput, CompletionOutput, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
-    from radixkv.serving.thread import RequestUpdate
+    from radixkv.serving.engine_thread import RequestUpdate
 
 OutputDelta = RequestOutput | BeamSearchOutput
 

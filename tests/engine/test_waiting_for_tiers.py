@@ -18,8 +18,8 @@ from support.tiered_llm import GREEDY, answers, evict_all, make
 from radixkv.engine import engine
 from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.prompts import Prompt
+from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
-from radixkv.serving.thread import EngineThread
 from radixkv.tiers.loader import BlockLoader, LookUp
 from radixkv.tiers.pool_rows import PoolRows
 from radixkv.tiers.prefix_keys import PrefixKeys

@@ -9,7 +9,7 @@ from support.scheduler_driver import SchedulerDriver
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.admission import Admission
-from radixkv.scheduling.admission_control import DecodeGrowth
+from radixkv.scheduling.decode_growth import DecodeGrowth
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 
 
