@@ -71,102 +71,106 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
         ValueError: the secret is shorter than 16 characters, or not ASCII.
     """
     check_secret(secret)
-    expected = f"Bearer {secret}".encode()
-    announcements = Announcements(llm)
-    registry = CollectorRegistry()
-    registry.register(EngineCollector(llm))
-    # Described once: reading the files of a large model takes seconds.
-    described: list[asyncio.Task[ReplicaDescription]] = []
+    replica = _Replica(llm, drain)
 
-    def private(endpoint: _Endpoint) -> _Endpoint:
-        @wraps(endpoint)
-        async def checked(request: Request) -> Response:
-            if not hmac.compare_digest(request.headers.get("authorization", "").encode(errors="replace"), expected):
-                return _refusal(HTTPStatus.UNAUTHORIZED, PermissionError("the replica's secret is missing or wrong"))
-            try:
-                return await endpoint(request)
-            except (DrainingError, EngineDeadError, QueueFullError) as error:
-                return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
-            except (ValueError, TypeError, KeyError) as error:
-                return _refusal(HTTPStatus.BAD_REQUEST, error)
-
-        return checked
-
-    @private
-    async def generate(request: Request) -> Response:
-        prompt, params, priority, tenant = decode_request(await request.body())
-        (stream,) = await llm.submit([prompt], params, priority=priority, tenant=tenant)
-        return _Lines(llm, stream)
-
-    @private
-    async def events(request: Request) -> Response:
-        return _Records(announcements.subscribe(), media_type="application/octet-stream")
-
-    @private
-    async def description(request: Request) -> Response:
-        if llm.death is not None:
-            raise llm.death
-        if not described:
-            described.append(asyncio.ensure_future(describe(llm)))
-        return JSONResponse((await asyncio.shield(described[0])).as_json())
-
-    @private
-    async def start_draining(request: Request) -> Response:
-        llm.start_draining()
-        announcements.announce()
-        if drain is not None:
-            drain()
-        return JSONResponse({"unfinished_requests": llm.num_unfinished})
-
-    @private
-    async def pin(request: Request) -> Response:
-        tenant, namespace, token_ids, ttl = decode_pin(await request.body())
-        kept = await llm.keep(tenant, namespace, token_ids, ttl)
-        return JSONResponse({"num_tokens": kept})
-
-    @private
-    async def clear(request: Request) -> Response:
-        selection = decode_selection(await request.body())
-        return JSONResponse((await llm.call(selection.clear))._asdict())
-
-    @private
-    async def snapshot(request: Request) -> Response:
-        return Response(await snapshot_json(llm), media_type="application/json")
-
-    @private
-    async def check(request: Request) -> Response:
-        try:
-            return JSONResponse((await check_cache(llm)).model_dump())
-        except InvariantViolation as violation:
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, violation)
-
-    @private
-    async def tenants(request: Request) -> Response:
-        await llm.set_tenants(decode_shares(await request.body()))
-        return Response()
-
-    @private
-    async def metrics(request: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    async def health(request: Request) -> Response:
-        return Response(status_code=HTTPStatus.OK if llm.death is None else HTTPStatus.SERVICE_UNAVAILABLE)
+    def private(path: str, endpoint: _Endpoint, method: str = "GET") -> Route:
+        return Route(path, _with_secret(endpoint, f"Bearer {secret}".encode()), methods=[method])
 
     return Starlette(
         routes=[
-            Route("/generate", generate, methods=["POST"]),
-            Route("/events", events),
-            Route("/description", description),
-            Route("/drain", start_draining, methods=["POST"]),
-            Route("/pin", pin, methods=["POST"]),
-            Route("/clear", clear, methods=["POST"]),
-            Route("/snapshot", snapshot),
-            Route("/check", check, methods=["POST"]),
-            Route("/tenants", tenants, methods=["PUT"]),
-            Route("/metrics", metrics),
-            Route("/health", health),
+            private("/generate", replica.generate, "POST"),
+            private("/events", replica.events),
+            private("/description", replica.description),
+            private("/drain", replica.start_draining, "POST"),
+            private("/pin", replica.pin, "POST"),
+            private("/clear", replica.clear, "POST"),
+            private("/snapshot", replica.snapshot),
+            private("/check", replica.check, "POST"),
+            private("/tenants", replica.set_tenants, "PUT"),
+            private("/metrics", replica.metrics),
+            Route("/health", replica.health),
         ]
     )
+
+
+def _with_secret(endpoint: _Endpoint, expected: bytes) -> _Endpoint:
+    """The endpoint for requests with this header, and with its errors as responses."""
+
+    @wraps(endpoint)
+    async def checked(request: Request) -> Response:
+        if not hmac.compare_digest(request.headers.get("authorization", "").encode(errors="replace"), expected):
+            return _refusal(HTTPStatus.UNAUTHORIZED, PermissionError("the replica's secret is missing or wrong"))
+        try:
+            return await endpoint(request)
+        except (DrainingError, EngineDeadError, QueueFullError) as error:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        except (ValueError, TypeError, KeyError) as error:
+            return _refusal(HTTPStatus.BAD_REQUEST, error)
+
+    return checked
+
+
+class _Replica:
+    """The endpoints of one replica."""
+
+    def __init__(self, llm: AsyncLLM, drain: Callable[[], object] | None) -> None:
+        self._llm = llm
+        self._drain = drain
+        self._announcements = Announcements(llm)
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(llm))
+        # Made once: reading the files of a large model takes seconds.
+        self._description: asyncio.Task[ReplicaDescription] | None = None
+
+    async def generate(self, request: Request) -> Response:
+        prompt, params, priority, tenant = decode_request(await request.body())
+        (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant)
+        return _Lines(self._llm, stream)
+
+    async def events(self, request: Request) -> Response:
+        return _Records(self._announcements.subscribe(), media_type="application/octet-stream")
+
+    async def description(self, request: Request) -> Response:
+        if self._llm.death is not None:
+            raise self._llm.death
+        if self._description is None:
+            self._description = asyncio.ensure_future(describe(self._llm))
+        return JSONResponse((await asyncio.shield(self._description)).as_json())
+
+    async def start_draining(self, request: Request) -> Response:
+        self._llm.start_draining()
+        self._announcements.announce()
+        if self._drain is not None:
+            self._drain()
+        return JSONResponse({"unfinished_requests": self._llm.num_unfinished})
+
+    async def pin(self, request: Request) -> Response:
+        tenant, namespace, token_ids, ttl = decode_pin(await request.body())
+        kept = await self._llm.keep(tenant, namespace, token_ids, ttl)
+        return JSONResponse({"num_tokens": kept})
+
+    async def clear(self, request: Request) -> Response:
+        selection = decode_selection(await request.body())
+        return JSONResponse((await self._llm.call(selection.clear))._asdict())
+
+    async def snapshot(self, request: Request) -> Response:
+        return Response(await snapshot_json(self._llm), media_type="application/json")
+
+    async def check(self, request: Request) -> Response:
+        try:
+            return JSONResponse((await check_cache(self._llm)).model_dump())
+        except InvariantViolation as violation:
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, violation)
+
+    async def set_tenants(self, request: Request) -> Response:
+        await self._llm.set_tenants(decode_shares(await request.body()))
+        return Response()
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=HTTPStatus.OK if self._llm.death is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class _Records(StreamingResponse):
