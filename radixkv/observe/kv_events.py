@@ -7,7 +7,7 @@
              number -1 with an empty batch
 
 A batch is msgpack: ``[seconds since 1970, [event, ...], data-parallel rank]``. Events are maps with a ``type``, as from vLLM
-0.24 on; or arrays, as before. Only full blocks are published, as routers expect.
+0.24 on. Only full blocks are published, as routers expect.
 
 Needs pyzmq and msgspec: ``pip install 'radixkv[events]'``.
 """
@@ -19,13 +19,17 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import zmq
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 
+_TOPIC = b"kv-events"
+_DATA_PARALLEL_RANK = 0
+# That can be replayed.
+_MAX_KEPT_BATCHES = 10_000
 _END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -37,31 +41,13 @@ class ZmqEventPublisher:
     Args:
         endpoint: bound for publishing, such as ``tcp://*:5557``.
         replay_endpoint: bound for replay requests; None: no replay.
-        topic: the topic that subscribers subscribe to.
-        buffer_steps: number of batches buffered for replay.
-        encoding: events as maps or as arrays.
-        data_parallel_rank: included in every batch.
 
     Raises:
         ValueError: an endpoint cannot be bound; the message names it.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        replay_endpoint: str | None = None,
-        *,
-        topic: str = "kv-events",
-        buffer_steps: int = 10_000,
-        encoding: Literal["map", "array"] = "map",
-        data_parallel_rank: int = 0,
-    ) -> None:
-        if encoding not in ("map", "array"):
-            raise ValueError(f"encoding: expected 'map' or 'array', got {encoding!r}")
-        self._topic = topic.encode()
-        self._encode_event = _as_map if encoding == "map" else _as_array
-        self._rank = data_parallel_rank
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=buffer_steps)
+    def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=_MAX_KEPT_BATCHES)
         self._context = zmq.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
@@ -90,10 +76,10 @@ class ZmqEventPublisher:
         Raises:
             ValueError: the publisher is closed.
         """
-        encoded = [event for event in map(self._encode_event, events) if event is not None]
+        encoded = [event for event in map(_encoded, events) if event is not None]
         if not encoded:
             return
-        batch = msgspec.msgpack.encode([time.time(), encoded, self._rank])
+        batch = msgspec.msgpack.encode([time.time(), encoded, _DATA_PARALLEL_RANK])
         with self._lock:
             if self._closed:
                 raise ValueError("the publisher is closed")
@@ -132,7 +118,7 @@ class ZmqEventPublisher:
                 sequence = number.to_bytes(8, "big")
                 number += 1
                 self._kept.append((sequence, batch))
-                self._pub.send_multipart([self._topic, sequence, batch])
+                self._pub.send_multipart([_TOPIC, sequence, batch])
             if self._router in ready:
                 self._replay(self._router.recv_multipart())
 
@@ -147,28 +133,19 @@ class ZmqEventPublisher:
         self._router.send_multipart([client, b"", _END_OF_REPLAY, b""])
 
 
-def _as_map(event: CacheEvent) -> dict[str, Any] | None:
-    fields = _fields(event)
-    return None if fields is None else {"type": fields[0], **fields[1]}
-
-
-def _as_array(event: CacheEvent) -> list[Any] | None:
-    fields = _fields(event)
-    return None if fields is None else [fields[0], *fields[1].values()]
-
-
-def _fields(event: CacheEvent) -> tuple[str, dict[str, Any]] | None:
-    """An event's type and fields, in the order of the array encoding; None where it has no full block."""
+def _encoded(event: CacheEvent) -> dict[str, Any] | None:
+    """An event as subscribers get it; None where it has no full block."""
     if isinstance(event, AllCleared):
-        return "AllBlocksCleared", {}
+        return {"type": "AllBlocksCleared"}
     if isinstance(event, BlocksRemoved):
-        return "BlockRemoved", {"block_hashes": list(event.block_hashes), "medium": event.medium}
+        return {"type": "BlockRemoved", "block_hashes": list(event.block_hashes), "medium": event.medium}
     assert isinstance(event, BlocksStored)
     num_whole = len(event.token_ids) // event.block_size
     if not num_whole:
         return None
     salt = f"{event.namespace_hash:016x}"
-    return "BlockStored", {
+    return {
+        "type": "BlockStored",
         "block_hashes": list(event.block_hashes[:num_whole]),
         "parent_block_hash": event.parent_hash,
         "token_ids": list(event.token_ids[: num_whole * event.block_size]),

@@ -20,7 +20,7 @@ from radixkv.observe.kv_events import ZmqEventPublisher
 
 
 class Event(msgspec.Struct, tag=True):
-    """The base of vLLM's events, encoded as maps."""
+    """The base of vLLM's events."""
 
 
 class BlockStored(Event):
@@ -49,29 +49,6 @@ class Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-class OldEvent(msgspec.Struct, array_like=True, tag=True):
-    """The base of vLLM's events before 0.24, encoded as arrays."""
-
-
-class OldBlockStored(OldEvent, tag="BlockStored"):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-
-
-class OldBlockRemoved(OldEvent, tag="BlockRemoved"):
-    block_hashes: list[int]
-    medium: str | None
-
-
-class OldBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[OldBlockStored | OldBlockRemoved]
-
-
 @pytest.fixture
 def context() -> Iterator[zmq.Context[Any]]:
     context: zmq.Context[Any] = zmq.Context()
@@ -83,7 +60,7 @@ def test_missed_batches_can_be_replayed(context: zmq.Context[Any], tmp_path: Pat
     log = EventLog(medium="GPU")
     cache = PrefixCache(8, 2, events=log)
     replay_endpoint = f"ipc://{tmp_path}/replay"
-    with ZmqEventPublisher(f"ipc://{tmp_path}/events", replay_endpoint, data_parallel_rank=3) as publisher:
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events", replay_endpoint) as publisher:
         # The last is less than a block, for which no event is published.
         for step in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7], [9]):
             leave(cache, step)
@@ -105,18 +82,16 @@ def test_missed_batches_can_be_replayed(context: zmq.Context[Any], tmp_path: Pat
     assert isinstance(cleared, AllBlocksCleared)
     removed_hashes = [name for event in removed if isinstance(event, BlockRemoved) for name in event.block_hashes]
     assert set(removed_hashes) >= {*first.block_hashes, *second.block_hashes}
-    assert decoded[0].data_parallel_rank == 3
+    assert decoded[0].data_parallel_rank == 0
 
 
-@pytest.mark.parametrize("kind", [Batch, OldBatch])
-def test_a_subscriber_receives_events(context: zmq.Context[Any], tmp_path: Path, kind: Any) -> None:
+def test_a_subscriber_receives_events(context: zmq.Context[Any], tmp_path: Path) -> None:
     log = EventLog()
     cache = PrefixCache(8, 2, events=log)
     subscriber = context.socket(zmq.SUB)
     subscriber.connect(f"ipc://{tmp_path}/events")
     subscriber.setsockopt_string(zmq.SUBSCRIBE, "kv-events")
-    encoding: Any = "array" if kind is OldBatch else "map"
-    with ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding=encoding) as publisher:
+    with ZmqEventPublisher(f"ipc://{tmp_path}/events") as publisher:
         token = 0
         while not subscriber.poll(50):  # until the subscription has reached the publisher
             token += 1
@@ -124,7 +99,8 @@ def test_a_subscriber_receives_events(context: zmq.Context[Any], tmp_path: Path,
             publisher.publish(log)
         topic, number, batch = subscriber.recv_multipart()
     assert (topic, len(number)) == (b"kv-events", 8)
-    *_, event = msgspec.msgpack.decode(batch, type=kind).events  # after removals, where it took many to reach it
+    *_, event = msgspec.msgpack.decode(batch, type=Batch).events  # after removals, where it took many to reach it
+    assert isinstance(event, BlockStored)
     assert event.token_ids[0] == int.from_bytes(number, "big") + 1
 
 
@@ -136,8 +112,6 @@ def test_a_closed_publisher_refuses(tmp_path: Path) -> None:
     publisher.close()
     with pytest.raises(ValueError, match="closed"):
         publisher.publish(log)
-    with pytest.raises(ValueError, match="encoding"):
-        ZmqEventPublisher(f"ipc://{tmp_path}/events", encoding="json")  # type: ignore[arg-type]
 
 
 def test_unread_events_are_dropped_and_counted() -> None:
