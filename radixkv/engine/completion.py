@@ -30,7 +30,7 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
         prompt_token_ids=request.prompt_token_ids,
         grammar=None if request.grammar is None else request.grammar.fork(),
         bad_words=request.bad_words,
-        changes=None if first is None else first.changes,
+        shared_changes=None if first is None else first.changes,
         forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
     if tokenizer is not None:

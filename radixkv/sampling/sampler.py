@@ -13,7 +13,7 @@ tokens sampled at temperature 1 alone and in a batch of 32, three differed.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
@@ -42,7 +42,8 @@ class SamplingState:
         forbidden_token_ids: masked until ``min_tokens`` are generated, unless the grammar allows nothing else.
         grammar: constrains the output; None: unconstrained.
         bad_words: token ids of each of the ``bad_words``.
-        changes: made of the parameters, unless a sample of the same request has them already.
+        shared_changes: those of another sample of the same request; None: they are made of the parameters.
+        changes: of the logits.
     """
 
     params: SamplingParams
@@ -53,14 +54,14 @@ class SamplingState:
     forbidden_token_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
     bad_words: Sequence[Sequence[int]] = ()
-    changes: LogitChanges | None = None
+    shared_changes: InitVar[LogitChanges | None] = None
+    changes: LogitChanges = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, shared_changes: LogitChanges | None) -> None:
         # Asked for in every step: what does not change is looked up once.
         params = self.params
         self.greedy = params.greedy
-        self.changes = changes = self.changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
-        self._changes = changes
+        self.changes = changes = shared_changes or LogitChanges(params, self.forbidden_token_ids, self.bad_words)
         self._counts = changes.new_counts(self.prompt_token_ids) if changes.penalizes else None
         self._always_needs_host = changes.always or self.grammar is not None or params.logprobs is not None
 
@@ -71,12 +72,12 @@ class SamplingState:
     @property
     def needs_host(self) -> bool:
         """Whether sampling takes more than logits and random numbers: earlier tokens, a grammar, or log-probabilities."""
-        return self._always_needs_host or len(self.output_token_ids) < self._changes.num_masked_steps
+        return self._always_needs_host or len(self.output_token_ids) < self.changes.num_masked_steps
 
     @property
     def changes_logits(self) -> bool:
         """Whether anything but a grammar changes the next token's logits."""
-        return self._changes.always or len(self.output_token_ids) < self._changes.num_masked_steps
+        return self.changes.always or len(self.output_token_ids) < self.changes.num_masked_steps
 
     def change_logits(self, logits: torch.Tensor, drafts: Sequence[int] = ()) -> None:
         """Apply all of that, in place.
@@ -87,13 +88,13 @@ class SamplingState:
             drafts: tokens that may follow.
         """
         if not drafts:
-            self._changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
+            self.changes.apply(logits, self.output_token_ids, self._counts, self.grammar is not None)
             return
         num_tokens = len(self.output_token_ids)
         try:
             for row, draft in zip(logits, [*drafts, None], strict=True):
                 if self.changes_logits:
-                    self._changes.apply(row, self.output_token_ids, self._counts, self.grammar is not None)
+                    self.changes.apply(row, self.output_token_ids, self._counts, self.grammar is not None)
                 if draft is not None:
                     self.output_token_ids.append(draft)
         finally:
@@ -117,8 +118,8 @@ def sample(
     """One token for each row of ``logits``, float32 ``[rows, vocabulary]``.
 
     Logits are masked by grammars and ``allowed_token_ids``, biased, masked by ``min_tokens`` and ``bad_words``, penalized,
-    divided by the temperature, then truncated by
-    min_p, top_k and top_p, in that order. Reported log-probabilities are the model's own, from before all that.
+    divided by the temperature, then truncated by min_p, top_k and top_p, in that order. Reported log-probabilities are the
+    model's own, from before all that.
 
     Args:
         logits: one row for each state, and behind it one for each of its drafts.
