@@ -44,7 +44,7 @@ class Level:
 
 
 def tree_batch(
-    batch: int, levels: list[Level], num_new: int, seed: int = 0, shuffled: bool = True
+    batch: int, levels: list[Level], num_new: int, shuffled: bool = True
 ) -> tuple[QueryBatch, int, int]:
     """A batch over blocks: each sequence passes through one node of every level, then has its new tokens.
 
@@ -59,7 +59,7 @@ def tree_batch(
     total = sum(counts) + batch * fresh
     ids = np.arange(total, dtype=np.int32)
     if shuffled:
-        np.random.default_rng(seed).shuffle(ids)
+        np.random.default_rng(0).shuffle(ids)
     starts = np.concatenate(([0], np.cumsum(counts)))
     tables = []
     for row in range(batch):

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import httpx
 
 Messages = list[dict[str, str]]
+# Without a byte; then a request counts as failed.
+_SECONDS_OF_SILENCE = 600.0
 
 
 @dataclass(slots=True)
@@ -53,7 +55,6 @@ class HttpClient:
         model: the model to request; None: the first that the server lists.
         api_key: sent as a bearer token.
         ignore_eos: request answers of full length; vLLM, SGLang and RadixKV support the field, other servers may refuse it.
-        timeout_s: seconds without a byte until a request counts as failed.
         clock: by which answers are timed; seconds.
     """
 
@@ -63,7 +64,6 @@ class HttpClient:
         model: str | None = None,
         api_key: str | None = None,
         ignore_eos: bool = True,
-        timeout_s: float = 600.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class HttpClient:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # Unlimited: a wait for a free connection would be measured as the server's latency.
         self._client = httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=timeout_s, limits=httpx.Limits(max_connections=None)
+            base_url=base, headers=headers, timeout=_SECONDS_OF_SILENCE, limits=httpx.Limits(max_connections=None)
         )
         self._model = model
         self._options: dict[str, Any] = {"ignore_eos": True} if ignore_eos else {}

@@ -60,8 +60,6 @@ class Engine:
     Args:
         loaded: the model; from now on it belongs to this engine.
         config: how to cache, schedule and compute.
-        clock: in seconds; measures how long steps take, from which the engine learns how many drafts are worth verifying and
-            what is worth loading.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
@@ -71,9 +69,8 @@ class Engine:
         MemoryError: no room for the blocks.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        clock = time.perf_counter
         must_compile = config.enable_torch_compile is True
         config = config.for_device(loaded.device.type)
         block_size = config.block_size

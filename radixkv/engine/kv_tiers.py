@@ -121,7 +121,6 @@ class KVTiers:
         secret: of the hash of namespaces, at most 64 bytes.
         policy: which blocks go down.
         prefill_rate: what computing costs, as the engine learns it.
-        clock: seconds.
 
     Attributes:
         loads: the prefixes that come up.
@@ -136,10 +135,8 @@ class KVTiers:
         secret: bytes,
         policy: CacheWritePolicy,
         prefill_rate: PrefillRate,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         block_bytes = pool.block_size * TOKEN_BYTES
-        self._clock = clock
         self._pins = opened.pins
         self._rows = BlockRows(pool)
         self._keys = PrefixKeys(fingerprint, secret, block_bytes, opened.events)
@@ -148,11 +145,11 @@ class KVTiers:
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
         make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
         self._loader = BlockLoader(
-            self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, clock
+            self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
         moves = BlockMoves(self._rows, self._writer, KnownBlocks(opened.capacity), policy, block_bytes, self._clear)
         self.loads = PrefixLoads(
-            cache, self._loader, self._rates, self._stack.media, clock, moves.loaded, moves.is_settled
+            cache, self._loader, self._rates, self._stack.media, time.monotonic, moves.loaded, moves.is_settled
         )
         self._cache = cache
         self._moves = moves
@@ -244,10 +241,10 @@ class KVTiers:
         """Write all that is to go down by now; False if ``timeout`` seconds were not enough. Not during a step."""
         if self._closed:
             return True
-        deadline = self._clock() + timeout
+        deadline = time.monotonic() + timeout
         self._moves.settle(self._cache)
-        self._moves.write_wanted(self._cache, lambda: deadline - self._clock())
-        return self._writer.flush(max(0.0, deadline - self._clock()))
+        self._moves.write_wanted(self._cache, lambda: deadline - time.monotonic())
+        return self._writer.flush(max(0.0, deadline - time.monotonic()))
 
     def send_some(self) -> bool:
         """Send some of what is to go down and is not evicted; False: there is nothing. Not during a step."""

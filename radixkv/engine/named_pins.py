@@ -62,15 +62,11 @@ class NamedPins:
     Args:
         cache: in which they are.
         tiers: below its pool, if there are any.
-        clock: seconds since 1970.
     """
 
-    def __init__(
-        self, cache: PrefixCache, tiers: KVTiers | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, cache: PrefixCache, tiers: KVTiers | None = None) -> None:
         self.cache = cache
         self._tiers = tiers
-        self._clock = clock
         self._named: dict[Pin, _Named] = {}
 
     def pin(self, tokens: TokenIds, namespace: str = "", ttl: float | None = None, *, by_tenant: bool = False) -> Pin:
@@ -96,7 +92,7 @@ class NamedPins:
             kept = encode(tokens)[: pin.num_tokens * TOKEN_BYTES]
             group, digest = self._tiers.names_of(namespace)
             self._replace(stored, digest, namespace, kept, by_tenant)
-            stored.add(StoredPin(name, group, digest, kept, None if ttl is None else self._clock() + ttl, by_tenant))
+            stored.add(StoredPin(name, group, digest, kept, None if ttl is None else time.time() + ttl, by_tenant))
             self._tiers.send_prefix(kept, namespace)
         return pin
 
@@ -108,7 +104,7 @@ class NamedPins:
     def listed(self) -> list[ListedPin]:
         """The pins that no tenant asked for, including those from before a restart that are not in force yet."""
         self._forget_released()
-        now, clock = self.cache.now(), self._clock()
+        now, since_1970 = self.cache.now(), time.time()
         listed = [
             ListedPin(named.name, pin.num_tokens, None if pin.expires_at is None else pin.expires_at - now, True)
             for pin, named in self._named.items()
@@ -116,7 +112,7 @@ class NamedPins:
         ]
         for pin in [] if self._stored is None else self._stored.waiting():
             if not pin.by_tenant:
-                left = None if pin.expires_at is None else pin.expires_at - clock
+                left = None if pin.expires_at is None else pin.expires_at - since_1970
                 listed.append(ListedPin(pin.name, len(pin.tokens) // TOKEN_BYTES, left, False))
         return listed
 
@@ -152,7 +148,7 @@ class NamedPins:
                 continue
             tokens = decode(waiting.tokens)
             if self.cache.match(tokens, request.namespace) == len(tokens):
-                ttl = None if waiting.expires_at is None else waiting.expires_at - self._clock()
+                ttl = None if waiting.expires_at is None else waiting.expires_at - time.time()
                 if ttl is not None and ttl <= 0:
                     continue
                 if waiting.by_tenant:

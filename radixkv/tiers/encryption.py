@@ -9,7 +9,6 @@ decrypting at 8.1 GB/s, where copying large arrays ran at 7.0.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +65,11 @@ class BlockCipher:
         return True
 
 
-def read_key(path: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
+def read_key(path: Path | None) -> bytes | None:
     """The operator's key, as 64 hexadecimal digits from a file or from ``RADIXKV_STORE_KEY``.
 
     Args:
         path: of the file; None: the variable is read.
-        environment: where the variable is.
 
     Returns:
         None if there is neither file nor variable.
@@ -80,7 +78,7 @@ def read_key(path: Path | None, environment: Mapping[str, str] = os.environ) -> 
         OSError: the file cannot be read.
         ValueError: it is no such key.
     """
-    text = environment.get(KEY_VARIABLE) if path is None else path.read_text()
+    text = os.environ.get(KEY_VARIABLE) if path is None else path.read_text()
     if text is None:
         return None
     source = KEY_VARIABLE if path is None else path
