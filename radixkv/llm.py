@@ -55,7 +55,7 @@ class LLM:
     Raises:
         ModelLoadError: the model is not there or cannot be read; the message says what to do.
         UnsupportedModelError: the model cannot run over blocks; the message says why.
-        TypeError: ``model`` is none of these, or an unknown option; the message names the nearest known one.
+        TypeError: ``model`` has another type, or an option is unknown; the message names the nearest known one.
         ValueError: an option is out of its range, or has no effect without another one.
     """
 

@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 
 class UnavailableError(Exception):
-    """What a row is about does not exist here: that is no failure of ours."""
+    """What a row measures does not exist here, which is not a failure."""
 
 
 class GpuReport:

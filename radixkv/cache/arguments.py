@@ -10,7 +10,7 @@ from radixkv.cache.errors import InvalidArgumentError
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can be compared with numbers, and is none of Python's booleans, which count as 0 and 1."""
+    """Whether a value is a number; Python's booleans, which count as 0 and 1, are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

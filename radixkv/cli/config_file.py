@@ -1,4 +1,4 @@
-"""Options from a file, and variables of the environment that look like one but are none."""
+"""Options from a file, and environment variables that look like an option and are not."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _parsed(replica: str, line: bytes) -> dict[str, Any]:
         is_error = "error" in piece and isinstance(piece["error"], str) and isinstance(piece.get("kind"), str)
         if is_error or ("error" not in piece and isinstance(piece.get("finished"), bool)):
             return piece
-    raise LostError(f"{replica}: it sent what is no piece of an answer: {line[:100]!r}")
+    raise LostError(f"{replica}: it sent a line that is not a piece of an answer: {line[:100]!r}")
 
 
 async def _read_to_end(lines: AsyncIterator[bytes]) -> None:

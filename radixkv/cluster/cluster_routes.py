@@ -1,4 +1,4 @@
-"""The server's routes about an engine, for all replicas: sums, or a clear error where there is none."""
+"""The server's routes about an engine, for all replicas: sums, or a clear error where there is no sum."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class RecordReader:
         """The records that are complete with ``data``, each with what follows its header.
 
         Raises:
-            ValueError: it is no such stream.
+            ValueError: it is not a stream of records.
         """
         data = self._rest + data
         offset = 0

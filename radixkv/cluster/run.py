@@ -152,7 +152,7 @@ def bound(listen: str) -> contextlib.AbstractContextManager[socket.socket]:
 
     Raises:
         OSError: the address cannot be used.
-        ValueError: it is none.
+        ValueError: it is malformed.
     """
     if listen.startswith("unix:"):
         return unix_listener(Path("/" + listen[5:].lstrip("/") if listen.startswith("unix:/") else listen[5:]))

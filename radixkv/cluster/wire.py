@@ -74,7 +74,7 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchPara
     """The prompt, its parameters, the priority and the tenant.
 
     Raises:
-        ValueError, TypeError, KeyError: it is no such request, or a parameter is impossible.
+        ValueError, TypeError, KeyError: it is not an encoded request, or a parameter is impossible.
     """
     sent = json.loads(body)
     params = sent["params"]

@@ -55,7 +55,7 @@ def open_tiers(
         ImportError: a key needs cryptography, or a server redis, and that is not installed.
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
-        TypeError: one of ``tiers`` is none.
+        TypeError: one of ``tiers`` is not a `Tier`.
         ValueError: a folder is a file, a size does not suffice for one block, a file holds no key, or a server is shared
             without a secret.
     """

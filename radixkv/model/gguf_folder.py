@@ -63,7 +63,7 @@ def write_folder(path: Path, folder: Path) -> None:
             raise NotInBlocksError(f"{tensor.name} has shape {shape}, but {name} {shapes[name]}")
     missing = sorted({*_saved_names(model)} - {*tensors})
     if missing:
-        raise NotInBlocksError(f"{missing[0]} is no tensor of its own there")
+        raise NotInBlocksError(f"{missing[0]} is not a tensor of its own there")
     folder.mkdir()
     save_file(tensors, folder / BLOCKS_FILE, {"kinds": json.dumps(kinds)})
     config.save_pretrained(folder)

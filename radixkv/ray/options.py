@@ -149,7 +149,7 @@ def _part(config: type[Config], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(value: Any, accepted: Accepted) -> Any:
-    """Text becomes the number, truth value or list that the option expects; what is none stays, for the option to refuse."""
+    """Text becomes the number, truth value or list that the option expects; other text stays, for the option to refuse."""
     if not isinstance(value, str) or str in accepted.kinds or accepted.kinds[0] is Any:
         return value
     if accepted.kinds[0] not in (bool, int, float):

@@ -125,7 +125,7 @@ def sample(
         logits: one row for each state, and behind it one for each of its drafts.
         states: of the sequences.
         drafts: of each sequence, tokens that may come next: its rows are about the next token, about the one after the first
-            draft, and so on. The states are as before in the end. None: there are none.
+            draft, and so on. Afterwards the states are as before. None: there are no drafts.
     """
     raw = logits
     logits = _changed_logits(logits, states, drafts or [()] * len(states))

@@ -76,7 +76,7 @@ def read_key(path: Path | None) -> bytes | None:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such key.
+        ValueError: it is not 64 hexadecimal digits.
     """
     text = os.environ.get(KEY_VARIABLE) if path is None else path.read_text()
     if text is None:

@@ -34,8 +34,8 @@ class FolderBlobs:
         description: the folder.
 
     Raises:
-        TypeError: the folder is no `Path`.
-        ValueError: the capacity is no number of bytes.
+        TypeError: the folder is not a `Path`.
+        ValueError: the capacity is not a number of bytes.
     """
 
     def __init__(self, root: Path, *, capacity_bytes: int) -> None:

@@ -82,7 +82,7 @@ class RecordCodec(RecordLayout):
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
-        ValueError: the key is none.
+        ValueError: the key has another length.
     """
 
     def __init__(self, block_format: BlockFormat, key: bytes | None = None) -> None:

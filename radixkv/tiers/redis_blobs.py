@@ -28,7 +28,7 @@ class RedisBlobs:
 
     Raises:
         ImportError: redis-py is not installed.
-        ValueError: the URL is none.
+        ValueError: it is not a URL.
     """
 
     def __init__(self, url: str, *, timeout: float = 1.0, expire_seconds: int | None = None) -> None:

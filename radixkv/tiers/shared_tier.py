@@ -66,7 +66,7 @@ class SharedTier:
 
     Raises:
         ImportError: a key is given, and cryptography is not installed.
-        ValueError: the key has another length, or ``queue_bytes`` is no number of bytes.
+        ValueError: the key has another length, or ``queue_bytes`` is not a number of bytes.
     """
 
     medium = "shared"

@@ -54,7 +54,7 @@ class SlotFiles:
         """Take the space of one more file, or of as much of it as makes ``most`` slots in all.
 
         Raises:
-            OSError: there is no such space; there are as many slots as before.
+            OSError: there is not enough space; the number of slots is as before.
         """
         index, begun = divmod(self.num_slots, self.slots_per_file)
         wanted = min(self.slots_per_file, most - index * self.slots_per_file)

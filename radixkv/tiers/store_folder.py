@@ -96,7 +96,7 @@ def read_header(folder: Path) -> StoreHeader:
         )
         return StoreHeader(int(fields["version"]), block_format, bool(fields["encrypted"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / _HEADER}: this is no header of a store of blocks ({error!r})") from error
+        raise ValueError(f"{folder / _HEADER}: this is not the header of a store of blocks ({error!r})") from error
 
 
 def store_folders(root: Path) -> Iterator[Path]:

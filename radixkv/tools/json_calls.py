@@ -18,7 +18,7 @@ def json_call(source: AnswerSource) -> Parsing[None]:
     """A call ``{"name": ..., "arguments": {...}}``; "parameters" is read as "arguments".
 
     Raises:
-        MalformedCallError: it is none, and nothing was yielded.
+        MalformedCallError: it is not a call, and nothing was yielded.
     """
     begun: ToolCallBegin | None = None
     arguments: str | None = None

@@ -26,7 +26,7 @@ WHITESPACE = " \t\r\n"
 
 
 class MalformedCallError(Exception):
-    """What looked like a call is none."""
+    """What looked like a call is not one."""
 
 
 def new_call_id() -> str:

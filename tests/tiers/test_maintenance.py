@@ -85,7 +85,7 @@ def test_info_says_what_is_never_hit(run: Run, root: Path) -> None:
     assert "never hit" in run("info").output
     assert "version 99, which this version of RadixKV does not read" in run("info").output
     header.write_text("{}")
-    assert "this is no header of a store" in run("info").output
+    assert "this is not the header of a store" in run("info").output
 
 
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])

@@ -97,7 +97,7 @@ def _layout(config: Mapping[str, Any]) -> str:
 
 
 def _group_size(inputs: int, num_groups: int, declared: int | None) -> int | None:
-    """None: there is no size of which there are so many groups."""
+    """None: no group size gives that number of groups."""
     if num_groups == 1:
         return inputs
     if declared is not None and declared > 0 and -(-inputs // declared) == num_groups:

@@ -82,7 +82,7 @@ class ModuleTensors:
         return str(self._slice(part).get_dtype())
 
     def check(self, part: str, shapes: Sequence[Sequence[float]], dtypes: Collection[str]) -> None:
-        """Refuse a tensor that is not there, or of none of the shapes or types. A shape with fractions is none.
+        """Refuse a tensor that is not there, or of none of the shapes or types. A shape with fractions is impossible.
 
         Raises:
             UnreadableError: says so.

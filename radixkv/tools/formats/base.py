@@ -118,7 +118,7 @@ class CallFormat(ABC):
 
 
 def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
-    """Read a call; what is none is text, from the source's mark on.
+    """Read a call; what turns out not to be one is text, from the source's mark on.
 
     Returns:
         Whether it was a call, whole or at least in its beginning.
