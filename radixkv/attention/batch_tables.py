@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.attention.query_batch import BlockTable, concatenated_ranges
-
-Ints = NDArray[np.int64]
+from radixkv.attention.query_batch import BlockTable, Ints, concatenated_ranges
 
 _NOT_A_MEMBER = -1
 

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from radixkv.attention.batch_tables import BatchTables, NewBlocks
 from radixkv.attention.prefix_groups import PrefixGroups, prefix_groups
-from radixkv.attention.query_batch import QueryBatch, concatenated_ranges
+from radixkv.attention.query_batch import Ints, QueryBatch, concatenated_ranges
 from radixkv.attention.sharing_rule import SharingRule
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

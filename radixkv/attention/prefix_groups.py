@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from radixkv.attention.query_batch import Ints
 from radixkv.attention.sharing_rule import SharingRule
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+
 
 class BlockTable(Protocol):
     """What attention reads of a sequence's block table. Tables are compared and hashed by identity.
@@ -40,16 +42,16 @@ class QueryBatch:
     """
 
     tables: Sequence[BlockTable]
-    num_context: NDArray[np.int64]
-    num_new: NDArray[np.int64]
-    num_decoding: NDArray[np.int64] | None = None
+    num_context: Ints
+    num_new: Ints
+    num_decoding: Ints | None = None
 
     @property
     def decodes(self) -> bool:
         """No token is a prompt's, but for the last one of it."""
         return self.num_decoding is not None and bool((self.num_decoding == self.num_new).all())
 
-    def num_blocks(self, block_size: int) -> NDArray[np.int64]:
+    def num_blocks(self, block_size: int) -> Ints:
         """``[sequences]``: how many blocks hold a sequence's tokens, the new ones included."""
         return -(-(self.num_context + self.num_new) // block_size)
 
@@ -74,8 +76,8 @@ class QueryBatch:
                 raise ValueError(f"{name}: expected at least {least}, got {int(column[index])} for sequence {index}")
 
 
-def concatenated_ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def concatenated_ranges(starts: Ints, counts: Ints) -> Ints:
     """``starts[i], starts[i] + 1, ...``, ``counts[i]`` numbers each, one range after the other."""
-    numbers: NDArray[np.int64] = (starts - counts.cumsum() + counts).repeat(counts)
+    numbers: Ints = (starts - counts.cumsum() + counts).repeat(counts)
     numbers += np.arange(len(numbers))
     return numbers

@@ -43,9 +43,7 @@ class Level:
     tokens: int
 
 
-def tree_batch(
-    batch: int, levels: list[Level], num_new: int, shuffled: bool = True
-) -> tuple[QueryBatch, int, int]:
+def tree_batch(batch: int, levels: list[Level], num_new: int, shuffled: bool = True) -> tuple[QueryBatch, int, int]:
     """A batch over blocks: each sequence passes through one node of every level, then has its new tokens.
 
     Args:

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from radixkv.attention.cpu.cost_model import MIN_BATCH_FILL, view_pays
 from radixkv.attention.cpu.partial import Visibility
 from radixkv.attention.plan import AttentionPlan, KeyRanges
-
-Ints = NDArray[np.int64]
+from radixkv.attention.query_batch import Ints
 
 
 @dataclass(frozen=True, slots=True)

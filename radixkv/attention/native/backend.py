@@ -10,12 +10,12 @@ from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
+from radixkv.attention.query_batch import Ints
 from radixkv.memory import KVPool
 from radixkv_cpu import PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-Ints = NDArray[np.int64]
 LayerBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention, torch.Tensor | None]
 """Keys and values of a layer, where new ones go, attention over the batch, and the rows that are wanted (None: all)."""
 

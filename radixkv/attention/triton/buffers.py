@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from radixkv.attention.batch_tables import NewBlocks
 from radixkv.attention.plan import AttentionPlan
+from radixkv.attention.query_batch import Ints
 from radixkv.memory.upload import aligned_starts, to_device, upload
-
-Ints = NDArray[np.int64]
 
 # As a position or, twice, as a slot: of a row that is padding.
 _PADDING = -1

@@ -21,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.plan import KeyRanges
+from radixkv.attention.query_batch import Ints
 from radixkv.attention.triton.cost_model import Placement, num_pieces, tile_classes
 from radixkv.memory.upload import upload
 from radixkv_kernels import ITEM_FIELDS, NO_PARTIAL, OPEN_END, TILE_ROWS
-
-Ints = NDArray[np.int64]
 
 _TILE_ROWS = np.array(TILE_ROWS)
 
