@@ -8,20 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
+from support.pretended_replicas import SECRET, line, tokens
 
-from radixkv import SamplingParams
 from radixkv.cluster import ReplicaStreams
 from radixkv.errors import QueueFullError, ReplicasLostError, RequestCrashesError
-from radixkv.prompts import Prompt
 from radixkv.routing import Router
-
-PARAMS = SamplingParams(temperature=0, max_tokens=4)
-
-
-def line(token_id: int, finished: bool = False) -> bytes:
-    output = [0, "x", [token_id], 0.0, None, "length" if finished else None, None]
-    piece = {"outputs": [output], "finished": finished, "num_cached_tokens": 0, "prompt_logprobs": None}
-    return json.dumps(piece).encode() + b"\n"
 
 
 class Body(httpx.AsyncByteStream):
@@ -60,15 +51,7 @@ def streams_over(*replicas: httpx.AsyncBaseTransport) -> ReplicaStreams:
     for number, replica in enumerate(replicas):
         router.add(f"r{number}")
         clients[f"r{number}"] = httpx.AsyncClient(transport=replica, base_url="http://replica")
-    return ReplicaStreams(router, clients, "a secret of the replicas")
-
-
-async def tokens(streams: ReplicaStreams) -> list[int]:
-    return [
-        token_id
-        async for delta in streams.generate(Prompt([1, 2, 3]), PARAMS, "one")
-        for token_id in delta.outputs[0].token_ids
-    ]
+    return ReplicaStreams(router, clients, SECRET)
 
 
 def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
@@ -80,7 +63,7 @@ def test_what_two_replicas_died_of_is_sent_to_no_third() -> None:
 
 def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
     def one_token(num_given: int) -> tuple[list[bytes], bool]:
-        return [line(10 + num_given, finished=num_given == 3)], num_given < 3
+        return [line(10 + num_given, "length" if num_given == 3 else None)], num_given < 3
 
     replicas = [Replica(one_token) for _ in range(4)]
     assert asyncio.run(tokens(streams_over(*replicas))) == [10, 11, 12, 13]
@@ -91,7 +74,7 @@ def test_replicas_that_are_full_are_no_loss() -> None:
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             return httpx.Response(503, json={"error": "full", "kind": "QueueFullError", "retry_after": 7})
 
-    done = Replica(lambda num_given: ([line(5, finished=True)], False))
+    done = Replica(lambda num_given: ([line(5, "length")], False))
     assert asyncio.run(tokens(streams_over(Full(), done))) == [5]
     with pytest.raises(QueueFullError, match="full") as refusal:
         asyncio.run(tokens(streams_over(Full(), Full())))
@@ -120,11 +103,11 @@ def test_a_replica_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
         router.remove("old")
         del clients["old"]
         router.add("new")
-        other = Replica(lambda _: ([line(7), line(8, finished=True)], False))
+        other = Replica(lambda _: ([line(7), line(8, "length")], False))
         clients["new"] = httpx.AsyncClient(transport=other, base_url="http://replica")
 
     router.add("old")
     clients = {"old": httpx.AsyncClient(transport=Ended(), base_url="http://replica")}
-    streams = ReplicaStreams(router, clients, "a secret of the replicas")
+    streams = ReplicaStreams(router, clients, SECRET)
     assert asyncio.run(tokens(streams)) == [7, 8]
     assert attempts == 1
