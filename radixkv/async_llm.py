@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from radixkv.config import LLM_OPTIONS, LLMOptions
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
-from radixkv.option_words import refuse_unknown, without_elsewhere
+from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -18,12 +18,14 @@ from radixkv.prompts import (
     as_chat_prompts,
     as_prompts,
 )
+from radixkv.sampling_defaults import default_params
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.async_engine import AsyncEngine
 from radixkv.serving.request_stream import RequestStream
 from radixkv.tools.definitions import as_tool_options
+from radixkv.vllm_options import without_elsewhere
 
 
 class AsyncLLM(AsyncEngine):
@@ -81,7 +83,7 @@ class AsyncLLM(AsyncEngine):
 
         Args:
             prompt: as text, or as a dictionary; see `LLM.generate`.
-            sampling_params: how to choose tokens; by default `SamplingParams()`.
+            sampling_params: how to choose tokens; by default `LLM.get_default_sampling_params`.
             request_id: to `abort` it by.
             priority: among the tenant's own requests.
             tenant: on whose behalf. Tenants share fairly; what they cache is kept apart by ``cache_salt`` alone.
@@ -96,8 +98,7 @@ class AsyncLLM(AsyncEngine):
             DrainingError: new requests are refused since `start_draining` or `shutdown`.
             StepFailedError, NoBlocksLeftError, EngineDeadError: it could not be finished.
         """
-        params = sampling_params or SamplingParams()
-        return self._stream(lambda loaded: as_prompts(prompt, loaded), params, request_id, priority, tenant)
+        return self._stream(lambda loaded: as_prompts(prompt, loaded), sampling_params, request_id, priority, tenant)
 
     def chat(
         self,
@@ -134,8 +135,7 @@ class AsyncLLM(AsyncEngine):
                 chat_template_kwargs=chat_template_kwargs,
             )
 
-        params = sampling_params or SamplingParams()
-        return self._stream(make_prompts, params, request_id, priority, tenant, with_answers=True)
+        return self._stream(make_prompts, sampling_params, request_id, priority, tenant, with_answers=True)
 
     async def beam_search(
         self,
@@ -166,14 +166,14 @@ class AsyncLLM(AsyncEngine):
     async def _stream(
         self,
         make_prompts: Callable[[LoadedModel], list[Prompt]],
-        params: SamplingParams,
+        params: SamplingParams | None,
         request_id: str | None,
         priority: int,
         tenant: str,
         *,
         with_answers: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, SamplingParams | None):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(params).__name__}")
         prompt, stream = await self._submit_one(make_prompts, params, request_id, priority, tenant)
         reader = AnswerReader(prompt) if with_answers else None
@@ -189,7 +189,7 @@ class AsyncLLM(AsyncEngine):
     async def _submit_one(
         self,
         make_prompts: Callable[[LoadedModel], list[Prompt]],
-        params: SamplingParams | BeamSearchParams,
+        params: SamplingParams | BeamSearchParams | None,
         request_id: str | None,
         priority: int,
         tenant: str,
@@ -197,5 +197,8 @@ class AsyncLLM(AsyncEngine):
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")
+        if params is None:
+            loaded, num_tokens = self.loaded, len(prompts[0].token_ids)
+            params = default_params(loaded.sampling_defaults, num_tokens, loaded.max_model_len, self.num_slots)
         (stream,) = await self.submit(prompts, params, request_id, priority=priority, tenant=tenant)
         return prompts[0], stream

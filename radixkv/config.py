@@ -99,6 +99,40 @@ class ModelConfig(Config):
     """How the model writes calls of tools; auto: as its chat template says, or else as JSON."""
     reasoning_parser: ReasoningParserName = "auto"
     """Between which tags the model thinks before it answers; auto: as its chat template says; none: thoughts are text."""
+    generation_config: str = "auto"
+    """What a request that leaves out its temperature and the like is sampled with. auto: as the model's
+    generation_config.json says; vllm: as without one; or a folder with another one. End tokens are taken from it in any
+    case."""
+    override_generation_config: Mapping[str, Any] | str | None = None
+    """JSON or a table with values in the place of those of generation_config, such as {"temperature": 0.7}; null: as without
+    one. They are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and
+    max_new_tokens."""
+
+    @field_validator("override_generation_config", mode="before")
+    @classmethod
+    def _override(cls, given: Any) -> Mapping[str, Any] | None:
+        name = "override_generation_config"
+        if isinstance(given, str):
+            given = _from_json(name, given)
+        if given is None:
+            return None
+        if not isinstance(given, Mapping):
+            raise ValueError(f'{name}: expected such as {{"temperature": 0.7}} or None, got {given!r:.80}')
+        # Only here: it imports the cache, for which `--help` should not wait.
+        from radixkv.sampling_defaults import NO_DEFAULTS, overridden
+
+        try:
+            overridden(NO_DEFAULTS, given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from None
+        return given
+
+    @property
+    def generation_override(self) -> Mapping[str, Any]:
+        """What ``override_generation_config`` says."""
+        given = self.override_generation_config or {}
+        assert isinstance(given, Mapping)
+        return given
 
 
 class SpeculativeConfig(Config):
@@ -226,10 +260,7 @@ class EngineConfig(Config):
     @classmethod
     def _speculative_config(cls, given: Any) -> SpeculativeConfig | None:
         if isinstance(given, str):
-            try:
-                given = json.loads(given)
-            except ValueError:
-                raise ValueError(f"speculative_config: expected JSON, got {given!r:.80}") from None
+            given = _from_json("speculative_config", given)
         if given is None or isinstance(given, SpeculativeConfig):
             return given
         if not isinstance(given, Mapping):
@@ -299,6 +330,8 @@ class ModelOptions(TypedDict, total=False):
     fuse_rotary: bool
     tool_call_parser: ToolCallParserName
     reasoning_parser: ReasoningParserName
+    generation_config: str
+    override_generation_config: Mapping[str, Any] | str | None
 
 
 class EngineOptions(TypedDict, total=False):
@@ -368,6 +401,13 @@ def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:
         if value != EngineConfig.model_fields[name].default and not any(getattr(engine, other) for other in others):
             raise ValueError(f"{name}: expected {' or '.join(others)} with it, got {str(value)!r:.80} alone")
     return ModelConfig(**_fields_of(ModelConfig, options)), engine
+
+
+def _from_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected JSON, got {text!r:.80}") from None
 
 
 def _fields_of(kind: type[Config], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from radixkv.engine.request_output import beam_output, delta_output, request_out
 from radixkv.model.loader import load_model
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
-from radixkv.option_words import refuse_unknown, without_elsewhere
+from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
     Message,
@@ -34,11 +34,13 @@ from radixkv.prompts import (
     is_token_ids,
     with_answer_form,
 )
+from radixkv.sampling_defaults import default_params
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.interrupts import deferred_interrupt
 from radixkv.tools.definitions import as_tool_options
+from radixkv.vllm_options import without_elsewhere
 
 
 class LLM:
@@ -82,7 +84,7 @@ class LLM:
         """Complete prompts: strings, lists of token ids, or dictionaries (see `radixkv.prompts`).
 
         Args:
-            sampling_params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; None: `get_default_sampling_params`.
             use_tqdm: show a progress bar; or what makes one, such as a subclass of tqdm.
             priority: for all prompts, or one for each; lower values are admitted earlier, as in vLLM.
 
@@ -168,15 +170,15 @@ class LLM:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         options = as_tool_options(tools, tool_choice, parallel_tool_calls)
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
-            return self._stream(self._make_request(self._single(prompt, None, None), params))
+            single = self._single(prompt, None, None)
+            return self._stream(self._make_request(*self._with_params(single, sampling_params)))
         prompts = as_chat_prompts(
             _conversation(prompt), self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs
         )
-        return self.stream_prompt(_only(prompts), params)
+        return self.stream_prompt(*self._with_params(_only(prompts), sampling_params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.
@@ -267,9 +269,9 @@ class LLM:
         return self.engine.loaded.require_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` and `chat` use where none are given: `SamplingParams`' own defaults, whatever the model's
-        generation_config says."""
-        return SamplingParams()
+        """What `generate`, `chat` and `stream` use where none are given: what the model's generation_config says, and
+        `SamplingParams`' own defaults for all else (see the option ``generation_config``)."""
+        return SamplingParams(**self.engine.loaded.sampling_defaults)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
@@ -317,7 +319,7 @@ class LLM:
         priority: int | Sequence[int],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
+            sampling_params = [self._with_params(prompt, sampling_params)[1] for prompt in prompts]
         if not isinstance(sampling_params, Sequence):
             raise TypeError(f"sampling_params: expected SamplingParams, got {type(sampling_params).__name__}")
         if len(sampling_params) != len(prompts):
@@ -330,6 +332,13 @@ class LLM:
         requests = [self._make_request(*each) for each in zip(prompts, sampling_params, priorities, strict=True)]
         self._run(requests, use_tqdm)
         return [request_output(request) for request in requests]
+
+    def _with_params(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
+        """With the defaults, where there are none."""
+        if params is None:
+            loaded, num_slots = self.engine.loaded, self.engine.num_slots
+            params = default_params(loaded.sampling_defaults, len(prompt.token_ids), loaded.max_model_len, num_slots)
+        return prompt, params
 
     def _make_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, priority: int = 0) -> Request:
         if not isinstance(params, SamplingParams | BeamSearchParams):

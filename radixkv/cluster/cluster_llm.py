@@ -22,6 +22,7 @@ from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_token
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling_defaults import as_sampling_defaults, log_defaults
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.clearing import Cleared, NamespaceSelection
@@ -51,6 +52,8 @@ def text_interface(
     identity, config = replicas.description.identity, config or ModelConfig()
     name = identity["model"] if model is None else model
     tokenizer = chosen_tokenizer(config, lambda: load_tokenizer(None if name == DEFAULT_MODEL_NAME else name))
+    sampling_defaults = as_sampling_defaults(identity["sampling_defaults"])
+    log_defaults(identity["model"], sampling_defaults)
     return TextInterface(
         tokenizer=tokenizer,
         name=identity["model"],
@@ -58,6 +61,7 @@ def text_interface(
         vocab_size=identity["vocab_size"],
         eos_token_ids=frozenset(identity["eos_token_ids"]),
         chat_format=chat_format_of(tokenizer, config),
+        sampling_defaults=sampling_defaults,
     )
 
 
@@ -246,6 +250,13 @@ class ClusterLLM:
         return None
 
     @property
+    def num_slots(self) -> int:
+        """Tokens that the cache of the smallest replica has room for."""
+        assert self.replicas.description is not None
+        block_size: int = self.replicas.description.identity["block_size"]
+        return min(capacity["num_blocks"] for capacity in self.replicas.capacities) * block_size
+
+    @property
     def seconds_in_step(self) -> float:
         """0: each replica watches its own engine."""
         return 0.0
@@ -283,11 +294,9 @@ class ClusterLLM:
 
     def _bounded(self, params: SamplingParams | BeamSearchParams, prompt: Prompt) -> SamplingParams | BeamSearchParams:
         """With as many tokens as fit on the smallest replica, so that an answer ends at the same token on each."""
-        if not isinstance(params, SamplingParams) or params.max_tokens is not None or self.replicas.description is None:
+        if not isinstance(params, SamplingParams) or params.max_tokens is not None:
             return params
-        block_size = self.replicas.description.identity["block_size"]
-        num_slots = min(capacity["num_blocks"] for capacity in self.replicas.capacities) * block_size
-        most = min(self.loaded.max_model_len, num_slots + 1) - len(prompt.token_ids)
+        most = min(self.loaded.max_model_len, self.num_slots + 1) - len(prompt.token_ids)
         return replace(params, max_tokens=max(1, most))
 
     async def _answer(

@@ -35,6 +35,7 @@ async def describe(llm: AsyncLLM) -> ReplicaDescription:
         "max_model_len": loaded.max_model_len,
         "vocab_size": loaded.vocab_size,
         "eos_token_ids": sorted(loaded.eos_token_ids),
+        "sampling_defaults": dict(loaded.sampling_defaults),
         "chat_template": xxhash.xxh3_64_hexdigest(str(getattr(loaded.tokenizer, "chat_template", None)).encode()),
         **of_engine,
     }

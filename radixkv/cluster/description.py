@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from radixkv.sampling_defaults import as_sampling_defaults
+
 # What `radixkv.cluster.describe` writes of a replica, with the types that JSON leaves them.
 _IDENTITY: Mapping[str, type] = {
     "version": str,
@@ -15,6 +17,7 @@ _IDENTITY: Mapping[str, type] = {
     "max_model_len": int,
     "vocab_size": int,
     "eos_token_ids": list,
+    "sampling_defaults": dict,
     "chat_template": str,
     "block_size": int,
     "block_bytes": int,
@@ -58,12 +61,13 @@ class ReplicaDescription:
         """Refuse what others cannot be compared with.
 
         Raises:
-            ValueError: a name is missing, or its value is of another type.
+            ValueError: a name is missing, its value is of another type, or nothing can be sampled with the defaults.
         """
         for name, kind in _IDENTITY.items():
             value = self.identity.get(name)
             if type(value) is not kind:
                 raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
+        as_sampling_defaults(self.identity["sampling_defaults"])
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""

@@ -149,6 +149,11 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         return len(self._requests) > 0
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the cache has room for."""
+        return self.cache.num_blocks * self.cache.block_size
+
     def add(self, request: Request) -> None:
         """Queue a request that `request_factory` made.
 

@@ -17,6 +17,7 @@ from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.fingerprint import model_fingerprint
+from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
 from radixkv.model.merged_linear import merge_linears
@@ -71,9 +72,11 @@ def load_model(
         ModelLoadError: the model does not exist or cannot be read.
         UnsupportedModelError: the model cannot run over KV cache blocks.
         ValueError: ``dtype``, ``device``, ``max_model_len``, ``quantization`` or ``chat_template`` is impossible for this
-            model and machine; or the model's weights cannot be named, see `model_fingerprint`.
+            model and machine; ``generation_config`` is not there, or nothing can be sampled with it; or the model's weights
+            cannot be named, see `model_fingerprint`.
     """
     config = config or ModelConfig()
+    generation_config = read_generation_config(config.generation_config)
     target_device = _resolve_device(config.device)
     torch_dtype = _resolve_dtype(config.dtype, target_device, native)
     max_model_len = config.max_model_len
@@ -102,6 +105,8 @@ def load_model(
     model_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
     if max_model_len is not None and max_model_len > model_length:
         raise ValueError(f"max_model_len: expected 2 to {model_length} for {name}, got {max_model_len!r}")
+    generation_config = generation_config or model.generation_config
+    sampling_defaults = sampling_defaults_of(generation_config, config, name)
     named = None if not fingerprint else model_fingerprint(model, config.quantization, deferred)
     if model.device.type == "cpu":
         _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
@@ -114,10 +119,11 @@ def load_model(
         name=name,
         max_model_len=max_model_len or model_length,
         vocab_size=model.config.get_text_config().vocab_size,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
+        eos_token_ids=_eos_token_ids(generation_config, tokenizer, model.config.get_text_config().vocab_size),
         dtype=model.dtype,
         device=model.device,
         chat_format=chat_format_of(tokenizer, config),
+        sampling_defaults=sampling_defaults,
         fingerprint=named,
     )
 
@@ -210,10 +216,10 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     return _DTYPES[str(dtype)]
 
 
-def _eos_token_ids(model: transformers.PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+def _eos_token_ids(
+    generation_config: transformers.GenerationConfig | None, tokenizer: Any, vocab_size: int
+) -> frozenset[int]:
     found: set[int] = set()
-    generation = getattr(model.generation_config, "eos_token_id", None)
-    for ids in (generation, getattr(tokenizer, "eos_token_id", None)):
+    for ids in (getattr(generation_config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
         found |= {ids} if isinstance(ids, int) else set(ids or ())
-    vocab_size = model.config.get_text_config().vocab_size
     return frozenset(token_id for token_id in found if token_id < vocab_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.tools.chat_format import ChatFormat
 
 
@@ -19,6 +20,7 @@ class TextInterface:
         vocab_size: number of token ids.
         eos_token_ids: tokens that end an answer.
         chat_format: how its answers to conversations are written; None where it has no chat template.
+        sampling_defaults: what requests that say nothing else are sampled with, by the names of `SamplingParams`.
     """
 
     tokenizer: Any
@@ -27,6 +29,7 @@ class TextInterface:
     vocab_size: int
     eos_token_ids: frozenset[int]
     chat_format: ChatFormat | None
+    sampling_defaults: SamplingDefaults
 
     def require_tokenizer(self) -> Any:
         """The tokenizer.

@@ -17,6 +17,7 @@ from typing import Literal
 
 from radixkv.outputs import CompletionOutput, PromptLogprobs, RequestMetrics
 from radixkv.prompts import Prompt
+from radixkv.sampling_defaults import default_max_tokens
 from radixkv.server.cache_insight import CacheExplanation
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
@@ -86,11 +87,15 @@ async def start_chat(service: Service, body: ChatCompletionRequest, tenant: Tena
             service.check_length("prediction", body.prediction.text)
         prompt = await service.llm.run_tokenizer(partial(body.as_prompt, messages, tools), tenant=tenant.name)
         prompt = service.with_cache_options(prompt, body, tenant)
+        defaults = service.llm.loaded.sampling_defaults
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         prompt = body.truncated(prompt, max_tokens, service.llm.loaded.max_model_len)
+        if max_tokens is None:
+            loaded, num_slots = service.llm.loaded, service.llm.num_slots
+            max_tokens = default_max_tokens(defaults, len(prompt.token_ids), loaded.max_model_len, num_slots)
         remaining = service.remaining_tokens([prompt])
         top_logprobs = body.top_logprobs or 0 if body.logprobs else None
-        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining)
+        params = body.params(max_tokens, top_logprobs, body.prompt_logprobs, remaining, defaults)
         check_response_size(body, [prompt], params, remaining)
         generation = await Generation.start(service, tenant, [prompt], params, body, request_id)
         return ChatEvents(generation, prompt.answer_form)

@@ -121,6 +121,7 @@ def completion_routes(service: Service) -> APIRouter:
                 body.logprobs,
                 _most(body.prompt_logprobs, body.logprobs if body.echo else None),
                 remaining,
+                service.llm.loaded.sampling_defaults,
             )
             repeating = "echo" if body.echo else "return_token_ids" if body.return_token_ids else None
             check_response_size(body, prompts, params, remaining, num_copies=body.num_choices, repeating=repeating)

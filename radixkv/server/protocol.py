@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
+from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.sampling_params import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -186,7 +187,12 @@ class GenerationRequest(StructuredRequest):
         return replace(prompt, token_ids=prompt.token_ids[-limit:], text=None)
 
     def params(
-        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None, remaining_tokens: int
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        remaining_tokens: int,
+        defaults: SamplingDefaults,
     ) -> SamplingParams | BeamSearchParams:
         """The request's sampling or beam search parameters.
 
@@ -195,6 +201,7 @@ class GenerationRequest(StructuredRequest):
             logprobs: how many of the likeliest tokens to report; None: none.
             prompt_logprobs: the same for the prompt.
             remaining_tokens: tokens that fit into the model's length after the prompt.
+            defaults: what is sampled with where the request says nothing; a beam search has its own.
 
         Raises:
             TypeError, ValueError: a value is invalid; the message names it.
@@ -211,10 +218,10 @@ class GenerationRequest(StructuredRequest):
         for name in ("beam_width", "length_penalty"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: only for use_beam_search=true")
-        fields = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        fields: dict[str, Any] = {**defaults, **given, "max_tokens": max_tokens}
         return SamplingParams(
             **fields,
-            max_tokens=max_tokens,
             seed=None if self.seed is None else self.seed % _NUM_SEEDS,
             logit_bias=None if self.logit_bias is None else _parse_logit_bias(self.logit_bias),
             logprobs=logprobs,

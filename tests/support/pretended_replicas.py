@@ -27,6 +27,7 @@ IDENTITY = {
     "max_model_len": 100,
     "vocab_size": 50,
     "eos_token_ids": [],
+    "sampling_defaults": {},
     "chat_template": "none",
     "block_size": 16,
     "block_bytes": 1024,

@@ -57,6 +57,7 @@ def response_routes(service: Service) -> APIRouter:
             body,
             response_id,
             service.model_name,
+            service.llm.loaded.sampling_defaults,
             messages,
             0 if earlier is None else earlier.num_bytes,
             tenant.namespace(body.cache_salt),

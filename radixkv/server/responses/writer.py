@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
+from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.server.chat_events import ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.responses.events import ResponseEvent, StreamEvent
@@ -29,6 +30,7 @@ class ResponsesWriter:
     """Writes the response to one request.
 
     Args:
+        defaults: what is sampled with where the request says nothing.
         messages: the conversation that is answered, without instructions.
         earlier_bytes: what the response that is continued counts for in the store.
         namespace: in which the prompt is cached.
@@ -40,6 +42,7 @@ class ResponsesWriter:
         body: ResponseRequest,
         response_id: str,
         model_name: str,
+        defaults: SamplingDefaults,
         messages: Sequence[Mapping[str, Any]],
         earlier_bytes: int,
         namespace: str,
@@ -50,7 +53,7 @@ class ResponsesWriter:
         self._earlier_bytes = earlier_bytes
         self._namespace = namespace
         self._keep = keep
-        self._response = _head(body, response_id, model_name)
+        self._response = _head(body, response_id, model_name, defaults)
 
     async def full_response(self, events: ChatEvents) -> ResponseObject:
         """The finished response; it is stored."""
@@ -124,7 +127,7 @@ class ResponsesWriter:
         return ResponseEvent(type=kind, sequence_number=output.next_number(), response=self._response.model_copy())
 
 
-def _head(body: ResponseRequest, response_id: str, model_name: str) -> ResponseObject:
+def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: SamplingDefaults) -> ResponseObject:
     """The response before it has any output."""
     choice: Any = body.tool_choice or "auto"
     if isinstance(choice, NamedFunction):
@@ -153,8 +156,8 @@ def _head(body: ResponseRequest, response_id: str, model_name: str) -> ResponseO
         reasoning={"effort": None, "summary": None}
         | ({} if body.reasoning is None else body.reasoning.model_dump(exclude_none=True)),
         max_output_tokens=body.max_output_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
+        top_p=defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         store=body.store is not False,
         metadata=body.metadata or {},
         user=body.user,

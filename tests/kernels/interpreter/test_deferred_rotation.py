@@ -33,6 +33,7 @@ def _loaded(model: PreTrainedModel) -> LoadedModel:
         vocab_size=VOCAB_SIZE,
         eos_token_ids=frozenset(),
         chat_format=None,
+        sampling_defaults={},
         model=model,
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -1,0 +1,134 @@
+"""What requests that say nothing else are sampled with: `SamplingParams`' own defaults, and what a model's authors put beside
+it as ``generation_config.json``.
+
+The fields are those that vLLM takes from there, by transformers' names, in which ``max_tokens`` is ``max_new_tokens``.
+``do_sample`` is not among them, as in vLLM: only a temperature of 0 is greedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from radixkv.option_words import nearest
+from radixkv.sampling_params import SamplingParams
+
+# Numbers by the names of `SamplingParams`.
+SamplingDefaults = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+
+# Of transformers' GenerationConfig to that of SamplingParams.
+_FIELDS: Mapping[str, str] = types.MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "repetition_penalty": "repetition_penalty",
+        "presence_penalty": "presence_penalty",
+        "frequency_penalty": "frequency_penalty",
+        "max_new_tokens": "max_tokens",
+    }
+)
+NO_DEFAULTS: SamplingDefaults = types.MappingProxyType({})
+
+
+def defaults_of_model(generation_config: Any, name: str) -> SamplingDefaults:
+    """Those that a model's generation_config has.
+
+    Args:
+        generation_config: transformers' object; what it does not set is None or absent.
+        name: of the model, for errors.
+
+    Raises:
+        ValueError: nothing can be sampled with a value; the message names it, and how to do without.
+    """
+    values = {name: getattr(generation_config, name, None) for name in _FIELDS}
+    try:
+        return _checked(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"generation_config of {name}: {error}; generation_config='vllm' does without it") from None
+
+
+def overridden(defaults: SamplingDefaults, values: Mapping[str, Any]) -> SamplingDefaults:
+    """With values that a user gives in the place of the model's.
+
+    Args:
+        defaults: the model's.
+        values: by transformers' names; None: `SamplingParams`' own.
+
+    Raises:
+        TypeError, ValueError: a name is unknown, or a value impossible.
+    """
+    for name in values:
+        if name not in _FIELDS:
+            near = nearest(str(name), _FIELDS)
+            raise ValueError(
+                f"{name}: expected one of {', '.join(_FIELDS)}" + ("" if near is None else f"; did you mean {near}?")
+            )
+    others = {name: value for name, value in defaults.items() if name not in {_FIELDS[given] for given in values}}
+    return types.MappingProxyType({**others, **_checked(values)})
+
+
+def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
+    """Those that another process has sent, by the names of `SamplingParams`.
+
+    Raises:
+        ValueError: they are none.
+    """
+    names = {field: name for name, field in _FIELDS.items()}
+    try:
+        return overridden(NO_DEFAULTS, {names.get(field, field): value for field, value in values.items()})
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def default_max_tokens(
+    defaults: SamplingDefaults, num_prompt_tokens: int, max_model_len: int, num_slots: int
+) -> int | None:
+    """The default of ``max_tokens`` for a prompt; None, for as many as there is room for: it has none, or the cache has no room
+    for so many. (For a user who had asked for them, that would be an error.)
+
+    Args:
+        defaults: the model's.
+        num_prompt_tokens: of the prompt.
+        max_model_len: tokens of a sequence at most.
+        num_slots: tokens that the whole cache has room for.
+    """
+    most: int | None = defaults.get("max_tokens")
+    # The last token takes no slot.
+    if most is None or min(num_prompt_tokens + most, max_model_len) - 1 > num_slots:
+        return None
+    return most
+
+
+def default_params(
+    defaults: SamplingDefaults, num_prompt_tokens: int, max_model_len: int, num_slots: int
+) -> SamplingParams:
+    """What a prompt is sampled with where nothing is said; the arguments are those of `default_max_tokens`."""
+    params = SamplingParams(**defaults)
+    if "max_tokens" in defaults:
+        params.max_tokens = default_max_tokens(defaults, num_prompt_tokens, max_model_len, num_slots)
+    return params
+
+
+def log_defaults(name: str, defaults: SamplingDefaults) -> None:
+    """Say in the log what a model's requests are sampled with, where that is not as everywhere.
+
+    Args:
+        name: of the model.
+        defaults: its.
+    """
+    if defaults:
+        values = ", ".join(f"{field} {value:g}" for field, value in defaults.items())
+        _log.info("%s: where a request says nothing else: %s (generation_config='vllm': not so)", name, values)
+
+
+def _checked(values: Mapping[str, Any]) -> SamplingDefaults:
+    fields = {_FIELDS[name]: value for name, value in values.items() if value is not None}
+    params = SamplingParams(**fields)
+    # As Python's numbers, whatever they were.
+    return types.MappingProxyType({name: getattr(params, name) for name in fields})

@@ -1,0 +1,160 @@
+"""Options of vLLM that are not ours: which values ask for what is done here in any case, and what there is for others.
+
+Programs and command lines set them out of habit, mostly to such a value: ``tensor_parallel_size=1``. What has a meaning here
+is an option here, with vLLM's name where it has one.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Elsewhere(NamedTuple):
+    """An option of vLLM's that is not ours.
+
+    Attributes:
+        without_effect: values that change nothing here. If one of them is a truth value, the option is a flag on vLLM's
+            command line; all others have a value there.
+        otherwise: what is said of all others.
+    """
+
+    without_effect: tuple[Any, ...]
+    otherwise: str
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the command line's option has no value."""
+        return any(isinstance(value, bool) for value in self.without_effect)
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value that would have to change something.
+
+        Raises:
+            ValueError: says what there is instead.
+        """
+        # By type too: True is not the number 1.
+        if not any(type(value) is type(each) and value == each for each in self.without_effect):
+            expected = " or ".join(map(repr, self.without_effect)) or "it not to be there"
+            raise ValueError(f"{name}: expected {expected}, got {value!r:.80}: {self.otherwise}")
+
+
+_ONE_DEVICE = "an engine runs on one device; radixkv serve --replicas places several engines"
+_ONE_ENGINE = "radixkv serve --replicas, or radixkv replica and radixkv ingress, make one server of several engines"
+_TEXT = Elsewhere((None, {}), "models take text only")
+_DRAFTS = "speculative_config={'method': 'tree'} drafts from the cache"
+_GENERATES = Elsewhere(("auto", "generate", None), "models generate text; there are no embeddings, scores or classes")
+_OWN_FILES = "pass a folder, for example of huggingface_hub.snapshot_download, as the model"
+_ADAPTERS = "merge the adapter into the model (peft's merge_and_unload)"
+_TIERS = "host_cache_size, disk_cache and shared_cache keep blocks elsewhere"
+
+# Of vLLM's `LLM`, and of its command line.
+ENGINE: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {
+        "tensor_parallel_size": Elsewhere((1, None), _ONE_DEVICE),
+        "pipeline_parallel_size": Elsewhere((1, None), _ONE_DEVICE),
+        "data_parallel_size": Elsewhere((1, None), _ONE_DEVICE),
+        "enable_expert_parallel": Elsewhere((False,), _ONE_DEVICE),
+        "distributed_executor_backend": Elsewhere((None, "uni"), _ONE_DEVICE),
+        "disable_custom_all_reduce": Elsewhere((True, False), _ONE_DEVICE),
+        # A permission; no model needs it that can run over blocks.
+        "trust_remote_code": Elsewhere((True, False), "code that comes with a model is never run"),
+        "disable_log_stats": Elsewhere((True,), "outputs have metrics, and radixkv serve has /metrics"),
+        "enable_chunked_prefill": Elsewhere((True, None), "prompts are computed in chunks of max_num_batched_tokens"),
+        "enable_lora": Elsewhere((False,), _ADAPTERS),
+        "max_loras": Elsewhere((None,), _ADAPTERS),
+        "max_lora_rank": Elsewhere((None,), _ADAPTERS),
+        "swap_space": Elsewhere((0, None), "host_cache_size keeps blocks in host memory"),
+        "cpu_offload_gb": Elsewhere((0,), "weights are on the device; quantization makes them smaller on a CPU"),
+        "num_gpu_blocks_override": Elsewhere((None,), "num_blocks is the number of blocks"),
+        "scheduling_policy": Elsewhere(("fcfs", "priority"), "requests of a lower priority number go first"),
+        "stream_interval": Elsewhere((1,), "streams have every token as soon as it is there"),
+        "skip_tokenizer_init": Elsewhere((False,), "a model without a tokenizer takes token ids"),
+        "tokenizer_mode": Elsewhere(("auto", "hf"), "tokenizer takes any tokenizer of transformers"),
+        "load_format": Elsewhere(("auto", "hf", "safetensors"), "the format is seen by the model's files"),
+        "config_format": Elsewhere(("auto", "hf"), "models have a config.json, or are GGUF files"),
+        "model_impl": Elsewhere(("auto", "transformers"), "models are those of transformers"),
+        "revision": Elsewhere((None,), _OWN_FILES),
+        "code_revision": Elsewhere((None,), _OWN_FILES),
+        "tokenizer_revision": Elsewhere((None,), _OWN_FILES),
+        "download_dir": Elsewhere((None,), "the variable HF_HOME says where files of the hub are kept"),
+        "hf_token": Elsewhere((None,), "the variable HF_TOKEN holds the key of the hub"),
+        "hf_overrides": Elsewhere((None, {}), "pass a loaded transformers model, which can have any configuration"),
+        "compilation_config": Elsewhere((None,), "enable_torch_compile and enforce_eager say what is compiled"),
+        "enable_sleep_mode": Elsewhere((False,), "blocks and weights stay where they are"),
+        "limit_mm_per_prompt": _TEXT,
+        "mm_processor_kwargs": _TEXT,
+        "runner": _GENERATES,
+        "task": _GENERATES,
+        "convert": Elsewhere(("auto", "none"), _GENERATES.otherwise),
+        "spec_method": Elsewhere((None,), _DRAFTS),
+        "spec_model": Elsewhere((None,), _DRAFTS),
+        "kv_transfer_config": Elsewhere((None,), _TIERS),
+        "kv_offloading_size": Elsewhere((None,), _TIERS),
+        "kv_events_config": Elsewhere((None,), "kv_events_endpoint publishes them"),
+        # All of them stand for exactly the tokens that are compared here.
+        "prefix_caching_hash_algo": Elsewhere(
+            ("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"), "prefixes are compared token by token"
+        ),
+        "max_logprobs": Elsewhere((20,), "requests over HTTP get 20 at most, calls any number"),
+        "logprobs_mode": Elsewhere(("raw_logprobs",), "log-probabilities are the model's own"),
+        "logits_processors": Elsewhere((None, []), "logit_bias, bad_words and structured_outputs belong to requests"),
+    }
+)
+# Of its command line, ``vllm serve``, alone.
+SERVER: Mapping[str, Elsewhere] = types.MappingProxyType(
+    {
+        "tokenizer": Elsewhere(
+            (), "a tokenizer is part of the model's folder; in Python, LLM(tokenizer=...) takes any"
+        ),
+        # The client says by tool_choice whether the model may call.
+        "enable_auto_tool_choice": Elsewhere((True, False), "tool_choice of a request says whether tools are called"),
+        "tool_parser_plugin": Elsewhere((), "tool_call_parser is one of those that are there"),
+        "reasoning_parser_plugin": Elsewhere((), "reasoning_parser is one of those that are there"),
+        "chat_template_content_format": Elsewhere(("auto",), "the chat template is tried, and given what it takes"),
+        "trust_request_chat_template": Elsewhere((False,), "chat_template belongs to the server"),
+        "response_role": Elsewhere(("assistant",), "answers are the assistant's"),
+        "return_tokens_as_token_ids": Elsewhere((False,), "return_token_ids of a request adds token ids"),
+        "lora_modules": Elsewhere((), _ADAPTERS),
+        "structured_outputs_config": Elsewhere((), "grammars are enforced in one way, after the thinking"),
+        "guided_decoding_backend": Elsewhere(("auto", "guidance"), "grammars are enforced in one way"),
+        "api_server_count": Elsewhere((1,), _ONE_ENGINE),
+        "headless": Elsewhere((False,), _ONE_ENGINE),
+        "nnodes": Elsewhere((1,), _ONE_ENGINE),
+        "disable_frontend_multiprocessing": Elsewhere((True, False), "the server and its engine are one process"),
+        "enable_server_load_tracking": Elsewhere((True, False), "/load is always there"),
+        "enable_prompt_tokens_details": Elsewhere((True, False), "usage always has them"),
+        "enable_request_id_headers": Elsewhere((True, False), "answers always have X-Request-Id"),
+        "enable_tokenizer_info_endpoint": Elsewhere((True, False), "/tokenizer_info is always there"),
+        "enable_force_include_usage": Elsewhere((False,), "stream_options.include_usage of a request adds it"),
+        "disable_fastapi_docs": Elsewhere((False,), "there are no such pages; /openapi.json is always there"),
+        "disable_log_requests": Elsewhere((True,), "access_log writes a line for each, without its text"),
+        "enable_log_requests": Elsewhere((False,), "access_log writes a line for each, without its text"),
+        "enable_log_outputs": Elsewhere((False,), "access_log writes a line for each request, without its text"),
+        "max_log_len": Elsewhere((), "the log has no prompts"),
+        "disable_uvicorn_access_log": Elsewhere((True,), "access_log writes a line for each request"),
+        "uvicorn_log_level": Elsewhere(("info",), "the log is written at level INFO"),
+        "shutdown_timeout": Elsewhere((), "grace_seconds is how long running requests have"),
+        "max_num_queued_reqs": Elsewhere((), "max_queue is how many may wait"),
+        "root_path": Elsewhere(("", "/"), "paths begin at /; a proxy in front takes its prefix away"),
+        "middleware": Elsewhere((), "radixkv.server has no place for it; a proxy in front does"),
+        "allowed_methods": Elsewhere((["*"],), "cors_origins may use all that there are"),
+        "allowed_headers": Elsewhere((["*"],), "cors_origins may send all that are used"),
+        "allow_credentials": Elsewhere((False,), "there are no cookies; pages send a key as a header"),
+        "ssl_cert_reqs": Elsewhere((0,), "with ssl_ca_certs, clients must have a certificate"),
+        "enable_ssl_refresh": Elsewhere((False,), "certificates are read at the start"),
+    }
+)
+
+
+def without_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an `LLM` but those that are vLLM's alone.
+
+    Raises:
+        ValueError: one of those has a value that would have to change something; the message says what there is instead.
+    """
+    for name, value in options.items():
+        if name in ENGINE:
+            ENGINE[name].check(name, value)
+    return {name: value for name, value in options.items() if name not in ENGINE}

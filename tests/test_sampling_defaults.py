@@ -1,0 +1,285 @@
+"""What a model's generation_config says counts where a call or a request says nothing, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.in_process_server import make_client
+from support.model_zoo import build_shallow
+from support.replica_servers import local_replicas, tiny_llm, tiny_model
+
+from radixkv import LLM, AsyncLLM, SamplingParams
+from radixkv.cluster import create_ingress
+from radixkv.cluster.describe import describe
+from radixkv.config import ModelConfig
+from radixkv.errors import RequestTooLargeError
+from radixkv.model.loader import load_model
+from radixkv.sampling_defaults import default_params
+from radixkv.server.config import ServerConfig
+
+OF_MODEL = {
+    "temperature": 0.6,
+    "top_k": 1,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.3,
+    "max_new_tokens": 7,
+    "do_sample": True,
+    "eos_token_id": [150],
+}
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+IDS = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    build_shallow("llama").save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps(OF_MODEL))
+    return path
+
+
+def of(params: SamplingParams) -> list[Any]:
+    return [getattr(params, name) for name in FIELDS]
+
+
+def defaults(folder: Path, **options: Any) -> list[Any]:
+    return of(SamplingParams(**load_model(folder, ModelConfig(**options)).sampling_defaults))
+
+
+def tokens(llm: LLM, params: SamplingParams | None) -> list[int]:
+    return llm.generate(IDS, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_calls_without_parameters_take_the_model_s(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        llm = LLM(folder, num_blocks=64)
+    assert "temperature 0.6, top_p 0.95, top_k 1, min_p 0.01, repetition_penalty 1.3, max_tokens 7" in caplog.text
+    params = llm.get_default_sampling_params()
+    assert of(params) == [0.6, 1, 0.95, 0.01, 1.3, 7]
+    # top_k is 1, so that nothing depends on chance.
+    likeliest = SamplingParams(temperature=0.0, repetition_penalty=1.3, max_tokens=7)
+    assert tokens(llm, None) == tokens(llm, params) == tokens(llm, likeliest)
+    streamed = [token for output in llm.stream(IDS) for token in output.outputs[0].token_ids]
+    assert streamed == tokens(llm, None)
+    params.top_p = 0.5
+    assert of(llm.get_default_sampling_params())[2] == 0.95
+
+    async def main() -> list[int]:
+        async with AsyncLLM(llm) as engine:
+            return [token async for output in engine.generate(IDS) for token in output.outputs[0].token_ids]
+
+    assert asyncio.run(main()) == streamed
+
+
+def test_given_parameters_are_used_as_they_are(folder: Path) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    with_defaults, without = LLM(folder, num_blocks=64), LLM(folder, num_blocks=64, generation_config="vllm")
+    assert tokens(with_defaults, greedy) == tokens(without, greedy)
+    assert of(without.get_default_sampling_params()) == of(SamplingParams())
+
+
+def test_where_they_come_from_and_what_takes_their_place(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "eos_token_id": 33}')
+    neutral = of(SamplingParams())
+    assert defaults(folder) == [0.6, 1, 0.95, 0.01, 1.3, 7]
+    assert defaults(folder, generation_config=str(tmp_path)) == [0.25, *neutral[1:]]
+    override = {"top_k": 9, "temperature": None, "max_new_tokens": None}
+    for given in (override, json.dumps(override)):
+        assert defaults(folder, override_generation_config=given) == [1.0, 9, 0.95, 0.01, 1.3, 16]
+        assert defaults(folder, generation_config="vllm", override_generation_config=given) == [1.0, 9, *neutral[2:]]
+    # End tokens are not a matter of taste.
+    ends = [load_model(folder, ModelConfig(generation_config=source)).eos_token_ids for source in ("auto", "vllm")]
+    assert ends == [{150}, {150}]
+    assert load_model(folder, ModelConfig(generation_config=str(tmp_path))).eos_token_ids == {33}
+
+
+def test_a_loaded_model_has_its_own_and_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+    model = build_shallow("llama")
+    assert load_model(model).sampling_defaults == {}
+    model.generation_config.temperature = 0.5
+    assert load_model(model).sampling_defaults == {"temperature": 0.5}
+    assert load_model(model, ModelConfig(generation_config=str(tmp_path))).sampling_defaults == {"temperature": 0.25}
+    assert model.generation_config.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("top_p", 0, "top_p: expected more than 0.0 and at most 1.0, got 0"),
+        ("temperature", "hot", "temperature: expected a number, got 'hot'"),
+        ("top_k", 1.5, "top_k: expected a whole number, got 1.5"),
+        ("repetition_penalty", True, "repetition_penalty: expected a number, got True"),
+        ("max_new_tokens", 0, "max_tokens: expected at least 1, got 0"),
+        ("temperature", float("nan"), "temperature: expected .*, got nan"),
+    ],
+)
+def test_what_cannot_be_sampled_with_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^override_generation_config: {message}"):
+        ModelConfig(override_generation_config={name: value})
+    model = build_shallow("llama")
+    setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"^generation_config of .*: {message}; generation_config='vllm' does without"):
+        load_model(model)
+    assert load_model(model, ModelConfig(generation_config="vllm")).sampling_defaults == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"generation_config": "nowhere"},
+            "generation_config: expected auto, vllm or a folder with a .*, got 'nowhere'",
+        ),
+        ({"generation_config": None}, "generation_config: expected text, got None"),
+        ({"override_generation_config": "{"}, "override_generation_config: expected JSON, got '{'"),
+        ({"override_generation_config": "[1]"}, "override_generation_config: expected such as .*, got \\[1\\]"),
+        ({"override_generation_config": {"topk": 1}}, "override_generation_config: topk: .*did you mean top_k?"),
+        ({"override_generation_config": {"max_tokens": 1}}, "max_tokens: .*did you mean max_new_tokens?"),
+    ],
+)
+def test_other_options_are_refused_before_a_model_is_loaded(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(build_shallow("llama"), **options)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("no JSON")
+    with pytest.raises(ValueError, match="generation_config: expected auto, vllm or a folder"):
+        load_model(build_shallow("llama"), ModelConfig(generation_config=str(tmp_path)))
+
+
+def test_a_default_is_not_too_much_for_the_cache(folder: Path, tmp_path: Path, default_tokenizer: Any) -> None:
+    """Asked for, so many tokens would be refused."""
+    many: Any = {"num_blocks": 4, "block_size": 16, "override_generation_config": {"max_new_tokens": 400, "top_k": 1}}
+    llm = LLM(folder, **many)
+    asked_for = llm.get_default_sampling_params()
+    assert asked_for.max_tokens == 400
+    with pytest.raises(RequestTooLargeError):
+        tokens(llm, asked_for)
+    room = 4 * 16 + 1 - len(IDS)
+    assert len(tokens(llm, None)) <= room
+    assert default_params({"max_tokens": room}, len(IDS), 512, 64).max_tokens == room
+    assert default_params({"max_tokens": room + 1}, len(IDS), 512, 64).max_tokens is None
+    # The model's length is less than the cache has room for.
+    assert default_params({"max_tokens": 400}, len(IDS), 65, 64).max_tokens == 400
+
+    async def lengths(client: httpx.AsyncClient) -> int:
+        response = await client.post(CHAT, json={"messages": MESSAGES, "ignore_eos": True})
+        assert response.status_code == 200, response.text
+        usage = response.json()["usage"]
+        return int(usage["total_tokens"])
+
+    assert asked(default_tokenizer, lengths, **many) == 4 * 16 + 1
+
+    async def by_replicas() -> int:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer, **many)) as (replicas, _):
+            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer))
+            transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                found = await lengths(client)
+            await ingress.llm.shutdown()
+            return found
+
+    assert asyncio.run(by_replicas()) == 4 * 16 + 1
+
+
+MESSAGES = [{"role": "user", "content": "Hi."}]
+NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "seed": 3}
+SERVED = {"temperature": 0.6, "top_k": 1, "top_p": 0.95, "repetition_penalty": 1.3, "max_new_tokens": 7}
+# Path, body, and how many tokens the answer has; of a request that says nothing, and of one that says all.
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def asked(tokenizer: Any, ask: Any, **options: Any) -> Any:
+    """What ``ask`` returns of a server over one engine."""
+
+    async def main() -> Any:
+        llm = tiny_llm(tokenizer, **options)
+        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+            return await ask(client)
+
+    return asyncio.run(main())
+
+
+async def answers(client: httpx.AsyncClient) -> list[Any]:
+    """Answers to requests that leave out what the model has a default for, and to some that do not."""
+    wanted = {"return_token_ids": True, "ignore_eos": True}
+    bodies = [
+        (CHAT, {"messages": MESSAGES, **wanted}),
+        (CHAT, {"messages": MESSAGES, **wanted, "temperature": None, "max_tokens": None}),
+        (CHAT, {"messages": MESSAGES, **wanted, "max_completion_tokens": 5}),
+        (CHAT, {"messages": MESSAGES, **wanted, **NEUTRAL, "max_tokens": 9}),
+        (COMPLETION, {"prompt": "The sea", **wanted}),
+        (COMPLETION, {"prompt": "The sea", **wanted, "use_beam_search": True, "n": 2}),
+    ]
+    found = []
+    for path, body in bodies:
+        response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        found.append([choice["token_ids"] for choice in response.json()["choices"]])
+    response = (await client.post("/v1/responses", json={"input": "Hi."})).json()
+    return [*found, response["temperature"], response["top_p"], response["usage"]["output_tokens"]]
+
+
+def test_requests_over_http_take_what_they_leave_out(default_tokenizer: Any) -> None:
+    found = asked(default_tokenizer, answers, override_generation_config=SERVED)
+    chat, nulls, shorter, explicit, completion, beams, temperature, top_p, num_tokens = found
+    assert chat == nulls
+    assert [len(chat[0]), len(shorter[0]), len(explicit[0]), len(completion[0])] == [7, 5, 9, 16]
+    assert shorter[0] == chat[0][:5]
+    assert (temperature, top_p, num_tokens) == (0.6, 0.95, 7)
+
+    async def spelled_out(client: httpx.AsyncClient) -> list[Any]:
+        sampling = {name: SERVED[name] for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
+        wanted = {"return_token_ids": True, "ignore_eos": True}
+        bodies = [
+            (CHAT, {"messages": MESSAGES, **wanted, **sampling, "max_tokens": 7}),
+            (CHAT, {"messages": MESSAGES, **wanted, **NEUTRAL, "max_tokens": 9}),
+            (COMPLETION, {"prompt": "The sea", **wanted, **sampling}),
+            (COMPLETION, {"prompt": "The sea", **wanted, "use_beam_search": True, "n": 2}),
+        ]
+        responses = [(await client.post(path, json=body)).json() for path, body in bodies]
+        return [[choice["token_ids"] for choice in response["choices"]] for response in responses]
+
+    assert asked(default_tokenizer, spelled_out) == [chat, explicit, completion, beams]
+
+
+def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_path: Path) -> None:
+    alone = asked(default_tokenizer, answers, override_generation_config=SERVED)
+
+    async def main() -> list[Any]:
+        llm = tiny_llm(default_tokenizer, override_generation_config=SERVED)
+        async with local_replicas(tmp_path, llm) as (replicas, _):
+            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer))
+            transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                found = await answers(client)
+            await ingress.llm.shutdown()
+            return found
+
+    assert asyncio.run(main()) == alone
+
+
+def test_replicas_that_sample_otherwise_are_of_another_kind(default_tokenizer: Any) -> None:
+    async def described(**options: Any) -> Any:
+        model = tiny_model(len(default_tokenizer))
+        async with AsyncLLM(LLM(model, tokenizer=default_tokenizer, num_blocks=8, **options)) as engine:
+            return await describe(engine)
+
+    async def main() -> None:
+        neutral, other = await described(), await described(override_generation_config={"top_k": 5})
+        assert neutral.difference(other) == "sampling_defaults: {}, and {'top_k': 5} there"
+        other.check()
+        other.identity["sampling_defaults"]["top_k"] = "many"
+        with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):
+            other.check()
+
+    asyncio.run(main())
