@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from radixkv.config import LLM_OPTIONS, LLMOptions
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
+from radixkv.model.tokenizer import with_chat_template
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
@@ -108,6 +109,7 @@ class AsyncLLM(AsyncEngine):
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | Path | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
@@ -126,7 +128,7 @@ class AsyncLLM(AsyncEngine):
         def make_prompts(loaded: LoadedModel) -> list[Prompt]:
             return as_chat_prompts(
                 messages,
-                loaded,
+                with_chat_template(loaded, chat_template),
                 cache_salt,
                 cache,
                 add_generation_prompt=add_generation_prompt,

@@ -20,6 +20,7 @@ from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
 from radixkv.engine.request_output import beam_output, delta_output, request_output
 from radixkv.model.loader import load_model
+from radixkv.model.tokenizer import with_chat_template
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.option_words import refuse_unknown
@@ -104,6 +105,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | Path | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
@@ -120,6 +122,7 @@ class LLM:
             tools: functions that the model may call, in OpenAI's form.
             tool_choice: "auto" (the default), "none", "required", or ``{"type": "function", "function": {"name": ...}}``.
             parallel_tool_calls: whether an answer may hold several calls.
+            chat_template: Jinja, or a file of it, in place of the model's own chat template. Do not take one from strangers.
             chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
             add_generation_prompt: False: do not begin the assistant's message; the model may begin one of any role.
             continue_final_message: continue the last message, which must be the assistant's; needs
@@ -127,7 +130,7 @@ class LLM:
         """
         prompts = as_chat_prompts(
             messages,
-            self.engine.loaded,
+            with_chat_template(self.engine.loaded, chat_template),
             cache_salt,
             cache,
             add_generation_prompt=add_generation_prompt,

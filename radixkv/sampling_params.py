@@ -98,6 +98,7 @@ class SamplingParams:
             have been generated. Its tokens are those that it has alone and those that it has after a space.
         allowed_token_ids: the only tokens that may be generated, at most 1,024; not together with ``structured_outputs``.
         ignore_eos: go on after the end-of-sequence token.
+        detokenize: False: there is no text, only tokens; not together with ``stop``.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
@@ -125,6 +126,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     allowed_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
+    detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
@@ -149,10 +151,14 @@ class SamplingParams:
             self.logprobs = _whole("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = _whole("prompt_logprobs", self.prompt_logprobs, -1)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             _check_switch(name, getattr(self, name))
         _check_structured_outputs(self.structured_outputs)
         self.stop_strings = _stop_strings(self.stop)
+        if self.stop_strings and not self.detokenize:
+            raise ValueError(
+                f"stop: expected none with detokenize=False, where there is no text, got {self.stop!r:.80}"
+            )
         self.end_token_ids = frozenset(
             _token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
         )

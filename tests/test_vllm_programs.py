@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,65 @@ def test_options_that_ask_for_nothing_else_are_taken() -> None:
 def test_other_options_are_refused_with_what_there_is(kind: Any, option: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind("no model is looked for", **option)
+
+
+def test_answers_without_text(worded: LLM) -> None:
+    expected = tokens(worded, "The sea")
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False)
+    (output,) = worded.generate("The sea", params, use_tqdm=False)[0].outputs
+    assert ([output.token_ids], output.text) == (expected, "")
+    pieces = list(worded.stream("The sea", params))
+    assert [token for piece in pieces for token in piece.outputs[0].token_ids] == expected[0]
+    assert not any(piece.outputs[0].text for piece in pieces)
+    (answered,) = worded.chat([{"role": "user", "content": "Hi"}], params, use_tqdm=False)
+    assert answered.outputs[0].answer is not None
+    assert (answered.outputs[0].answer.text, len(answered.outputs[0].token_ids)) == ("", 6)
+
+
+@pytest.mark.parametrize("stop", ["a", ["b"]])
+def test_no_text_has_no_stop_string(worded: LLM, stop: Any) -> None:
+    with pytest.raises(ValueError, match="stop: expected none with detokenize=False"):
+        SamplingParams(detokenize=False, stop=stop)
+    params = SamplingParams(stop=stop)
+    params.detokenize = False
+    with pytest.raises(ValueError, match="stop: expected none with detokenize=False"):
+        worded.generate("The sea", params, use_tqdm=False)
+    params.detokenize = 1  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="detokenize: expected True or False, got 1"):
+        worded.generate("The sea", params, use_tqdm=False)
+
+
+def test_a_call_may_bring_a_template(worded: LLM, tmp_path: Path) -> None:
+    (tmp_path / "roles.jinja").write_text(ROLES)
+    messages = [{"role": "user", "content": "Hi"}]
+    own = worded.chat(messages, GREEDY, use_tqdm=False)[0].prompt
+    for template in (ROLES, tmp_path / "roles.jinja", str(tmp_path / "roles.jinja")):
+        (output,) = worded.chat(messages, GREEDY, use_tqdm=False, chat_template=template)
+        assert output.prompt == "user> Hi\nbot>"
+    thinking = ROLES + "<think>{# </think> #}"
+    (output,) = worded.chat(messages, GREEDY, use_tqdm=False, chat_template=thinking)
+    assert output.outputs[0].answer is not None
+    assert output.outputs[0].answer.reasoning == output.outputs[0].text
+    assert worded.chat(messages, GREEDY, use_tqdm=False)[0].prompt == own
+    for template, kind in (("nowhere.jinja", ValueError), (5, TypeError), ("{% broken", ValueError)):
+        with pytest.raises(kind, match=r"chat_template|chat template"):
+            worded.chat(messages, GREEDY, use_tqdm=False, chat_template=template)  # type: ignore[arg-type]
+
+
+def test_a_template_needs_a_tokenizer(tiny: LLM) -> None:
+    with pytest.raises(ValueError, match="chat_template: expected None, for the model has no tokenizer"):
+        tiny.chat([{"role": "user", "content": "Hi"}], GREEDY, chat_template=ROLES)
+
+
+def test_streams_of_conversations_take_a_template_too(default_tokenizer: Any) -> None:
+    llm = LLM(tiny_model(len(default_tokenizer)), tokenizer=default_tokenizer, num_blocks=64)
+
+    async def prompts() -> set[str | None]:
+        async with AsyncLLM(llm) as engine:
+            conversation = [{"role": "user", "content": "Hi"}]
+            return {output.prompt async for output in engine.chat(conversation, GREEDY, chat_template=ROLES)}
+
+    assert asyncio.run(prompts()) == {"user> Hi\nbot>"}
 
 
 def test_conversations_are_written_by_the_template_that_is_given(default_tokenizer: Any, tmp_path: Path) -> None:

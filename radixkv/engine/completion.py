@@ -19,7 +19,7 @@ TokenDecoder = Callable[[int], str | None]
 
 
 def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
-    """Give a new sequence its sampling state and, with a tokenizer, its detokenizer."""
+    """Give a new sequence its sampling state and, with a tokenizer and unless only tokens are asked for, its detokenizer."""
     request, params = sequence.request, sequence.request.params
     assert isinstance(params, SamplingParams)
     first = request.sequences[0].sampling if request.sequences else None
@@ -33,7 +33,7 @@ def prepare_sampling(sequence: TokenSequence, tokenizer: Any) -> None:
         shared_changes=None if first is None else first.changes,
         forbidden_token_ids=request.end_token_ids | params.end_token_ids if params.min_tokens else frozenset(),
     )
-    if tokenizer is not None:
+    if tokenizer is not None and params.detokenize:
         sequence.detokenizer = IncrementalDetokenizer(
             tokenizer,
             request.prompt_token_ids,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import transformers
 from transformers.utils import logging as transformers_logging
@@ -19,6 +20,7 @@ from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.source import load_errors, print_progress, resolve_folder
+from radixkv.model.text_interface import TextInterface
 from radixkv.tools.chat_format import ChatFormat
 
 
@@ -72,11 +74,37 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
         tokenizer = load_tokenizer(tokenizer)
     if config.chat_template is None:
         return tokenizer
-    template = _read_template(config.chat_template)
+    return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere
+
+
+_Text = TypeVar("_Text", bound=TextInterface)
+
+
+def with_chat_template(loaded: _Text, template: str | Path | None) -> _Text:
+    """The same model with conversations written by another chat template, and answers read as that one says.
+
+    Args:
+        loaded: stays as it is.
+        template: Jinja, or a file of it; None: the model's own.
+
+    Raises:
+        TypeError, ValueError: it is neither, or there is no tokenizer to use it.
+    """
+    if template is None:
+        return loaded
+    if not isinstance(template, str | Path):
+        raise TypeError(f"chat_template: expected a file or a Jinja template, got {template!r:.80}")
+    tokenizer = _with_template(loaded.tokenizer, template)
+    parsers = () if loaded.chat_format is None else loaded.chat_format.parsers
+    return replace(loaded, tokenizer=tokenizer, chat_format=ChatFormat.of(tokenizer, *parsers))
+
+
+def _with_template(tokenizer: Any, template: str | Path) -> Any:
+    text = _read_template(template)
     if tokenizer is None:
         raise ValueError("chat_template: expected None, for the model has no tokenizer")
-    tokenizer = copy.deepcopy(tokenizer)  # the caller may use it elsewhere
-    tokenizer.chat_template = template
+    tokenizer = copy.copy(tokenizer)  # with the same vocabulary
+    tokenizer.chat_template = text
     return tokenizer
 
 

@@ -72,6 +72,7 @@ class ChatFormat:
         template_takes_tools: whether the chat template describes tools; otherwise the system message does.
         added_tokens: id of each text that is a token of its own.
         special_tokens: those of them that are left out of text unless that is asked for.
+        parsers: the names by which ``calls`` and ``reasoning`` were chosen, "auto" for what the template says.
     """
 
     calls: CallFormat
@@ -79,6 +80,7 @@ class ChatFormat:
     template_takes_tools: bool
     added_tokens: Mapping[str, int]
     special_tokens: frozenset[str]
+    parsers: tuple[ToolCallParserName, ReasoningParserName]
 
     @classmethod
     def of(
@@ -87,14 +89,16 @@ class ChatFormat:
         """The format of a model by its tokenizer, which has a chat template."""
         template: str = tokenizer.get_chat_template(tools=[_PROBE])
         form = CALL_FORMATS[_form_of(template) if calls == "auto" else calls]
+        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
         tokens = tokenizer.added_tokens_decoder
         return cls(
             calls=form,
-            reasoning=_tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning),
+            reasoning=tags,
             # A template whose form is not known would ask for calls in another one.
             template_takes_tools=form is not CALL_FORMATS["json"] and _takes_tools(tokenizer),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
+            parsers=(calls, reasoning),
         )
 
     def as_template_messages(
