@@ -17,6 +17,7 @@ from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
 from radixkv.cli.serve import serve
+from radixkv.cli.vllm_command import VllmCommand
 from radixkv.cli.warm import warm
 
 
@@ -75,7 +76,7 @@ def radixkv(
 
 
 for command in _COMMANDS:
-    app.command()(command)
+    app.command(cls=VllmCommand if command in (serve, replica) else None)(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
 app.add_typer(store.app, name="store")

@@ -32,7 +32,13 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
 from radixkv_cpu import library
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float": torch.float32,
+    "half": torch.float16,
+}
 
 _log = logging.getLogger(__name__)
 

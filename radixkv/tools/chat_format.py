@@ -28,7 +28,7 @@ from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
 from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
 from radixkv.tools.instructions import with_tools_in_words
-from radixkv.tools.names import ReasoningParserName, ToolCallParserName
+from radixkv.tools.names import SAME_AS, ReasoningParserName, ToolCallParserName
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
 from radixkv.tools.source import AnswerSource, Parsing, text_until
 
@@ -88,8 +88,8 @@ class ChatFormat:
     ) -> ChatFormat:
         """The format of a model by its tokenizer, which has a chat template."""
         template: str = tokenizer.get_chat_template(tools=[_PROBE])
-        form = CALL_FORMATS[_form_of(template) if calls == "auto" else calls]
-        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
+        form = CALL_FORMATS[_form_of(template) if calls == "auto" else SAME_AS.get(calls, calls)]
+        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(SAME_AS.get(reasoning, reasoning))
         tokens = tokenizer.added_tokens_decoder
         return cls(
             calls=form,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Mapping
 from typing import Literal
 
 ToolCallParserName = Literal[
@@ -15,5 +17,8 @@ ToolCallParserName = Literal[
     "deepseek_v31",
     "harmony",
     "json",
+    "openai",
 ]
-ReasoningParserName = Literal["auto", "none", "think", "mistral"]
+ReasoningParserName = Literal["auto", "none", "think", "mistral", "deepseek_r1", "qwen3"]
+# vLLM's names of some of them, by ours: of models whose form it is.
+SAME_AS: Mapping[str, str] = types.MappingProxyType({"openai": "harmony", "deepseek_r1": "think", "qwen3": "think"})
