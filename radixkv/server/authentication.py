@@ -2,7 +2,8 @@
 
 Which key a path needs::
 
-    /, /health, /ready, /version, /openapi.json     none
+    /, /health, /ping, /ready, /version,
+    /openapi.json                                   none
     /admin/...                                      the admin key
     /metrics                                        the metrics key; without one, the admin key where there are API keys,
                                                     and none on a port of its own
@@ -29,7 +30,7 @@ from radixkv.server.errors import ApiError
 from radixkv.server.ports import PAGE_PATHS, Port, is_private, port_of, serves
 from radixkv.server.tenants import Credentials, Tenant, Tenants, unauthorized
 
-_OPEN_PATHS = PAGE_PATHS | {"/health", "/ready", "/version", "/openapi.json"}
+_OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", "/version", "/openapi.json"}
 
 
 class Authentication:

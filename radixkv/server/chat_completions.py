@@ -28,10 +28,14 @@ from radixkv.tools.events import ReasoningPiece, TextPiece, ToolCallArguments, T
 
 
 class AssistantMessage(BaseModel):
-    """The answer; ``content`` is null where there are only tool calls."""
+    """The answer; ``content`` is null where there are only tool calls.
+
+    What was thought has two names: ``reasoning`` is vLLM's today, ``reasoning_content`` was vLLM's before and is DeepSeek's.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[AssistantToolCall] | None = None
 
@@ -43,7 +47,8 @@ class AssistantMessage(BaseModel):
             for call in answer.tool_calls
         ]
         content = answer.text or None if calls else answer.text
-        return cls(content=content, reasoning_content=answer.reasoning, tool_calls=calls or None)
+        thought = answer.reasoning
+        return cls(content=content, reasoning=thought, reasoning_content=thought, tool_calls=calls or None)
 
 
 class ChatChoice(BaseModel):
@@ -73,10 +78,11 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(TypedDict, total=False):
-    """The new part of an answer; only the first one has the role."""
+    """The new part of an answer; only the first one has the role. Thoughts have the names of `AssistantMessage`."""
 
     role: Literal["assistant"]
     content: str
+    reasoning: str
     reasoning_content: str
     tool_calls: list[ToolCallDelta]
 
@@ -208,7 +214,7 @@ def _deltas(event: ChatEvent) -> list[ChatDelta]:
             case TextPiece(text):
                 deltas.append(ChatDelta(content=text))
             case ReasoningPiece(text):
-                deltas.append(ChatDelta(reasoning_content=text))
+                deltas.append(ChatDelta(reasoning=text, reasoning_content=text))
             case ToolCallBegin(index, call_id, name):
                 function = FunctionCallDelta(name=name, arguments="")
                 call = ToolCallDelta(index=index, id=call_id, type="function", function=function)

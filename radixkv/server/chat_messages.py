@@ -35,6 +35,7 @@ class ChatMessage(StrictModel):
     Attributes:
         content: may be null where there are tool calls.
         reasoning_content: of an assistant's message: what it thought, for templates that write it.
+        reasoning: vLLM's name of the same.
         tool_calls: of an assistant's message: the tools that it called.
         tool_call_id: of a tool's message: the call whose result it is.
     """
@@ -43,6 +44,7 @@ class ChatMessage(StrictModel):
     content: str | list[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[EarlierToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -56,11 +58,18 @@ class ChatMessage(StrictModel):
     def as_message(self) -> Message:
         """The message in the form of `radixkv.prompts`: without what is null or empty."""
         # Of other roles a name is ignored, as OpenAI's models do for the most part.
-        unused = {"annotations", "type"} | (set() if self.role == "tool" else {"name"})
+        unused = {"annotations", "type", "reasoning"} | (set() if self.role == "tool" else {"name"})
         message: dict[str, Any] = self.model_dump(exclude_none=True, exclude=unused)
+        if self.thought is not None:
+            message["reasoning_content"] = self.thought
         if not message.get("tool_calls"):
             message.pop("tool_calls", None)
         return {"content": None, **message}
+
+    @property
+    def thought(self) -> str | None:
+        """What the assistant thought."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def texts(self) -> list[str]:
@@ -72,7 +81,7 @@ class ChatMessage(StrictModel):
             for call in self.tool_calls or []
             for text in (f"{call.id}{call.function.name}", call.function.arguments)
         ]
-        return [*parts, *calls, "".join(filter(None, (self.reasoning_content, self.name, self.tool_call_id)))]
+        return [*parts, *calls, "".join(filter(None, (self.thought, self.name, self.tool_call_id)))]
 
 
 # None at all are refused in the words that `LLM.chat` has for it.

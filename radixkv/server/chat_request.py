@@ -16,7 +16,7 @@ from radixkv.server.chat_messages import Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
 from radixkv.server.strict import StrictModel
-from radixkv.server.tool_protocol import NamedTool, ToolChoice, ToolDefinitions
+from radixkv.server.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
 from radixkv.tools.definitions import ToolOptions, as_tool_options
 
 
@@ -45,7 +45,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     # For the chat template, which may write it as it likes.
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     # vLLM's extensions.
     add_generation_prompt: bool | None = None
@@ -67,7 +67,9 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             ValueError: ``tool_choice`` is impossible, or two tools have one name.
         """
         definitions = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
-        choice = self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedTool | AllowedTools):
+            choice = choice.model_dump()
         return as_tool_options(definitions, choice, self.parallel_tool_calls)
 
     @property

@@ -121,7 +121,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return ApiError(HTTPStatus(error.status_code), str(error.detail), headers=error.headers).response()
+        status, detail = HTTPStatus(error.status_code), str(error.detail)
+        if status == HTTPStatus.NOT_FOUND:
+            detail = f"there is no {request.method} {request.url.path:.200}; /openapi.json describes what there is"
+        return ApiError(status, detail, headers=error.headers).response()
 
     async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)

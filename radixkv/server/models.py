@@ -1,4 +1,4 @@
-"""`GET /v1/models`, `GET /version`, `GET /health` and `GET /ready`."""
+"""`GET /v1/models`, `GET /version`, `GET /load`, `GET /health` and `GET /ready`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class Version(BaseModel):
     version: str
 
 
+class Load(BaseModel):
+    """What the server has to do."""
+
+    server_load: int
+
+
 def model_routes(service: Service) -> APIRouter:
     """The endpoints; only those about the model need a key."""
     router = APIRouter()
@@ -73,6 +79,14 @@ def model_routes(service: Service) -> APIRouter:
         """Liveness: 200, also while draining; 503 when the engine is dead or stuck, and the process is about to end."""
         check_alive()
         return Response()
+
+    # What AWS SageMaker asks; vLLM answers it in the same way.
+    router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
+
+    @router.get("/load", tags=["observation"])
+    async def load(tenant: CurrentTenant) -> Load:
+        """How many requests are unfinished. (vLLM's endpoint.)"""
+        return Load(server_load=service.llm.num_unfinished)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", tags=["observation"], response_class=Response)

@@ -49,8 +49,22 @@ class NamedTool(StrictModel):
     function: NamedFunction
 
 
+class AllowedToolSet(StrictModel):
+    """Tools of the request by name, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=_MAX_TOOLS)]
+
+
+class AllowedTools(StrictModel):
+    """The tools that may be called. The prompt describes all, so that it is in the cache whichever they are."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedToolSet
+
+
 ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=_MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class FunctionCall(StrictModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from radixkv.tools.events import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
@@ -50,7 +50,9 @@ def as_tool_options(
 
     Args:
         definitions: in OpenAI's form: ``{"type": "function", "function": {"name", "description", "parameters", "strict"}}``.
-        choice: "none", "auto" (the default), "required", or ``{"type": "function", "function": {"name"}}``: that one.
+        choice: "none", "auto" (the default), "required", ``{"type": "function", "function": {"name"}}``: that one, or
+            ``{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}``: those only, named
+            like the one.
         parallel: False: at most one call; by default any number, but one where ``choice`` names it.
 
     Returns:
@@ -67,18 +69,25 @@ def as_tool_options(
         if tool.name in tools:
             raise ValueError(f"tools: expected different names, got {tool.name!r} twice")
         tools[tool.name] = tool
-    named = _named(choice)
-    if named is None and choice not in (None, "none", "auto", "required"):
-        raise ValueError(f"tool_choice: expected none, auto, required or a function by its name, got {choice!r:.80}")
+    named, allowed = _named(choice), _allowed(choice)
+    if named is None and allowed is None and choice not in (None, "none", "auto", "required"):
+        raise ValueError(
+            f"tool_choice: expected none, auto, required, a function by its name or allowed_tools, got {choice!r:.80}"
+        )
     if not tools:
-        if named is not None or choice == "required":
+        if named is not None or allowed is not None or choice == "required":
             raise ValueError(f"tool_choice: {choice!r:.80} needs tools, and there are none")
         return None
+    wanted = allowed.names if allowed is not None else [] if named is None else [named]
+    for name in wanted:
+        if name not in tools:
+            raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
+    if allowed is not None:
+        some = {name: tools[name] for name in wanted}
+        return ToolOptions(definitions or (), some, allowed.mode, parallel is not False)
     if named is None:
         mode: ToolMode = "none" if choice == "none" else "required" if choice == "required" else "auto"
         return ToolOptions(definitions or (), tools, mode, parallel is not False)
-    if named not in tools:
-        raise ValueError(f"tool_choice: there is no tool {named!r:.80}, only {', '.join(tools)}")
     return ToolOptions(definitions or (), {named: tools[named]}, "required", parallel=False)
 
 
@@ -88,6 +97,24 @@ def _named(choice: str | Mapping[str, Any] | None) -> str | None:
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if choice.get("type") == "function" and isinstance(name, str) else None
+
+
+class _Allowed(NamedTuple):
+    mode: ToolMode
+    names: list[str]
+
+
+def _allowed(choice: str | Mapping[str, Any] | None) -> _Allowed | None:
+    """The tools of a choice among some; None: it is another one."""
+    some = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
+    if not isinstance(some, Mapping) or not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return None
+    mode, given = some.get("mode"), some.get("tools")
+    names = [_named(each) for each in given] if isinstance(given, Sequence) else []
+    known = [name for name in names if name is not None]
+    if mode not in ("auto", "required") or not known or len(known) < len(names):
+        raise ValueError(f"tool_choice: expected a mode, auto or required, and functions by name, got {some!r:.200}")
+    return _Allowed(mode, known)
 
 
 def _as_tool(definition: Any) -> Tool:

@@ -13,6 +13,7 @@ from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
+from radixkv.server.chat_messages import ChatMessage
 from radixkv.server.completions import CompletionRequest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours."}], "temperature": 0}
@@ -58,6 +59,23 @@ def test_lm_eval_local_completions(llm: LLM) -> None:
         assert choice["text"] == " four, "
         chat = {**generate, "messages": CHAT["messages"], "stop": ["<|im_end|>"]}
         assert (await post(client, "/v1/chat/completions", chat))["choices"][0]["message"]["content"]
+
+    run(llm, test)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_what_the_assistant_thought_has_two_names(name: str) -> None:
+    """vLLM 0.32 writes ``reasoning``, and clients send its answers back."""
+    message = ChatMessage.model_validate({"role": "assistant", "content": "Yes.", name: "Hm."})
+    assert message.as_message() == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert "Hm." in message.texts
+
+
+def test_endpoints_of_other_models_say_so(llm: LLM) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        error = (await post(client, "/v1/embeddings", {"input": "Hi"}, 404))["error"]
+        assert error["message"] == "there is no POST /v1/embeddings; /openapi.json describes what there is"
+        assert error["type"] == "invalid_request_error"
 
     run(llm, test)
 

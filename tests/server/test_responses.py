@@ -225,6 +225,10 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         (call,) = called["output"]
         assert (call["type"], call["name"], call["status"]) == ("function_call", "weather", "completed")
         assert json.loads(call["arguments"])["city"] in ("Bonn", "Rome")
+        some = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+        allowed = await create(client, input="What is the weather in Rome?", tool_choice=some, **fields)
+        assert allowed["tool_choice"] == some
+        assert {item["name"] for item in allowed["output"]} == {"weather"}
         streamed = await client.post(
             "/v1/responses",
             json={**BODY, **fields, "input": "What is the weather in Rome?", "tool_choice": choice, "stream": True},

@@ -58,6 +58,17 @@ def test_a_stream_of_calls_equals_the_whole(client: openai.OpenAI, choice: Any) 
         assert {each.finish_reason for each in whole.choices} == {"tool_calls"}
 
 
+def test_only_some_tools_may_be_called(client: openai.OpenAI) -> None:
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    options = {"tool_choice": some, "n": 2, "temperature": 1.0, "seed": 3}
+    for choice in chat(client, **options).choices:
+        assert {call.function.name for call in choice.message.tool_calls} == {"add"}
+    with pytest.raises(openai.BadRequestError, match="there is no tool 'get_weather', only add"):
+        tool = {"type": "function", "function": {"name": "get_weather"}}
+        other = {**some, "allowed_tools": {"mode": "auto", "tools": [tool]}}
+        chat(client, tools=[ADD], tool_choice=other)
+
+
 def test_text_beside_tools_is_text(client: openai.OpenAI) -> None:
     for choice in ("auto", "none"):
         hello = [{"role": "user", "content": "Say hello."}]

@@ -22,6 +22,25 @@ def ask(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_of_several_tools_only_some_may_be_called(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=1.5, seed=1, max_tokens=60)
+    question, tools = ask("What is the weather in Paris?"), [WEATHER, ADD]
+    (any_of_them,) = llm.chat(question, params, False, tools=tools, tool_choice="required")
+    (one,) = llm.chat(question, params, False, tools=tools, tool_choice=allowed("add"))
+    assert one.prompt_token_ids == any_of_them.prompt_token_ids
+    answers = [part.answer for part in one.outputs if part.answer is not None and part.finish_reason == "stop"]
+    assert answers
+    assert {call.name for answer in answers for call in answer.tool_calls} == {"add"}
+    (perhaps,) = llm.chat(question, params, False, tools=tools, tool_choice=allowed("add", mode="auto"))
+    names = {call.name for part in perhaps.outputs if part.answer for call in part.answer.tool_calls}
+    assert names <= {"add"}
+
+
 def is_valid(name: str, arguments: str) -> bool:
     values = json.loads(arguments)
     if name == "get_weather":
@@ -98,7 +117,18 @@ def test_tools_may_be_described_and_not_called(llm: LLM) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 5}}}]},
             "tools: expected properties of the parameters of 'f' to be an object, got 5",
         ),
-        ({"tools": [ADD], "tool_choice": "always"}, "tool_choice: expected none, auto, required or a function"),
+        ({"tools": [ADD], "tool_choice": "always"}, "tool_choice: expected none, auto, required, a function"),
+        ({"tools": [ADD], "tool_choice": allowed("sub")}, "tool_choice: there is no tool 'sub', only add"),
+        ({"tools": [ADD], "tool_choice": allowed()}, "tool_choice: expected a mode, auto or required, and functions"),
+        (
+            {"tools": [ADD], "tool_choice": allowed("add", mode="none")},
+            "tool_choice: expected a mode, auto or required",
+        ),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [5]}}},
+            "tool_choice: expected a mode, auto or required, and functions",
+        ),
+        ({"tool_choice": allowed("add")}, "needs tools, and there are none"),
         ({"tool_choice": "required"}, "tool_choice: 'required' needs tools"),
         (
             {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},

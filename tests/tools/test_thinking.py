@@ -126,6 +126,8 @@ def test_thoughts_are_streamed_apart(thinker: LLM) -> None:
     assert message["content"] in ("yes", "no")
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == (message["reasoning_content"] or "")
+    assert [delta.get("reasoning") for delta in deltas] == [delta.get("reasoning_content") for delta in deltas]
+    assert message["reasoning"] == message["reasoning_content"]
     assert not any(delta.get("content") and delta.get("reasoning_content") for delta in deltas)
 
 

@@ -36,6 +36,14 @@ class NamedFunction(StrictModel):
     name: str
 
 
+class AllowedFunctions(StrictModel):
+    """``tool_choice``: only these may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(max_length=_MAX_TOOLS)]
+
+
 class JsonSchemaTextFormat(StrictModel):
     """JSON that satisfies a schema; it is always enforced strictly."""
 
@@ -80,7 +88,7 @@ class ResponseRequest(StrictModel):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

@@ -20,7 +20,7 @@ from radixkv.server.responses.objects import (
     OutputMessage,
     OutputReasoning,
 )
-from radixkv.server.responses.request import JsonSchemaTextFormat, NamedFunction, ResponseRequest
+from radixkv.server.responses.request import AllowedFunctions, JsonSchemaTextFormat, NamedFunction, ResponseRequest
 
 # Request fields with the same meaning in chat completions, by the name that they have there.
 _SAME_MEANING = {
@@ -70,6 +70,12 @@ def as_chat_request(body: ResponseRequest, messages: Sequence[Mapping[str, Any]]
         ]
     if isinstance(body.tool_choice, NamedFunction):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif isinstance(body.tool_choice, AllowedFunctions):
+        named = [{"type": "function", "function": {"name": tool.name}} for tool in body.tool_choice.tools]
+        chat["tool_choice"] = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": body.tool_choice.mode, "tools": named},
+        }
     elif body.tool_choice is not None:
         chat["tool_choice"] = body.tool_choice
     if body.reasoning is not None and body.reasoning.effort is not None:

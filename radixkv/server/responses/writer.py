@@ -20,7 +20,7 @@ from radixkv.server.responses.objects import (
     ResponseUsage,
 )
 from radixkv.server.responses.output import Output
-from radixkv.server.responses.request import NamedFunction, ResponseRequest
+from radixkv.server.responses.request import AllowedFunctions, NamedFunction, ResponseRequest
 from radixkv.server.responses.store import StoredResponse
 from radixkv.server.responses.translation import output_messages
 from radixkv.tools.events import ReasoningPiece
@@ -130,7 +130,7 @@ class ResponsesWriter:
 def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: SamplingDefaults) -> ResponseObject:
     """The response before it has any output."""
     choice: Any = body.tool_choice or "auto"
-    if isinstance(choice, NamedFunction):
+    if isinstance(choice, NamedFunction | AllowedFunctions):
         choice = choice.model_dump()
     text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
     return ResponseObject(
