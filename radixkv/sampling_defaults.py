@@ -89,8 +89,9 @@ def as_sampling_defaults(values: Mapping[str, Any]) -> SamplingDefaults:
 def default_max_tokens(
     defaults: SamplingDefaults, num_prompt_tokens: int, max_model_len: int, num_slots: int
 ) -> int | None:
-    """The default of ``max_tokens`` for a prompt; None, for as many as there is room for: it has none, or the cache has no room
-    for so many. (For a user who had asked for them, that would be an error.)
+    """The default of ``max_tokens`` for a prompt; None, for what there is room for: there is none, or no room for so many.
+
+    (For a user who had asked for so many, that would be an error.)
 
     Args:
         defaults: the model's.
