@@ -31,11 +31,11 @@ def test_of_several_tools_only_some_may_be_called(llm: LLM) -> None:
     params = SamplingParams(n=4, temperature=1.5, seed=1, max_tokens=60)
     question, tools = ask("What is the weather in Paris?"), [WEATHER, ADD]
     (any_of_them,) = llm.chat(question, params, False, tools=tools, tool_choice="required")
-    (one,) = llm.chat(question, params, False, tools=tools, tool_choice=allowed("add"))
-    assert one.prompt_token_ids == any_of_them.prompt_token_ids
-    answers = [part.answer for part in one.outputs if part.answer is not None and part.finish_reason == "stop"]
-    assert answers
-    assert {call.name for answer in answers for call in answer.tool_calls} == {"add"}
+    for name in ("add", "get_weather"):
+        (one,) = llm.chat(question, params, False, tools=tools, tool_choice=allowed(name))
+        assert one.prompt_token_ids == any_of_them.prompt_token_ids
+        answers = [part.answer for part in one.outputs if part.answer is not None and part.finish_reason == "stop"]
+        assert {call.name for answer in answers for call in answer.tool_calls} == {name}
     (perhaps,) = llm.chat(question, params, False, tools=tools, tool_choice=allowed("add", mode="auto"))
     names = {call.name for part in perhaps.outputs if part.answer for call in part.answer.tool_calls}
     assert names <= {"add"}
