@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
+from httpx_aiohttp.transport import AiohttpResponseStream
 
 _SECONDS_TO_CONNECT = 5.0
 # Sooner than the replica's server closes an idle connection: a request must not meet its end. aiohttp takes 0 for no limit.
@@ -31,10 +33,20 @@ def _errors_of_httpx() -> Iterator[None]:
 
 
 class _Body(httpx.AsyncByteStream):
-    """A response's body."""
+    """A response's body.
 
-    def __init__(self, body: httpx.AsyncByteStream) -> None:
+    aiohttp closes a connection in which it finds what is no chunk, but does not end the body: its reader would wait forever.
+    """
+
+    def __init__(self, body: AiohttpResponseStream) -> None:
         self._body = body
+        response = body._aiohttp_response
+        self._content = response.content
+        # None: the whole body has been received, and the connection serves other requests.
+        protocol = None if response.connection is None else response.connection.protocol
+        self._closed = None if protocol is None else protocol.closed
+        if self._closed is not None:
+            self._closed.add_done_callback(self._end)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with _errors_of_httpx():
@@ -42,8 +54,14 @@ class _Body(httpx.AsyncByteStream):
                 yield data
 
     async def aclose(self) -> None:
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._end)
         with _errors_of_httpx():
             await self._body.aclose()
+
+    def _end(self, _: asyncio.Future[None]) -> None:
+        if not self._content.is_eof() and self._content.exception() is None:
+            self._content.set_exception(aiohttp.ClientPayloadError("the response's body is malformed"))
 
 
 class _Transport(AiohttpTransport):
@@ -52,7 +70,7 @@ class _Transport(AiohttpTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         with _errors_of_httpx():
             response = await super().handle_async_request(request)
-        assert isinstance(response.stream, httpx.AsyncByteStream)
+        assert isinstance(response.stream, AiohttpResponseStream)
         response.stream = _Body(response.stream)
         return response
 

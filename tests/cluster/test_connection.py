@@ -137,6 +137,26 @@ def test_what_is_no_whole_response_is_an_error(tmp_path: Path, sent: bytes) -> N
     asyncio.run(main())
 
 
+def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(_HEAD + chunk(b"begun"))
+        await begun.wait()
+        writer.write(b"no length\r\n")
+        await asyncio.Event().wait()  # the connection stays open at this end
+
+    async def main() -> None:
+        async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
+            pieces = response.aiter_bytes()
+            assert await anext(pieces) == b"begun"
+            begun.set()
+            with pytest.raises(httpx.ReadError, match="malformed"):
+                await asyncio.wait_for(anext(pieces), 30)
+
+    asyncio.run(main())
+
+
 def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(_HEAD + chunk(b"begun"))
