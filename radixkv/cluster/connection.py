@@ -32,6 +32,12 @@ def _errors_of_httpx() -> Iterator[None]:
         raise httpx.RemoteProtocolError(str(error)) from error
 
 
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    """What ended a connection is known from what was read from it; an error that nobody asks for would be logged."""
+    if not closed.cancelled():
+        closed.exception()
+
+
 class _Body(httpx.AsyncByteStream):
     """A response's body.
 
@@ -46,6 +52,8 @@ class _Body(httpx.AsyncByteStream):
         protocol = None if response.connection is None else response.connection.protocol
         self._closed = None if protocol is None else protocol.closed
         if self._closed is not None:
+            self._closed.remove_done_callback(_retrieve)  # of the response before
+            self._closed.add_done_callback(_retrieve)
             self._closed.add_done_callback(self._end)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
