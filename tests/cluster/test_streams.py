@@ -169,7 +169,7 @@ def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
 async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
     """However fast it is, its request has not ended by then."""
     steps.allow(3)
-    await until(lambda: engine.stats.num_running)
+    await until(lambda: steps.is_holding)  # or what stops it could be taken out of the queue before it is seen there
     stopping = asyncio.ensure_future(engine.shutdown(grace_seconds=0))
     await until(engine._engine_thread._calls.qsize)
     steps.allow_all()

@@ -15,9 +15,13 @@ class HeldSteps:
 
     Args:
         engine: not in the middle of a step.
+
+    Attributes:
+        is_holding: whether a step waits: nothing else of the engine happens either.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.is_holding = False
         self._allowed, self._all = threading.Semaphore(0), threading.Event()
         self._step = engine.step
         engine.step = self._held  # type: ignore[method-assign]
@@ -32,6 +36,8 @@ class HeldSteps:
         self._allowed.release()
 
     def _held(self) -> Any:
-        if not self._all.is_set():
+        if not self._all.is_set() and not self._allowed.acquire(blocking=False):
+            self.is_holding = True
             assert self._allowed.acquire(timeout=HANGING)
+            self.is_holding = False
         return self._step()
