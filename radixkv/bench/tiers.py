@@ -31,7 +31,8 @@ from radixkv.outputs import RequestOutput
 from radixkv.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
-RESTART_LENGTHS = (1000, 7000)
+# Tokens of a prompt that is known, and of a new question behind it; without one, the prompt is repeated word for word.
+RESTARTS = ((1000, 0), (1000, 20), (7000, 20))
 # A conversation is about a document, in short questions and answers: caching gains little where much is generated.
 DOCUMENT_TOKENS = 1000
 QUESTION_TOKENS = 48
@@ -46,6 +47,7 @@ class Restart:
     """First tokens of prompts of one length, in seconds, medians.
 
     Attributes:
+        question_tokens: new ones behind the prompt.
         loaded: after a restart, from the disk.
         hot: the same prompt once more.
         cold: another one, sent for the first time.
@@ -54,6 +56,7 @@ class Restart:
     """
 
     prompt_tokens: int
+    question_tokens: int
     loaded: float
     hot: float
     cold: float
@@ -158,39 +161,41 @@ def measure_restart(model: str | None, folder: Path, rounds: int) -> list[Restar
     options: dict[str, Any] = {"disk_cache": folder, "disk_cache_size": "16GiB", "num_blocks": 2 * _blocks(rounds)}
     with _llm(model, **options) as llm:
         vocabulary = llm.engine.loaded.vocab_size
-        known = {length: [_tokens(rng, length, vocabulary) for _ in range(rounds)] for length in RESTART_LENGTHS}
+        known = {case: [_tokens(rng, case[0], vocabulary) for _ in range(rounds)] for case in RESTARTS}
         for prompts in known.values():
             for prompt in prompts:
                 _first_token(llm, prompt)
-    times: dict[tuple[str, int], list[float]] = {}
-    cached: dict[int, list[int]] = {}
+    times: dict[tuple[str, tuple[int, int]], list[float]] = {}
+    cached: dict[tuple[int, int], list[int]] = {}
     with _llm(model, **options) as llm:
         _first_token(llm, _tokens(rng, 64, vocabulary))
-        for length, prompts in known.items():
+        for case, prompts in known.items():
+            length, question = case
             for prompt in prompts:
-                seconds, num_cached = _first_token(llm, prompt)
-                times.setdefault(("loaded", length), []).append(seconds)
-                cached.setdefault(length, []).append(num_cached)
-                times.setdefault(("hot", length), []).append(_first_token(llm, prompt)[0])
-                unknown = _tokens(rng, length, vocabulary)
-                times.setdefault(("cold", length), []).append(_first_token(llm, unknown)[0])
+                seconds, num_cached = _first_token(llm, prompt + _tokens(rng, question, vocabulary))
+                times.setdefault(("loaded", case), []).append(seconds)
+                cached.setdefault(case, []).append(num_cached)
+                seconds, _ = _first_token(llm, prompt + _tokens(rng, question, vocabulary))
+                times.setdefault(("hot", case), []).append(seconds)
+                seconds, _ = _first_token(llm, _tokens(rng, length + question, vocabulary))
+                times.setdefault(("cold", case), []).append(seconds)
     with _llm(model, num_blocks=options["num_blocks"]) as llm:
         _first_token(llm, _tokens(rng, 64, vocabulary))
-        for length in RESTART_LENGTHS:
+        for case in RESTARTS:
             for _ in range(rounds):
-                unknown = _tokens(rng, length, vocabulary)
-                times.setdefault(("none", length), []).append(_first_token(llm, unknown)[0])
+                seconds, _ = _first_token(llm, _tokens(rng, sum(case), vocabulary))
+                times.setdefault(("none", case), []).append(seconds)
     median = {key: statistics.median(values) for key, values in times.items()}
     return [
         Restart(
-            length,
-            median["loaded", length],
-            median["hot", length],
-            median["cold", length],
-            median["none", length],
-            int(statistics.median(cached[length])),
+            *case,
+            median["loaded", case],
+            median["hot", case],
+            median["cold", case],
+            median["none", case],
+            int(statistics.median(cached[case])),
         )
-        for length in RESTART_LENGTHS
+        for case in RESTARTS
     ]
 
 
@@ -271,7 +276,7 @@ def measure_shared(model: str | None, store: str, folder: Path, rounds: int) -> 
         rounds: prompts of either kind.
     """
     rng = random.Random(4)
-    length = RESTART_LENGTHS[0]
+    length = RESTARTS[0][0]
     secret = folder / "secret"
     secret.write_text(secrets.token_hex(32))
     num_blocks = 2 * rounds * (length // BLOCK_SIZE + 2) + UNRELATED_PROMPTS
@@ -301,9 +306,10 @@ def plot_tiers(restarts: list[Restart], sets: list[WorkingSet], path: Path) -> N
     names = ["hot", "loaded", "cold"]
     for index, restart in enumerate(restarts):
         heights = [restart.hot, restart.loaded, restart.cold]
-        bars = left.bar(np.arange(3) + 0.4 * index, heights, 0.36, label=f"{restart.prompt_tokens} tokens")
+        label = f"{restart.prompt_tokens} tokens, {restart.question_tokens} new"
+        bars = left.bar(np.arange(3) + 0.27 * index, heights, 0.24, label=label)
         left.bar_label(bars, fmt="%.2f")
-    left.set_xticks(np.arange(3) + 0.2, names)
+    left.set_xticks(np.arange(3) + 0.27, names)
     left.set_yscale("log")
     left.set_ylabel("seconds to the first token")
     left.set_title("After a restart, from the disk")
@@ -328,7 +334,7 @@ def _llm(model: str | None, **options: Any) -> Iterator[LLM]:
 
 
 def _blocks(rounds: int) -> int:
-    return rounds * sum(-(-length // BLOCK_SIZE) + 1 for length in RESTART_LENGTHS)
+    return rounds * sum(-(-sum(case) // BLOCK_SIZE) + 1 for case in RESTARTS)
 
 
 def _tokens(rng: random.Random, count: int, vocabulary: int) -> list[int]:
@@ -354,7 +360,7 @@ def _print(
     table = Table(*columns, "loaded / hot", "loaded / cold")
     for each in restarts:
         table.add_row(
-            f"{each.prompt_tokens}, {each.cached_tokens} of it loaded",
+            f"{each.prompt_tokens}, {each.cached_tokens} of it loaded, and {each.question_tokens} new",
             f"{each.hot:.3f}",
             f"{each.loaded:.3f}",
             f"{each.cold:.3f}",

@@ -15,7 +15,7 @@ from radixkv.tiers.rates import Rates
 
 
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "RESTART_LENGTHS", (100, 300))
+    monkeypatch.setattr(tiers, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
     monkeypatch.setattr(tiers, "DOCUMENT_TOKENS", 40)
     monkeypatch.setattr(tiers, "UNRELATED_TOKENS", 40)
     monkeypatch.setattr(tiers, "UNRELATED_ANSWER", 4)
@@ -25,7 +25,7 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
     run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
     figures = json.loads(path.read_text())
-    assert [row["cached_tokens"] for row in figures["restart"]] == [96, 288]
+    assert [row["cached_tokens"] for row in figures["restart"]] == [96, 96, 288]
     shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
     assert shares["none"] < 0.9 * shares["larger pool"]
     assert max(shares["host"], shares["disk"]) <= shares["larger pool"] * 1.05

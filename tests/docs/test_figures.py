@@ -260,7 +260,7 @@ def drafts() -> str:
 def after_a_restart() -> str:
     rows = [
         (
-            f"{row['prompt_tokens']:,} tokens",
+            f"{row['prompt_tokens']:,} tokens" + (f", {row['question_tokens']} new" if row["question_tokens"] else ""),
             f"{row['hot']:.3f}",
             f"{row['loaded']:.3f}",
             f"{row['cold']:.3f}",
