@@ -339,7 +339,7 @@ class LLM:
     def _with_params(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Prompt, SamplingParams]:
         """With the defaults, where there are none."""
         if params is None:
-            loaded, num_slots = self.engine.loaded, self.engine.num_slots
+            loaded, num_slots = self.engine.loaded, self.engine.capacity.num_slots
             params = default_params(loaded.sampling_defaults, len(prompt.token_ids), loaded.max_model_len, num_slots)
         return prompt, params
 

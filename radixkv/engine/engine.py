@@ -118,8 +118,8 @@ class Engine:
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)
         self.grammars = GrammarCompiler(loaded)
-        capacity = Capacity(num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
-        self.request_factory = RequestFactory(loaded, config, capacity, self.grammars)
+        self.capacity = Capacity(num_blocks, block_size, config.max_num_seqs, config.max_num_batched_tokens)
+        self.request_factory = RequestFactory(loaded, config, self.capacity, self.grammars)
         # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
@@ -148,11 +148,6 @@ class Engine:
     @property
     def has_unfinished_requests(self) -> bool:
         return len(self._requests) > 0
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens that the cache has room for."""
-        return self.cache.num_blocks * self.cache.block_size
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_factory` made.

@@ -101,5 +101,4 @@ class RequestFactory:
         if max_tokens is not None:
             return min(left, max_tokens)
         # As many as fit into the cache, too; the last generated token takes no slot.
-        num_slots = self._capacity.num_blocks * self._capacity.block_size
-        return max(1, min(left, num_slots + 1 - num_prompt_tokens))
+        return max(1, min(left, self._capacity.num_slots + 1 - num_prompt_tokens))

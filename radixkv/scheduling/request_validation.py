@@ -29,6 +29,11 @@ class Capacity:
     max_num_seqs: int
     max_num_batched_tokens: int
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the pool has room for."""
+        return self.num_blocks * self.block_size
+
 
 def validate_prompt(
     token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int

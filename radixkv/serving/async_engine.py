@@ -56,7 +56,7 @@ class AsyncEngine:
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
         self.loaded: LoadedModel = engine.loaded
-        self.num_slots = engine.num_slots
+        self.num_slots = engine.capacity.num_slots
         self.max_unfinished = None if max_queue is None else engine.max_num_seqs + max_queue
         self.stats: EngineStats = engine_stats(engine)
         self.on_step: Callable[[EngineStats], None] | None = None

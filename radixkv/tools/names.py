@@ -20,5 +20,5 @@ ToolCallParserName = Literal[
     "openai",
 ]
 ReasoningParserName = Literal["auto", "none", "think", "mistral", "deepseek_r1", "qwen3"]
-# vLLM's names of some of them, by ours: of models whose form it is.
+# What some of vLLM's names, of models, stand for here.
 SAME_AS: Mapping[str, str] = types.MappingProxyType({"openai": "harmony", "deepseek_r1": "think", "qwen3": "think"})

@@ -349,7 +349,7 @@ def _sentences() -> list[tuple[Path, str]]:
     trace = results("policies")[0]
     machine = results("e2e-cpu")["machine"]
     tiers = results("tiers-cpu")
-    known, writing = tiers["restart"][0], tiers["writing"]
+    known, writing = tiers["restart"][1], tiers["writing"]
     chaos = results("chaos-cpu")
     routed = {(row["router"], row["num_replicas"]): row for row in results("replicas")["rows"]}
     prefix, least = routed["prefix", 4], [f"{routed['one-cache', count]['least_imbalance']:.2f}" for count in (4, 16)]
