@@ -2,13 +2,11 @@
 
 Each replica is expected to take::
 
-    seconds per token * (waiting + `decode_weight` * sequences that it decodes + weight * lacking + idle * recent)
+    seconds per token * (waiting + `decode_weight` * sequences that it decodes + weight * lacking)
 
     waiting   tokens that it was sent and has not computed yet
     lacking   tokens of this prompt that it does not hold
     weight    3 + waiting / what a request has to wait for on average
-    recent    tokens that it was sent to compute in about the last ten seconds
-    idle      the part of these seconds in which replicas have nothing to compute, on average
 
 Who waits for a token loses its time. Who computes one takes that; room in a cache, for which another token goes that may have
 to be computed again; and the time of all who come while the replica has a queue, about as many as are in it (Little 1961).
@@ -17,10 +15,6 @@ So a prompt goes where its prefix is, as long as waiting there costs less than c
 longer where all have to wait; a prefix that many prompts share gets a second replica when the first has more to do than
 computing it again takes; and a prompt of which no replica holds anything goes to the least loaded one or,
 among idle ones, to the one that was sent the least lately.
-
-What is asked now is asked again in a moment, so the replica that was sent the most lately will have a queue first. As long as
-replicas have time to spare, computing a token once more costs less than such a queue; where all are busy, queues say enough,
-and hits are worth more. A token that was sent a moment ago, and waits, counts at most twice: less than one that is lacking.
 
 What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
@@ -40,8 +34,8 @@ from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
 
-# Seconds in which what was sent to a replica comes to count for 1 / e of that. With 5 or 20, traces give nearly the same.
-_RECENT_SECONDS = 10.0
+# Seconds in which what was sent to a replica counts half.
+_HALF_LIFE = 300.0
 # What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
 # or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
 _LEAST_WEIGHT = 3.0
@@ -89,7 +83,7 @@ class _Replica:
         decoding: requests that have their first token and have not ended.
         progressed: when the first of those began to be computed, at the earliest.
         seconds_per_token: of prefill, as it reported last; None: it does not know yet.
-        recent: tokens that were sent to be computed, of which the older ones count less.
+        sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or holds while no event has said so.
         others_queued, others_waiting, others_decoding: tokens, and requests without and with their first token, that others
             have sent to it, as it reported last.
@@ -101,7 +95,8 @@ class _Replica:
     decoding: set[Placement] = field(default_factory=set)
     progressed: float = 0.0
     seconds_per_token: float | None = None
-    recent: float = 0.0
+    sent_tokens: float = 0.0
+    sent_at: float = 0.0
     expected: set[int] = field(default_factory=set)
     others_queued: int = 0
     others_waiting: int = 0
@@ -123,6 +118,9 @@ class _Replica:
                 high = probe
             probe = (low + high) // 2
         return low + 1
+
+    def recently_sent(self, now: float) -> float:
+        return self.sent_tokens * math.pow(2.0, (self.sent_at - now) / _HALF_LIFE)
 
 
 class Router:
@@ -167,8 +165,6 @@ class Router:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
         self._settling: deque[tuple[float, Placement]] = deque()
-        self._idle = 1.0  # of the replicas, the part that has nothing to compute; of late
-        self._chosen_at = -math.inf
 
     @property
     def replicas(self) -> list[str]:
@@ -286,17 +282,10 @@ class Router:
                 mask ^= 1 << number
                 hits[number] = depth
         num_queued = num_requests = 0
-        num_idle = 0
-        kept = math.exp((self._chosen_at - now) / _RECENT_SECONDS)
         for replica in self._replicas.values():
             num_queued += replica.queued + replica.others_queued
             num_requests += len(replica.waiting) + replica.others_waiting
-            num_idle += not (replica.waiting or replica.others_waiting)
-            replica.recent *= kept
         requests_per_token = num_requests / num_queued if num_queued else 0.0
-        if self._replicas:
-            self._idle += (1.0 - kept) * (num_idle / len(self._replicas) - self._idle)
-        self._chosen_at = now
         block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
         for name, replica in self._replicas.items():  # so few calls, because it runs for each replica and each request
@@ -315,10 +304,12 @@ class Router:
                 waiting += replica.seconds_left(now, rate)
             num_lacking = num_prompt_tokens - hit
             seconds = waiting * (1 + requests_per_token * num_lacking)
-            seconds += rate * (
-                _LEAST_WEIGHT * num_lacking + self._idle * replica.recent + self._decode_weight * num_decoding
-            )
-            if chosen is None or seconds < lowest or (seconds == lowest and replica.recent < chosen.recent):
+            seconds += rate * (_LEAST_WEIGHT * num_lacking + self._decode_weight * num_decoding)
+            if (
+                chosen is None
+                or seconds < lowest
+                or (seconds == lowest and replica.recently_sent(now) < chosen.recently_sent(now))
+            ):
                 lowest, chosen, chosen_name, chosen_hit = seconds, replica, name, hit
         if chosen is None:
             return None
@@ -327,7 +318,8 @@ class Router:
             chosen.progressed = now
         chosen.waiting[placement] = None
         chosen.queued += placement.num_tokens
-        chosen.recent += placement.num_tokens
+        chosen.sent_tokens = chosen.recently_sent(now) + placement.num_tokens
+        chosen.sent_at = now
         chosen.expected.update(block_hashes[chosen_hit // block_size :])
         return placement
 
