@@ -178,17 +178,7 @@ def test_a_default_is_not_too_much_for_the_cache(folder: Path, tmp_path: Path, d
         return int(usage["total_tokens"])
 
     assert asked(default_tokenizer, lengths, **many) == 4 * 16 + 1
-
-    async def by_replicas() -> int:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer, **many)) as (replicas, _):
-            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer))
-            transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                found = await lengths(client)
-            await ingress.llm.shutdown()
-            return found
-
-    assert asyncio.run(by_replicas()) == 4 * 16 + 1
+    assert asked_of_an_ingress(default_tokenizer, tmp_path, lengths, **many) == 4 * 16 + 1
 
 
 MESSAGES = [{"role": "user", "content": "Hi."}]
@@ -205,6 +195,21 @@ def asked(tokenizer: Any, ask: Any, **options: Any) -> Any:
         llm = tiny_llm(tokenizer, **options)
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
             return await ask(client)
+
+    return asyncio.run(main())
+
+
+def asked_of_an_ingress(tokenizer: Any, folder: Path, ask: Any, **options: Any) -> Any:
+    """What ``ask`` returns of an ingress with one replica."""
+
+    async def main() -> Any:
+        async with local_replicas(folder, tiny_llm(tokenizer, **options)) as (replicas, _):
+            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=tokenizer))
+            transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                found = await ask(client)
+            await ingress.llm.shutdown()
+            return found
 
     return asyncio.run(main())
 
@@ -254,18 +259,7 @@ def test_requests_over_http_take_what_they_leave_out(default_tokenizer: Any) -> 
 
 def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_path: Path) -> None:
     alone = asked(default_tokenizer, answers, override_generation_config=SERVED)
-
-    async def main() -> list[Any]:
-        llm = tiny_llm(default_tokenizer, override_generation_config=SERVED)
-        async with local_replicas(tmp_path, llm) as (replicas, _):
-            ingress = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer))
-            transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                found = await answers(client)
-            await ingress.llm.shutdown()
-            return found
-
-    assert asyncio.run(main()) == alone
+    assert asked_of_an_ingress(default_tokenizer, tmp_path, answers, override_generation_config=SERVED) == alone
 
 
 def test_replicas_that_sample_otherwise_are_of_another_kind(default_tokenizer: Any) -> None:

@@ -69,26 +69,23 @@ def as_tool_options(
         if tool.name in tools:
             raise ValueError(f"tools: expected different names, got {tool.name!r} twice")
         tools[tool.name] = tool
-    named, allowed = _named(choice), _allowed(choice)
-    if named is None and allowed is None and choice not in (None, "none", "auto", "required"):
+    some = _some(choice)
+    if some is None and choice not in (None, "none", "auto", "required"):
         raise ValueError(
             f"tool_choice: expected none, auto, required, a function by its name or allowed_tools, got {choice!r:.80}"
         )
     if not tools:
-        if named is not None or allowed is not None or choice == "required":
+        if some is not None or choice == "required":
             raise ValueError(f"tool_choice: {choice!r:.80} needs tools, and there are none")
         return None
-    wanted = allowed.names if allowed is not None else [] if named is None else [named]
-    for name in wanted:
-        if name not in tools:
-            raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
-    if allowed is not None:
-        some = {name: tools[name] for name in wanted}
-        return ToolOptions(definitions or (), some, allowed.mode, parallel is not False)
-    if named is None:
+    if some is None:
         mode: ToolMode = "none" if choice == "none" else "required" if choice == "required" else "auto"
         return ToolOptions(definitions or (), tools, mode, parallel is not False)
-    return ToolOptions(definitions or (), {named: tools[named]}, "required", parallel=False)
+    for name in some.names:
+        if name not in tools:
+            raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
+    chosen = {name: tools[name] for name in some.names}
+    return ToolOptions(definitions or (), chosen, some.mode, parallel is not False and some.may_be_parallel)
 
 
 def _named(choice: str | Mapping[str, Any] | None) -> str | None:
@@ -99,22 +96,28 @@ def _named(choice: str | Mapping[str, Any] | None) -> str | None:
     return name if choice.get("type") == "function" and isinstance(name, str) else None
 
 
-class _Allowed(NamedTuple):
+class _SomeTools(NamedTuple):
     mode: ToolMode
     names: list[str]
+    may_be_parallel: bool
 
 
-def _allowed(choice: str | Mapping[str, Any] | None) -> _Allowed | None:
-    """The tools of a choice among some; None: it is another one."""
-    some = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
-    if not isinstance(some, Mapping) or not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+def _some(choice: str | Mapping[str, Any] | None) -> _SomeTools | None:
+    """A choice of one tool by its name, or among some; None: it is another one."""
+    named = _named(choice)
+    if named is not None:
+        return _SomeTools("required", [named], may_be_parallel=False)
+    allowed = (
+        choice.get("allowed_tools") if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools" else None
+    )
+    if not isinstance(allowed, Mapping):
         return None
-    mode, given = some.get("mode"), some.get("tools")
+    mode, given = allowed.get("mode"), allowed.get("tools")
     names = [_named(each) for each in given] if isinstance(given, Sequence) else []
     known = [name for name in names if name is not None]
     if mode not in ("auto", "required") or not known or len(known) < len(names):
-        raise ValueError(f"tool_choice: expected a mode, auto or required, and functions by name, got {some!r:.200}")
-    return _Allowed(mode, known)
+        raise ValueError(f"tool_choice: expected a mode, auto or required, and functions by name, got {allowed!r:.200}")
+    return _SomeTools(mode, known, may_be_parallel=True)
 
 
 def _as_tool(definition: Any) -> Tool:
