@@ -9,6 +9,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     quantised     packed weights of 8 or 4 bits
     blocks        packed weights that were quantised elsewhere, as they are
     attention     partial results over ranges of keys, merged
+    experts       mixtures of gated MLPs
     layer         a decoder layer in one call, of all these
     elementwise   norms, rotary positions, writing into the cache
     rows          blocks of the cache as rows of bytes
@@ -26,6 +27,7 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 from radixkv_cpu.attention import PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
+from radixkv_cpu.experts import Experts
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
 from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
@@ -40,6 +42,7 @@ __all__ = [
     "BlockWeight",
     "Blocks",
     "DecoderLayer",
+    "Experts",
     "PackedWeight",
     "PagedAttention",
     "Quantised",

@@ -51,6 +51,7 @@ class Library:
         self.rms_norm = self._function("rms_norm")
         self.rope = self._function("rope")
         self.write = self._function("write")
+        self.experts = self._function("experts")
         self.layer = self._function("layer")
         self.rows = self._function("rows")
 

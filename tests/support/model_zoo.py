@@ -31,6 +31,13 @@ WIDE: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+# Likewise, with experts.
+WIDE_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 _MOE: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _MLA: dict[str, Any] = {
     "num_key_value_heads": 4,

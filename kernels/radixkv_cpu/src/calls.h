@@ -65,6 +65,16 @@ struct Linear {
     Format format;
 };
 
+// Of a gated MLP for each expert, one behind the other; see experts.cpp.
+struct Experts {
+    const void* x;          // [rows, width] T
+    const int64_t* chosen;  // [rows, per_row]: numbers of experts; another number is none
+    const float* weights;   // [rows, per_row]
+    void* out;              // [rows, width] T, not x
+    int64_t rows, per_row, num_experts;
+    const Linear *gate_up, *down;  // of these, weight, inputs, outputs, activation and format; an expert's outputs fill panels
+};
+
 // Of a range: rows of several sequences; one sequence's that are a prompt's; or one's at which its answer goes on, drafts behind it.
 enum class RowKind : int8_t { kShared = 0, kPrompt = 1, kDecoding = 2 };
 
@@ -119,5 +129,6 @@ RADIXKV_API void radixkv_write(const radixkv::Write* call, int32_t is_bf16);
 // The last argument says whether blocks become rows, or rows blocks.
 RADIXKV_API void radixkv_rows(const radixkv::Rows* call, int32_t into_rows);
 RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
+RADIXKV_API void radixkv_experts(const radixkv::Experts* call, int32_t is_bf16);
 RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
 RADIXKV_API void radixkv_layer(const radixkv::Layer* call, int32_t is_bf16);

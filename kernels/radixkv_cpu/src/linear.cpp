@@ -13,8 +13,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <vector>
 
-#include "calls.h"
+#include "linear.h"
 #include "quantised.h"
 
 namespace radixkv {
@@ -22,6 +23,19 @@ namespace {
 
 // Rows that pass a panel before the next panel is read: their inputs stay in the second-level cache. Whole blocks of rows.
 constexpr int64_t kRowChunk = 288;
+
+// Rows that pass a section of the weight together.
+struct Chunk {
+    int64_t section, first, rows;
+};
+
+std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts) {
+    std::vector<Chunk> chunks;
+    for (int64_t section = 0; section < num_sections; section++)
+        for (int64_t first = starts[section], stop = starts[section + 1]; first < stop; first += kRowChunk)
+            chunks.push_back({section, first, std::min(stop - first, kRowChunk)});
+    return chunks;
+}
 
 template <Activation KIND>
 F32 activate(F32 x) {
@@ -35,13 +49,13 @@ F32 activate(F32 x) {
 
 // A panel's features of some rows; `gates` are what the activation is of.
 template <typename T, Activation KIND>
-void write(const Linear& linear, int64_t first, int64_t rows, int64_t column, const float* gates, const float* sums) {
+void write(const Linear& linear, const Chunk& chunk, int64_t column, const float* gates, const float* sums) {
     const int64_t outputs = linear.outputs, count = outputs - column;
-    const auto* bias = linear.bias ? static_cast<const T*>(linear.bias) + column : nullptr;
-    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + first * outputs + column : nullptr;
-    auto* out = static_cast<T*>(linear.out) + first * outputs + column;
+    const auto* bias = linear.bias ? static_cast<const T*>(linear.bias) + chunk.section * outputs + column : nullptr;
+    const auto* residual = linear.residual ? static_cast<const T*>(linear.residual) + chunk.first * outputs + column : nullptr;
+    auto* out = static_cast<T*>(linear.out) + chunk.first * outputs + column;
     const auto each = [&](auto&& load_some, auto&& store_some) {
-        for (int64_t row = 0; row < rows; row++)
+        for (int64_t row = 0; row < chunk.rows; row++)
             for (int at = 0; at < kPanel; at += kLanes) {
                 F32 value = load(sums + row * kPanel + at);
                 if constexpr (KIND != Activation::kNone) value *= activate<KIND>(load(gates + row * kPanel + at));
@@ -57,18 +71,18 @@ void write(const Linear& linear, int64_t first, int64_t rows, int64_t column, co
 }
 
 template <typename T>
-void write(const Linear& linear, int64_t first, int64_t rows, int64_t column, const float* gates, const float* sums) {
+void write(const Linear& linear, const Chunk& chunk, int64_t column, const float* gates, const float* sums) {
     switch (linear.activation) {
         case Activation::kSilu:
-            return write<T, Activation::kSilu>(linear, first, rows, column, gates, sums);
+            return write<T, Activation::kSilu>(linear, chunk, column, gates, sums);
         case Activation::kGeluTanh:
-            return write<T, Activation::kGeluTanh>(linear, first, rows, column, gates, sums);
+            return write<T, Activation::kGeluTanh>(linear, chunk, column, gates, sums);
         case Activation::kGelu:
-            return write<T, Activation::kGelu>(linear, first, rows, column, gates, sums);
+            return write<T, Activation::kGelu>(linear, chunk, column, gates, sums);
         case Activation::kRelu:
-            return write<T, Activation::kRelu>(linear, first, rows, column, gates, sums);
+            return write<T, Activation::kRelu>(linear, chunk, column, gates, sums);
         default:
-            return write<T, Activation::kNone>(linear, first, rows, column, gates, sums);
+            return write<T, Activation::kNone>(linear, chunk, column, gates, sums);
     }
 }
 
@@ -96,45 +110,49 @@ class FloatProduct {
 };
 
 template <typename T, typename Product>
-void run(const Linear& linear) {
+void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     const bool gated = linear.activation != Activation::kNone;
     const int panels_per_unit = gated ? 2 : 1;
     const int64_t units = (linear.outputs + kPanel - 1) / kPanel;
-    const int64_t chunks = (linear.rows + kRowChunk - 1) / kRowChunk;
-    const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
+    int64_t most_rows = 0;
+    for (const Chunk& chunk : chunks) most_rows = std::max(most_rows, chunk.rows);
     const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
-    const bool packs = PanelProduct<T>::packs(chunk_rows);
-    const int64_t num_tasks = units * chunks, at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
+    const bool packs = PanelProduct<T>::packs(most_rows);
+    const int64_t num_tasks = units * int64_t(chunks.size()), at_once = std::max<int64_t>(1, num_tasks / (8 * omp_get_max_threads()));
     Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
+    const auto* x = static_cast<const T*>(linear.x);
 #pragma omp parallel
     {
         if (packs) {
-#pragma omp for schedule(static)
-            for (int64_t row = 0; row < linear.rows; row += kMaxRows)
-                PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, linear.rows - row), static_cast<const T*>(linear.x) + row * linear.inputs,
-                                      linear.inputs, linear.inputs, x_packed.get() + row * linear.inputs);
+            for (const Chunk& chunk : chunks)
+#pragma omp for schedule(static) nowait
+                for (int64_t row = 0; row < chunk.rows; row += kMaxRows) {
+                    const int64_t first = (chunk.first + row) * linear.inputs;
+                    PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, chunk.rows - row), x + first, linear.inputs, linear.inputs,
+                                          x_packed.get() + first);
+                }
+#pragma omp barrier
         }
         Product product;
-        Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
+        Scratch<float> sums(panels_per_unit * most_rows * kPanel);
         const auto multiply = [&](int64_t task) {
             // Weights pass a chunk of rows that stays in the second-level cache, not rows the weights: there are more rows.
-            const int64_t unit = task % units, first = task / units * kRowChunk;
-            const int64_t rows = std::min(linear.rows - first, kRowChunk);
-            const T* x = static_cast<const T*>(linear.x) + first * linear.inputs;
+            const Chunk& chunk = chunks[task / units];
+            const int64_t unit = task % units, first = chunk.first * linear.inputs;
             for (int i = 0; i < panels_per_unit; i++) {
-                const int64_t panel = unit * panels_per_unit + i;
+                const int64_t panel = (chunk.section * units + unit) * panels_per_unit + i;
                 const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
-                float* to = sums.get() + i * chunk_rows * kPanel;
+                float* to = sums.get() + i * most_rows * kPanel;
                 if (packs)
-                    product.multiply_packed(rows, x_packed.get() + first * linear.inputs, weights, linear.inputs, to);
+                    product.multiply_packed(chunk.rows, x_packed.get() + first, weights, linear.inputs, to);
                 else
-                    product.multiply(rows, x, linear.inputs, weights, linear.inputs, to);
+                    product.multiply(chunk.rows, x + first, linear.inputs, weights, linear.inputs, to);
             }
-            write<T>(linear, first, rows, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel);
+            write<T>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * most_rows * kPanel);
         };
         // Few rows take so little time that asking for the next panels would be felt. With many, equal numbers of tasks are not
         // equal work: the last chunk has fewer rows, and a core may be shared.
-        if (linear.rows <= kMaxRows) {
+        if (most_rows <= kMaxRows) {
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < num_tasks; task++) multiply(task);
         } else {
@@ -145,32 +163,39 @@ void run(const Linear& linear) {
 }
 
 template <typename T>
-void run(const Linear& linear) {
+void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     switch (linear.format) {
         case Format::kInt8:
-            return run<T, QuantisedProduct<T, Int8>>(linear);
+            return run<T, QuantisedProduct<T, Int8>>(linear, chunks);
         case Format::kInt4:
-            return run<T, QuantisedProduct<T, Int4>>(linear);
+            return run<T, QuantisedProduct<T, Int4>>(linear, chunks);
         case Format::kHalf8:
-            return run<T, QuantisedProduct<T, Half8>>(linear);
+            return run<T, QuantisedProduct<T, Half8>>(linear, chunks);
         case Format::kHalf4:
-            return run<T, QuantisedProduct<T, Half4>>(linear);
+            return run<T, QuantisedProduct<T, Half4>>(linear, chunks);
         case Format::kFloat4:
-            return run<T, QuantisedProduct<T, Float4>>(linear);
+            return run<T, QuantisedProduct<T, Float4>>(linear, chunks);
         case Format::kFloat8:
-            return run<T, QuantisedProduct<T, Float8>>(linear);
+            return run<T, QuantisedProduct<T, Float8>>(linear, chunks);
         case Format::kScaled8:
-            return run<T, QuantisedProduct<T, Scaled8>>(linear);
+            return run<T, QuantisedProduct<T, Scaled8>>(linear, chunks);
         case Format::kE4M3:
-            return run<T, QuantisedProduct<T, ScaledE4M3>>(linear);
+            return run<T, QuantisedProduct<T, ScaledE4M3>>(linear, chunks);
         default:
-            return run<T, FloatProduct<T>>(linear);
+            return run<T, FloatProduct<T>>(linear, chunks);
     }
 }
 
 }  // namespace
+
+void multiply_sections(const Linear& linear, int64_t num_sections, const int64_t* starts, int32_t is_bf16) {
+    const auto chunks = chunks_of(num_sections, starts);
+    is_bf16 ? run<BF16>(linear, chunks) : run<float>(linear, chunks);
+}
+
 }  // namespace radixkv
 
-using namespace radixkv;
-
-RADIXKV_API void radixkv_linear(const Linear* linear, int32_t is_bf16) { is_bf16 ? run<BF16>(*linear) : run<float>(*linear); }
+RADIXKV_API void radixkv_linear(const radixkv::Linear* linear, int32_t is_bf16) {
+    const int64_t starts[] = {0, linear->rows};
+    radixkv::multiply_sections(*linear, 1, starts, is_bf16);
+}

@@ -7,6 +7,7 @@ need not know every model that it fits, and what it does not fit stays as transf
     embedding   nn.Embedding, where it has the weights of the output head
     norm        RMS norms, whatever class they are of
     mlp         down(activation(gate(x)) * up(x))
+    experts     those of such MLPs that were chosen for a token
     weights     as they are, quantised, or in the blocks of their file
     panel_cache quantised weights on disk
     attention   query, key and value projected at once, normed and turned in place, attended, projected

@@ -39,7 +39,7 @@ def native_mlps(module: nn.Module, quantiser: AnyQuantiser | None = None) -> lis
     """What would compute the same if the module is a gated MLP, but for quantisation; nothing if it has other parts."""
     if not is_candidate(module):
         return []
-    activation = _name_of(module.act_fn)
+    activation = name_of_activation(module.act_fn)
     if activation is None:
         return []
     gate, up, down = (getattr(module, f"{name}_proj") for name in ("gate", "up", "down"))
@@ -59,7 +59,7 @@ def is_candidate(module: nn.Module) -> bool:
     )
 
 
-def _name_of(activation: Any) -> str | None:
+def name_of_activation(activation: Any) -> str | None:
     """The activation by what it does: it has many names and classes."""
     if not callable(activation):
         return None

@@ -12,9 +12,10 @@ from torch import nn
 
 from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
 from radixkv.model.mapped_weights import MappedWeights
-from radixkv.model.native import attention, mlp
+from radixkv.model.native import attention, experts, mlp
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
+from radixkv.model.native.experts import native_experts
 from radixkv.model.native.layer import native_layers
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import native_mlps
@@ -60,6 +61,7 @@ def prepare_for_cpu(
             # In bfloat16 a large weight and one more differ by less than roundings may: the closest norm is right.
             _replace(model, calls, lambda module, _: native_norms(module))
             _replace(model, calls, native_mlps, quantiser, weights, mlp.is_candidate)
+            _replace(model, calls, native_experts, quantiser, weights, experts.is_candidate)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
             _replace(model, calls, make_attention, quantiser, weights, attention.is_candidate)
             _replace(model, calls, lambda module, _: native_layers(module))

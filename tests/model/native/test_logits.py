@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import WIDE, build
+from support.model_zoo import WIDE, WIDE_EXPERTS, build
 from support.prompt_sets import stem_and_tails
 
 from radixkv import LLM, SamplingParams
@@ -22,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},  # biases
     "qwen3": {},  # heads are normed
     "gemma": {},
+    "mixtral": WIDE_EXPERTS,
+    "qwen3_moe": WIDE_EXPERTS,
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from support.model_zoo import SUPPORTED, WIDE, build, build_supported
 from support.prompt_sets import shared_prefix_prompts, stem_and_tails, tokens_of
 from torch import nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
@@ -64,6 +65,9 @@ def test_logits_are_those_of_a_model_with_the_weights_that_are_left(name: str, q
         if isinstance(module, nn.Linear):
             bits = "int8" if module is untied else quantization
             module.weight.data.copy_(dequantise(quantise(module.weight, bits)))
+        elif isinstance(module, MixtralExperts):
+            for weights in module.parameters():
+                weights.data.copy_(dequantise(quantise(weights.flatten(0, 1), quantization)).view(weights.shape))
     model = load_model(model, ModelConfig(quantization=quantization)).model
     assert {quantization, "int8"} == {*kinds(model)}
     results = []

@@ -17,6 +17,7 @@ from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
 from radixkv.model.native.attention import NativeSelfAttention
+from radixkv.model.native.experts import NativeExperts
 from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv.model.native.linear import NativeLinear
 from radixkv.model.native.mlp import NativeGatedMLP
@@ -98,6 +99,18 @@ def test_norms_multiply_by_what_the_original_does() -> None:
         nn.init.normal_(model.model.norm.weight)
         expected = model.model.norm.weight.detach() + shift
         torch.testing.assert_close(load_model(model).model.model.norm.scale, expected)
+
+
+# Three layers' experts, of sizes that fill panels, or not.
+@pytest.mark.parametrize(("name", "inner", "expected"), [
+    ("mixtral", 96, 3), ("qwen3_moe", 64, 3), ("qwen2_moe", 64, 3), ("granitemoe", 96, 3),
+    ("phimoe", 96, 3), ("deepseek_v3", 64, 2), ("mixtral", 80, 0),
+    ("gpt_oss", 96, 0),  # biases, gates between what they gate, and a gate of its own
+])  # fmt: skip
+def test_experts(name: str, inner: int, expected: int) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": inner, "moe_intermediate_size": inner}
+    model = load_model(build(name, {**SUPPORTED[name], **sizes})).model
+    assert Counter(type(module) for module in model.modules())[NativeExperts] == expected
 
 
 def test_a_large_weight_is_told_from_one_more_in_bfloat16() -> None:

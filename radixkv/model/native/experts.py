@@ -1,0 +1,67 @@
+"""Mixtures of experts: the gated MLPs that a router chose for each token."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from radixkv.model.native.mlp import name_of_activation
+from radixkv.model.native.weights import AnyQuantiser, make_weight
+from radixkv.model.shared_input import is_unchanged
+from radixkv_cpu import Experts
+from radixkv_cpu.linear import PANEL, is_packable
+
+
+class NativeExperts(nn.Module):
+    """All experts' projections in two products, of which each token computes those of its experts.
+
+    Args:
+        experts: the module that it replaces, of which `is_candidate` holds.
+        activation: of the gates.
+        quantiser: of the weights; see `make_weight`.
+    """
+
+    def __init__(self, experts: nn.Module, activation: str, quantiser: AnyQuantiser | None) -> None:
+        super().__init__()
+        gate_up, down = _matrices(experts)
+        gate, up = (part.flatten(0, 1) for part in gate_up.chunk(2, dim=1))
+        self.gate_up = make_weight([gate, up], (), activation, quantiser)
+        self.down = make_weight([down.flatten(0, 1)], (), None, quantiser)
+        self._experts = Experts(self.gate_up, self.down, len(down))
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        chosen, weights = top_k_index.contiguous(), top_k_weights.float().contiguous()
+        return self._experts.run(hidden_states.contiguous(), chosen, weights)
+
+
+def native_experts(module: nn.Module, quantiser: AnyQuantiser | None = None) -> list[NativeExperts]:
+    """What would compute the same if the module is a mixture of gated MLPs, but for quantisation; nothing if it is not."""
+    if not is_candidate(module):
+        return []
+    activation = name_of_activation(module.act_fn)
+    return [] if activation is None else [NativeExperts(module, activation, quantiser)]
+
+
+def is_candidate(module: nn.Module) -> bool:
+    """Whether the module has the parameters that `NativeExperts` is made of, and no others.
+
+    transformers holds them for all experts in one: ``gate_up_proj [experts, 2 * inner, width]``, the gates first, and
+    ``down_proj [experts, width, inner]``.
+    """
+    if {name for name, _ in module.named_parameters()} != {"gate_up_proj", "down_proj"} or not hasattr(
+        module, "act_fn"
+    ):
+        return False
+    gate_up, down = _matrices(module)
+    if gate_up.dim() != 3 or down.dim() != 3 or not is_unchanged(module):
+        return False
+    num_experts, width, inner = down.shape
+    fits = gate_up.shape == (num_experts, 2 * inner, width) and not width % PANEL and not inner % PANEL
+    return fits and is_packable(gate_up[0]) and is_packable(down[0])
+
+
+def _matrices(experts: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    parameters = dict(experts.named_parameters())
+    return parameters["gate_up_proj"].detach(), parameters["down_proj"].detach()
