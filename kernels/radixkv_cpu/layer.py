@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from radixkv_cpu.checks import IS_BF16, check_tensor
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import Weight
 
-_CALL_POINTERS = ("x", "out", "kept")
+_CALL_POINTERS = ("x", "out", "normed", "kept")
 _NORMS = ("input", "post", "query", "key")
 _WEIGHTS = ("project", "project_back", "gate_up", "down")
 _HEADS = ("num_query_heads", "num_kv_heads", "head_dim", "rotary_dim")
@@ -57,8 +58,8 @@ class DecoderLayer:
         head_norms: of queries and of keys, ``[head dim]``; None: they are not normed.
         project: to query, key and value, one below the other.
         project_back: of what attention gives.
-        gate_up: gated, with an activation.
-        down: back to the layer's width.
+        mlp: gated, with an activation, and back to the layer's width; or what computes an MLP of another kind, of
+            rows that are normed.
         head_dim: of queries, keys and values.
         scale: scores are multiplied by it.
         softcap: as `PagedAttention.attend` takes it.
@@ -76,8 +77,7 @@ class DecoderLayer:
         head_norms: tuple[RMSNorm, RMSNorm] | None,
         project: Weight,
         project_back: Weight,
-        gate_up: Weight,
-        down: Weight,
+        mlp: tuple[Weight, Weight] | Callable[[torch.Tensor], torch.Tensor],
         head_dim: int,
         *,
         scale: float,
@@ -88,14 +88,16 @@ class DecoderLayer:
         self.dtype, self.width, self.head_dim = project.dtype, project.in_features, head_dim
         self.num_query_heads = project_back.in_features // head_dim
         self.num_kv_heads = (project.out_features // head_dim - self.num_query_heads) // 2
-        weights = (project, project_back, gate_up, down)
+        gated = mlp if isinstance(mlp, tuple) else ()
+        weights = (project, project_back, *gated)
         given = [(weight.dtype, weight.in_features, weight.out_features) for weight in weights]
         expected = [
             (self.dtype, self.width, (self.num_query_heads + 2 * self.num_kv_heads) * head_dim),
             (self.dtype, self.num_query_heads * head_dim, self.width),
-            (self.dtype, self.width, down.in_features),
-            (self.dtype, down.in_features, self.width),
         ]
+        if gated:
+            inner = gated[1].in_features
+            expected += [(self.dtype, self.width, inner), (self.dtype, inner, self.width)]
         if given != expected or not self.num_kv_heads or self.num_query_heads % self.num_kv_heads:
             raise ValueError(f"weights: expected a layer with heads of {head_dim}, got (type, inputs, outputs) {given}")
         norms = (input_norm, post_norm, *(head_norms or ()))
@@ -106,11 +108,12 @@ class DecoderLayer:
             check_tensor("sinks", sinks, [self.num_query_heads], [torch.float32])
         # The library reads them at every call.
         self._kept = weights, norms, sinks
+        self._mlp = None if isinstance(mlp, tuple) else mlp
         self._call = _Layer(
             width=self.width,
             **{f"{name}_norm": norm.scale.data_ptr() for name, norm in zip(_NORMS, norms, strict=False)},
             **{f"{name}_epsilon": norm.epsilon for name, norm in zip(_NORMS, norms, strict=False)},
-            **{name: weight.address for name, weight in zip(_WEIGHTS, weights, strict=True)},
+            **{name: weight.address for name, weight in zip(_WEIGHTS, weights, strict=False)},
             num_query_heads=self.num_query_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=head_dim,
@@ -179,8 +182,13 @@ class DecoderLayer:
         call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos_shape[1]
         call.keys, call.values, call.slots = keys.data_ptr(), values.data_ptr(), slots.data_ptr()
         call.attention, call.kept = attention.address, None if kept is None else kept.data_ptr()
+        if self._mlp is None:
+            self._run(ctypes.addressof(call), self._is_bf16)
+            return out
+        normed = torch.empty_like(out)
+        call.normed = normed.data_ptr()
         self._run(ctypes.addressof(call), self._is_bf16)
-        return out
+        return out.add_(self._mlp(normed))
 
     def _check(
         self,

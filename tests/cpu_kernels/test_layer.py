@@ -70,10 +70,19 @@ class Parts:
     def layer(self, **options: Any) -> DecoderLayer:
         return DecoderLayer(
             self.input_norm, self.post_norm, self.head_norms,
-            self.project, self.project_back, self.gate_up, self.down, DIM, **{"scale": 0.2, **options},
+            self.project, self.project_back, (self.gate_up, self.down), DIM, **{"scale": 0.2, **options},
         )  # fmt: skip
 
-    def one_by_one(self, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
+    def layer_with_an_mlp_of_another_kind(self, **options: Any) -> DecoderLayer:
+        """Which computes the same."""
+        return DecoderLayer(
+            self.input_norm, self.post_norm, self.head_norms, self.project, self.project_back,
+            lambda x: self.down.multiply(self.gate_up.multiply(x)), DIM, **{"scale": 0.2, **options},
+        )  # fmt: skip
+
+    def one_by_one(
+        self, keys: torch.Tensor, values: torch.Tensor, is_apart: bool = False, **options: Any
+    ) -> torch.Tensor:
         normed = rms_norm(self.x, self.input_norm.scale, self.input_norm.epsilon)
         heads = self.project.multiply(normed).unflatten(-1, (-1, DIM))
         query, key, value = heads.split((QUERY_HEADS, KV_HEADS, KV_HEADS), dim=1)
@@ -84,7 +93,9 @@ class Parts:
         write_cache(key, value, keys, values, self.slots)
         attended = self.attention.attend(query, keys, values, **{"scale": 0.2, **options})
         x = self.project_back.multiply(attended.flatten(1), self.x)
-        return self.down.multiply(self.gate_up.multiply(rms_norm(x, self.post_norm.scale, self.post_norm.epsilon)), x)
+        gated = self.gate_up.multiply(rms_norm(x, self.post_norm.scale, self.post_norm.epsilon))
+        # What another kind of MLP gives is rounded before it is added.
+        return x + self.down.multiply(gated) if is_apart else self.down.multiply(gated, x)
 
     def arguments(self, **changed: Any) -> dict[str, Any]:
         names = "x", "cos", "sin", "keys", "values", "slots", "attention"
@@ -102,14 +113,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("with_head_norms", [False, True])
+@pytest.mark.parametrize("is_apart", [False, True], ids=["gated MLP", "MLP of another kind"])
 def test_one_call_gives_what_the_parts_give(
-    variant: str, dtype: torch.dtype, options: dict[str, Any], with_head_norms: bool
+    variant: str, dtype: torch.dtype, options: dict[str, Any], with_head_norms: bool, is_apart: bool
 ) -> None:
     with use(variant):
         parts = Parts(dtype, with_head_norms)
         keys, values = parts.keys.clone(), parts.values.clone()
-        expected = parts.one_by_one(keys, values, **options)
-        given = parts.layer(**options).run(**parts.arguments())
+        expected = parts.one_by_one(keys, values, is_apart, **options)
+        layer = parts.layer_with_an_mlp_of_another_kind(**options) if is_apart else parts.layer(**options)
+        given = layer.run(**parts.arguments())
     assert torch.equal(given, expected)
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)
@@ -118,14 +131,18 @@ def test_one_call_gives_what_the_parts_give(
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [[0], [2, 8], [1, 2], [3, 5, 7], [*range(9)]], ids=str)
-def test_kept_rows_are_what_they_are_beside_the_others(variant: str, dtype: torch.dtype, rows: list[int]) -> None:
+@pytest.mark.parametrize("is_apart", [False, True], ids=["gated MLP", "MLP of another kind"])
+def test_kept_rows_are_what_they_are_beside_the_others(
+    variant: str, dtype: torch.dtype, rows: list[int], is_apart: bool
+) -> None:
     kept = torch.tensor(rows)
     with use(variant):
         parts = Parts(dtype, True)
         keys, values = parts.keys.clone(), parts.values.clone()
-        expected = parts.layer().run(**parts.arguments(keys=keys, values=values))
+        layer = parts.layer_with_an_mlp_of_another_kind() if is_apart else parts.layer()
+        expected = layer.run(**parts.arguments(keys=keys, values=values))
         attention = parts.attention.of_rows(kept.numpy())
-        given = parts.layer().run(**parts.arguments(attention=attention, kept=kept))
+        given = layer.run(**parts.arguments(attention=attention, kept=kept))
     assert torch.equal(given, expected[kept])
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
-from support.model_zoo import REFUSED, SUPPORTED, build, build_supported
+from support.model_zoo import REFUSED, SUPPORTED, WIDE_EXPERTS, build, build_supported
 from support.prompt_sets import stem_and_tails
 
 from radixkv import LLM, SamplingParams
@@ -15,14 +18,24 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
 def test_tokens_equal_transformers_generate(name: str) -> None:
-    reference = build_supported(name)
+    assert_tokens_equal_transformers(partial(build_supported, name))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_experts_of_sizes_that_compiled_code_takes(name: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    assert_tokens_equal_transformers(partial(build, name, SUPPORTED[name] | WIDE_EXPERTS | sizes))
+
+
+def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
+    reference = build_it()
     expected = []
     for prompt in stem_and_tails():
         output = reference.generate(
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         expected.append(output[0, len(prompt) :].tolist())
-    llm = LLM(build_supported(name), block_size=4, num_blocks=200, max_num_batched_tokens=16)
+    llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
     inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     for _ in range(2):  # the second time everything is cached
         outputs = llm.generate(inputs, GREEDY, use_tqdm=False)

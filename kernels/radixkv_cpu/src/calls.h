@@ -96,9 +96,11 @@ struct Attention {
 };
 
 // A decoder layer: x += attention(norm(x)), x += mlp(norm(x)). A head's keys, values and queries have `head_dim` dimensions.
+// Where the MLP is of another kind, gate_up and down are null: out is what it adds to.
 struct Layer {
     const void* x;        // [rows, width] T
     void* out;            // [attention's rows, width] T
+    void* normed;         // likewise: what an MLP of another kind takes; else null
     const int64_t* kept;  // [attention's rows]: the rows that are computed to the end, ascending; null: all
     int64_t rows, width;
 

@@ -20,7 +20,7 @@ class LayerRun {
           projected_(layer.rows * heads_width_),
           attended_(layer.attention->num_rows * layer.num_query_heads * layer.head_dim),
           between_(layer.attention->num_rows * layer.width),
-          gated_(layer.attention->num_rows * layer.gate_up->outputs) {}
+          gated_(layer.gate_up ? layer.attention->num_rows * layer.gate_up->outputs : 1) {}
 
     void run() {
         const auto* x = static_cast<const T*>(layer_.x);
@@ -36,6 +36,10 @@ class LayerRun {
             x = out;
         }
         attend();
+        if (!layer_.gate_up) {
+            multiply(*layer_.project_back, attended_.get(), x, out);
+            return norm(out, layer_.post_norm, layer_.post_epsilon, static_cast<T*>(layer_.normed));
+        }
         multiply(*layer_.project_back, attended_.get(), x, between_.get());
         norm(between_.get(), layer_.post_norm, layer_.post_epsilon, normed_.get());
         multiply(*layer_.gate_up, normed_.get(), nullptr, gated_.get());

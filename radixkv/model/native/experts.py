@@ -7,7 +7,6 @@ from torch import nn
 
 from radixkv.model.native.mlp import name_of_activation
 from radixkv.model.native.weights import AnyQuantiser, make_weight
-from radixkv.model.shared_input import is_unchanged
 from radixkv_cpu import Experts
 from radixkv_cpu.linear import PANEL, is_packable
 
@@ -55,7 +54,7 @@ def is_candidate(module: nn.Module) -> bool:
     ):
         return False
     gate_up, down = _matrices(module)
-    if gate_up.dim() != 3 or down.dim() != 3 or not is_unchanged(module):
+    if gate_up.dim() != 3 or down.dim() != 3:
         return False
     num_experts, width, inner = down.shape
     fits = gate_up.shape == (num_experts, 2 * inner, width) and not width % PANEL and not inner % PANEL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 class NativeDecoderLayer(nn.Module):
     """A layer made of native modules, which is one call where compiled code attends, too.
 
+    Args:
+        mlp: of any kind: one that is no `NativeGatedMLP` is called by itself, a mixture of experts or another activation.
+
     Attributes:
         radixkv_runner: set by the runner that the model belongs to.
     """
@@ -26,7 +30,7 @@ class NativeDecoderLayer(nn.Module):
     radixkv_runner: ModelRunner | None = None
 
     def __init__(
-        self, input_norm: NativeRMSNorm, attention: NativeSelfAttention, post_norm: NativeRMSNorm, mlp: NativeGatedMLP
+        self, input_norm: NativeRMSNorm, attention: NativeSelfAttention, post_norm: NativeRMSNorm, mlp: nn.Module
     ) -> None:
         super().__init__()
         self.layer_idx = attention.layer_idx
@@ -35,7 +39,8 @@ class NativeDecoderLayer(nn.Module):
         sinks = options.get("s_aux")
         self._layer = DecoderLayer(
             input_norm, post_norm, attention.norms,
-            attention.project, attention.project_back, mlp.gate_up, mlp.down,
+            attention.project, attention.project_back,
+            (mlp.gate_up, mlp.down) if isinstance(mlp, NativeGatedMLP) else partial(_run_rows, mlp),
             attention.head_dim,
             scale=options.get("scaling") or attention.head_dim**-0.5,
             softcap=options.get("softcap"),
@@ -66,8 +71,15 @@ def native_layers(module: nn.Module) -> list[NativeDecoderLayer]:
     """What would compute the same if the module calls its parts in the usual order; nothing if it has other parts."""
     if isinstance(module, NativeDecoderLayer) or any(True for _ in module.parameters(recurse=False)):
         return []
-    children: list[Any] = sorted(module.children(), key=lambda child: type(child).__name__)
-    if [type(child) for child in children] != [NativeGatedMLP, NativeRMSNorm, NativeRMSNorm, NativeSelfAttention]:
+    children = [*module.children()]
+    norms = [child for child in children if isinstance(child, NativeRMSNorm)]
+    attention = [child for child in children if isinstance(child, NativeSelfAttention)]
+    mlp = [child for child in children if child not in norms and child not in attention]
+    if (len(norms), len(attention), len(mlp)) != (2, 1, 1):
         return []
-    mlp, input_norm, post_norm, attention = children
-    return [NativeDecoderLayer(input_norm, attention, post_norm, mlp)]
+    return [NativeDecoderLayer(norms[0], attention[0], norms[1], mlp[0])]
+
+
+def _run_rows(mlp: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = mlp(rows.unsqueeze(0))[0]
+    return output
