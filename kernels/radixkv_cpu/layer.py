@@ -10,11 +10,12 @@ import torch
 
 from radixkv_cpu.attention import PagedAttention
 from radixkv_cpu.checks import IS_BF16, check_tensor
+from radixkv_cpu.elementwise import rms_norm
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import Weight
 
 _CALL_POINTERS = ("x", "out", "normed", "kept")
-_NORMS = ("input", "post", "query", "key")
+_NORMS = ("input", "post", "query", "key", "attention", "mlp")
 _WEIGHTS = ("project", "project_back", "gate_up", "down")
 _HEADS = ("num_query_heads", "num_kv_heads", "head_dim", "rotary_dim")
 _CACHE_POINTERS = ("cos", "sin", "keys", "values", "slots", "attention", "sinks")
@@ -50,7 +51,7 @@ class RMSNorm(Protocol):
 
 
 class DecoderLayer:
-    """``x += attention(norm(x)); x += mlp(norm(x))`` over paged keys and values.
+    """``x += attention(norm(x)); x += mlp(norm(x))`` over paged keys and values; what is added may be normed, too.
 
     Args:
         input_norm: before attention, ``[width]``.
@@ -61,6 +62,7 @@ class DecoderLayer:
         mlp: gated, with an activation, and back to the layer's width; or what computes an MLP of another kind, of
             rows that are normed.
         head_dim: of queries, keys and values.
+        output_norms: of what attention and the MLP give, before it is added, ``[width]``; None: they are not normed.
         scale: scores are multiplied by it.
         softcap: as `PagedAttention.attend` takes it.
         window: likewise.
@@ -80,6 +82,7 @@ class DecoderLayer:
         mlp: tuple[Weight, Weight] | Callable[[torch.Tensor], torch.Tensor],
         head_dim: int,
         *,
+        output_norms: tuple[RMSNorm, RMSNorm] | None = None,
         scale: float,
         softcap: float | None = None,
         window: int | None = None,
@@ -100,19 +103,22 @@ class DecoderLayer:
             expected += [(self.dtype, self.width, inner), (self.dtype, inner, self.width)]
         if given != expected or not self.num_kv_heads or self.num_query_heads % self.num_kv_heads:
             raise ValueError(f"weights: expected a layer with heads of {head_dim}, got (type, inputs, outputs) {given}")
-        norms = (input_norm, post_norm, *(head_norms or ()))
-        for name, norm in zip(_NORMS, norms, strict=False):
-            dim = self.width if name in ("input", "post") else head_dim
-            check_tensor(f"{name}_norm", norm.scale, [dim], [torch.float32])
+        all_norms = (input_norm, post_norm, *(head_norms or (None, None)), *(output_norms or (None, None)))
+        norms = {name: norm for name, norm in zip(_NORMS, all_norms, strict=True) if norm is not None}
+        for name, norm in norms.items():
+            check_tensor(
+                f"{name}_norm", norm.scale, [head_dim if name in ("query", "key") else self.width], [torch.float32]
+            )
         if sinks is not None:
             check_tensor("sinks", sinks, [self.num_query_heads], [torch.float32])
         # The library reads them at every call.
         self._kept = weights, norms, sinks
         self._mlp = None if isinstance(mlp, tuple) else mlp
+        self._mlp_norm = None if output_norms is None else output_norms[1]
         self._call = _Layer(
             width=self.width,
-            **{f"{name}_norm": norm.scale.data_ptr() for name, norm in zip(_NORMS, norms, strict=False)},
-            **{f"{name}_epsilon": norm.epsilon for name, norm in zip(_NORMS, norms, strict=False)},
+            **{f"{name}_norm": norm.scale.data_ptr() for name, norm in norms.items()},
+            **{f"{name}_epsilon": norm.epsilon for name, norm in norms.items()},
             **{name: weight.address for name, weight in zip(_WEIGHTS, weights, strict=False)},
             num_query_heads=self.num_query_heads,
             num_kv_heads=self.num_kv_heads,
@@ -188,7 +194,10 @@ class DecoderLayer:
         normed = torch.empty_like(out)
         call.normed = normed.data_ptr()
         self._run(ctypes.addressof(call), self._is_bf16)
-        return out.add_(self._mlp(normed))
+        given = self._mlp(normed)
+        if self._mlp_norm is not None:
+            given = rms_norm(given, self._mlp_norm.scale, self._mlp_norm.epsilon)
+        return out.add_(given)
 
     def _check(
         self,

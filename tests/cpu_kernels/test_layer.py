@@ -37,7 +37,13 @@ class Norm:
 class Parts:
     """Random ones; and a batch of two sequences, of which the first has keys in the cache already."""
 
-    def __init__(self, dtype: torch.dtype, with_head_norms: bool, quantization: str | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        with_head_norms: bool,
+        with_output_norms: bool = False,
+        quantization: str | None = None,
+    ) -> None:
         torch.manual_seed(0)
         self.dtype = dtype
 
@@ -50,6 +56,8 @@ class Parts:
         self.input_norm, self.post_norm = (Norm(torch.rand(WIDTH) + 0.5, epsilon) for epsilon in (1e-5, 1e-2))
         heads = (Norm(torch.rand(DIM) + 0.5, 1e-4), Norm(torch.rand(DIM) + 0.5, 1e-3))
         self.head_norms = heads if with_head_norms else None
+        outputs = (Norm(torch.rand(WIDTH) + 0.5, 1e-3), Norm(torch.rand(WIDTH) + 0.5, 1e-1))
+        self.output_norms = outputs if with_output_norms else None
         self.project = weight((QUERY_HEADS + 2 * KV_HEADS) * DIM, WIDTH)
         self.project_back = weight(WIDTH, QUERY_HEADS * DIM)
         self.gate_up, self.down = weight(INNER, WIDTH, 2, "silu"), weight(WIDTH, INNER)
@@ -70,14 +78,16 @@ class Parts:
     def layer(self, **options: Any) -> DecoderLayer:
         return DecoderLayer(
             self.input_norm, self.post_norm, self.head_norms,
-            self.project, self.project_back, (self.gate_up, self.down), DIM, **{"scale": 0.2, **options},
+            self.project, self.project_back, (self.gate_up, self.down), DIM,
+            output_norms=self.output_norms, **{"scale": 0.2, **options},
         )  # fmt: skip
 
     def layer_with_an_mlp_of_another_kind(self, **options: Any) -> DecoderLayer:
         """Which computes the same."""
         return DecoderLayer(
             self.input_norm, self.post_norm, self.head_norms, self.project, self.project_back,
-            lambda x: self.down.multiply(self.gate_up.multiply(x)), DIM, **{"scale": 0.2, **options},
+            lambda x: self.down.multiply(self.gate_up.multiply(x)), DIM,
+            output_norms=self.output_norms, **{"scale": 0.2, **options},
         )  # fmt: skip
 
     def one_by_one(
@@ -92,10 +102,18 @@ class Parts:
         rope_(query, key, self.cos, self.sin)
         write_cache(key, value, keys, values, self.slots)
         attended = self.attention.attend(query, keys, values, **{"scale": 0.2, **options})
-        x = self.project_back.multiply(attended.flatten(1), self.x)
+        x = self.add(self.x, self.project_back, attended.flatten(1), 0)
         gated = self.gate_up.multiply(rms_norm(x, self.post_norm.scale, self.post_norm.epsilon))
-        # What another kind of MLP gives is rounded before it is added.
-        return x + self.down.multiply(gated) if is_apart else self.down.multiply(gated, x)
+        if is_apart and self.output_norms is None:
+            return x + self.down.multiply(gated)  # rounded before it is added
+        return self.add(x, self.down, gated, 1)
+
+    def add(self, x: torch.Tensor, weight: Weight, inputs: torch.Tensor, part: int) -> torch.Tensor:
+        """``x`` and the product, which is normed first if there are norms."""
+        if self.output_norms is None:
+            return weight.multiply(inputs, x)
+        norm = self.output_norms[part]
+        return x + rms_norm(weight.multiply(inputs), norm.scale, norm.epsilon)
 
     def arguments(self, **changed: Any) -> dict[str, Any]:
         names = "x", "cos", "sin", "keys", "values", "slots", "attention"
@@ -113,12 +131,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("with_head_norms", [False, True])
+@pytest.mark.parametrize("with_output_norms", [False, True])
 @pytest.mark.parametrize("is_apart", [False, True], ids=["gated MLP", "MLP of another kind"])
 def test_one_call_gives_what_the_parts_give(
-    variant: str, dtype: torch.dtype, options: dict[str, Any], with_head_norms: bool, is_apart: bool
+    variant: str,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    with_head_norms: bool,
+    with_output_norms: bool,
+    is_apart: bool,
 ) -> None:
     with use(variant):
-        parts = Parts(dtype, with_head_norms)
+        parts = Parts(dtype, with_head_norms, with_output_norms)
         keys, values = parts.keys.clone(), parts.values.clone()
         expected = parts.one_by_one(keys, values, is_apart, **options)
         layer = parts.layer_with_an_mlp_of_another_kind(**options) if is_apart else parts.layer(**options)
@@ -137,7 +161,7 @@ def test_kept_rows_are_what_they_are_beside_the_others(
 ) -> None:
     kept = torch.tensor(rows)
     with use(variant):
-        parts = Parts(dtype, True)
+        parts = Parts(dtype, True, True)
         keys, values = parts.keys.clone(), parts.values.clone()
         layer = parts.layer_with_an_mlp_of_another_kind() if is_apart else parts.layer()
         expected = layer.run(**parts.arguments(keys=keys, values=values))
@@ -150,7 +174,7 @@ def test_kept_rows_are_what_they_are_beside_the_others(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights(quantization: str) -> None:
-    parts = Parts(torch.bfloat16, True, quantization)
+    parts = Parts(torch.bfloat16, True, quantization=quantization)
     expected = parts.one_by_one(parts.keys.clone(), parts.values.clone())
     assert torch.equal(parts.layer().run(**parts.arguments()), expected)
 

@@ -106,7 +106,9 @@ struct Layer {
 
     const float *input_norm, *post_norm;  // [width]
     const float *query_norm, *key_norm;   // [head dim], or both null
-    float input_epsilon, post_epsilon, query_epsilon, key_epsilon;
+    // [width], or both null: of what attention and the MLP give, before it is added. An MLP of another kind leaves its own to the caller.
+    const float *attention_norm, *mlp_norm;
+    float input_epsilon, post_epsilon, query_epsilon, key_epsilon, attention_epsilon, mlp_epsilon;
 
     // Of these, weight, bias, inputs, outputs, activation and format.
     const Linear *project, *project_back, *gate_up, *down;

@@ -36,14 +36,12 @@ class LayerRun {
             x = out;
         }
         attend();
-        if (!layer_.gate_up) {
-            multiply(*layer_.project_back, attended_.get(), x, out);
-            return norm(out, layer_.post_norm, layer_.post_epsilon, static_cast<T*>(layer_.normed));
-        }
-        multiply(*layer_.project_back, attended_.get(), x, between_.get());
-        norm(between_.get(), layer_.post_norm, layer_.post_epsilon, normed_.get());
+        T* between = layer_.gate_up ? between_.get() : out;
+        multiply_and_add(*layer_.project_back, attended_.get(), layer_.attention_norm, layer_.attention_epsilon, x, between);
+        norm(between, layer_.post_norm, layer_.post_epsilon, layer_.gate_up ? normed_.get() : static_cast<T*>(layer_.normed));
+        if (!layer_.gate_up) return;
         multiply(*layer_.gate_up, normed_.get(), nullptr, gated_.get());
-        multiply(*layer_.down, gated_.get(), between_.get(), out);
+        multiply_and_add(*layer_.down, gated_.get(), layer_.mlp_norm, layer_.mlp_epsilon, between, out);
     }
 
    private:
@@ -63,6 +61,20 @@ class LayerRun {
         Linear call = weight;
         call.x = x, call.residual = residual, call.out = out, call.rows = rows_;
         radixkv_linear(&call, kIsBF16);
+    }
+
+    // out = x + product, which is normed first if there is a norm.
+    void multiply_and_add(const Linear& weight, const T* inputs, const float* norm_weight, float epsilon, const T* x, T* out) {
+        if (!norm_weight) return multiply(weight, inputs, x, out);
+        T* product = normed_.get();
+        multiply(weight, inputs, nullptr, product);
+        norm(product, norm_weight, epsilon, product);
+#pragma omp parallel for schedule(static) if (rows_ > kMaxRows)
+        for (int64_t row = 0; row < rows_; row++)
+            for (int64_t at = row * layer_.width; at < (row + 1) * layer_.width; at += kLanes) {
+                const int64_t count = (row + 1) * layer_.width - at;
+                store_part(out + at, load_part(x + at, count) + load_part(product + at, count), count);
+            }
     }
 
     void keep(const T* from, T* to, int64_t width) {

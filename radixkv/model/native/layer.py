@@ -1,4 +1,4 @@
-"""Decoder layers: ``x += attention(norm(x)); x += mlp(norm(x))``."""
+"""Decoder layers: ``x += attention(norm(x)); x += mlp(norm(x))``, what is added normed or not."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class NativeDecoderLayer(nn.Module):
     """A layer made of native modules, which is one call where compiled code attends, too.
 
     Args:
+        output_norms: of what attention and the MLP give, before it is added, as in Gemma 2; None: there are none.
         mlp: of any kind: one that is no `NativeGatedMLP` is called by itself, a mixture of experts or another activation.
 
     Attributes:
@@ -30,11 +31,19 @@ class NativeDecoderLayer(nn.Module):
     radixkv_runner: ModelRunner | None = None
 
     def __init__(
-        self, input_norm: NativeRMSNorm, attention: NativeSelfAttention, post_norm: NativeRMSNorm, mlp: nn.Module
+        self,
+        input_norm: NativeRMSNorm,
+        attention: NativeSelfAttention,
+        post_norm: NativeRMSNorm,
+        mlp: nn.Module,
+        output_norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = None,
     ) -> None:
         super().__init__()
         self.layer_idx = attention.layer_idx
         self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
+        self.attention_norm: nn.Module
+        self.mlp_norm: nn.Module
+        self.attention_norm, self.mlp_norm = output_norms or (nn.Identity(), nn.Identity())
         options = attention.options
         sinks = options.get("s_aux")
         self._layer = DecoderLayer(
@@ -42,6 +51,7 @@ class NativeDecoderLayer(nn.Module):
             attention.project, attention.project_back,
             (mlp.gate_up, mlp.down) if isinstance(mlp, NativeGatedMLP) else partial(_run_rows, mlp),
             attention.head_dim,
+            output_norms=output_norms,
             scale=options.get("scaling") or attention.head_dim**-0.5,
             softcap=options.get("softcap"),
             window=options.get("sliding_window"),
@@ -62,8 +72,8 @@ class NativeDecoderLayer(nn.Module):
             output = self._layer.run(hidden_states[0].contiguous(), cos, sin, *batch).unsqueeze(0)
             return output if kept is None else hidden_states.index_copy(1, kept, output)
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
-        hidden_states = hidden_states + attended
-        mlp: torch.Tensor = self.mlp(self.post_norm(hidden_states))
+        hidden_states = hidden_states + self.attention_norm(attended)
+        mlp: torch.Tensor = self.mlp_norm(self.mlp(self.post_norm(hidden_states)))
         return hidden_states + mlp
 
 
@@ -75,9 +85,14 @@ def native_layers(module: nn.Module) -> list[NativeDecoderLayer]:
     norms = [child for child in children if isinstance(child, NativeRMSNorm)]
     attention = [child for child in children if isinstance(child, NativeSelfAttention)]
     mlp = [child for child in children if child not in norms and child not in attention]
-    if (len(norms), len(attention), len(mlp)) != (2, 1, 1):
+    if len(attention) != 1 or len(mlp) != 1:
         return []
-    return [NativeDecoderLayer(norms[0], attention[0], norms[1], mlp[0])]
+    match norms:
+        case [input_norm, post_norm]:
+            return [NativeDecoderLayer(input_norm, attention[0], post_norm, mlp[0])]
+        case [input_norm, attention_norm, post_norm, mlp_norm]:
+            return [NativeDecoderLayer(input_norm, attention[0], post_norm, mlp[0], (attention_norm, mlp_norm))]
+    return []
 
 
 def _run_rows(mlp: nn.Module, rows: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,8 @@ EXPECTED = {
     "qwen2": (3, 3, 3, 7, 1),  # biases
     "qwen3": (3, 3, 3, 7, 1),  # heads normed: the norms are within the attention
     "gemma": (3, 3, 3, 7, 1),  # 1 + weight, GELU
-    "gemma2": (0, 3, 3, 13, 1),
-    "gemma3_text": (0, 3, 3, 13, 1),
+    "gemma2": (3, 3, 3, 13, 1),  # what is added is normed
+    "gemma3_text": (3, 3, 3, 13, 1),
     "seed_oss": (3, 3, 3, 7, 1),
     "stablelm": (0, 3, 3, 0, 1),  # layer norms; a part of each head turns
     "mixtral": (3, 3, 0, 7, 1),  # experts
