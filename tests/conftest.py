@@ -57,8 +57,8 @@ LONG = [
     "test_examples.py",
     "engine/test_architectures.py",
     "model/test_compiled_layers.py",
-    "bench/test_cache_bench.py",
-    "bench/test_serve_bench.py",
+    "bench/cache/test_benches.py",
+    "bench/serving/test_load_test.py",
 ]
 # It starts servers of its own, beside the one that all others of the folder share.
 OWN_SERVERS = "server/test_process.py"

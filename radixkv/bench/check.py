@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from radixkv.bench import cache as cache_bench
-from radixkv.bench.machine import describe_machine
-from radixkv.bench.timing import Timing, frozen_garbage
+from radixkv.bench.cache import bookkeeping
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.timing import Timing, frozen_garbage
 
 RESULTS = Path(__file__).parent / "results"
 REPETITIONS = 5
@@ -102,7 +102,7 @@ def _deviation(values: Sequence[float]) -> float:
 def cases(results: Path) -> Iterator[Case]:
     """The rows of the fast benches that have a committed figure in the folder ``results``."""
     committed = _read(results, "cache")
-    rows = {row.name: row for row in cache_bench.rows()}
+    rows = {row.name: row for row in bookkeeping.rows()}
     figures = {figure["name"]: figure for figure in committed["rows"]}
     yardstick = rows[YARDSTICK].hash_chain
     assert yardstick is not None
@@ -121,7 +121,7 @@ def cases(results: Path) -> Iterator[Case]:
     # A figure of the planner has no baseline of its own, so the chain's must come from the same processor.
     if find_spec("triton") is None or planned["machine"]["cpu"] != committed["machine"]["cpu"]:
         return
-    from radixkv.bench.plan import CHANGES, LEVELS, Change, Levels, measure_plan, one_torch_thread
+    from radixkv.bench.gpu.plan import CHANGES, LEVELS, Change, Levels, measure_plan, one_torch_thread
 
     def measure(levels: Levels, change: Change) -> Timing:
         with one_torch_thread():

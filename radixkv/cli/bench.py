@@ -26,7 +26,7 @@ def e2e(
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
 ) -> None:
     """End to end against transformers' generate."""
-    from radixkv.bench.e2e import run_e2e
+    from radixkv.bench.engine.e2e import run_e2e
 
     run_e2e(Console(), rounds, only, json_path)
 
@@ -46,7 +46,7 @@ def against(
     ] = False,
 ) -> None:
     """End to end against vLLM or llama.cpp on this processor."""
-    from radixkv.bench.against import Kind, run_against
+    from radixkv.bench.peers.against import Kind, run_against
 
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
@@ -74,7 +74,7 @@ def drafts(
     vllm: PeerPython = None,
 ) -> None:
     """Tokens a second with drafts and without, and whether they are the same."""
-    from radixkv.bench.drafts import run_drafts
+    from radixkv.bench.drafts.speed import run_drafts
 
     run_drafts(Console(), rounds, rows or [], dtype, num_tokens, json_path, plot, vllm)
 
@@ -88,12 +88,12 @@ def cache(
 ) -> None:
     """What the cache's bookkeeping costs, against a chain of block hashes."""
     if scaling:
-        from radixkv.bench.scaling import run_scaling
+        from radixkv.bench.cache.scaling import run_scaling
 
         writable_plot(plot)
         run_scaling(Console(), json_path, plot)
     else:
-        from radixkv.bench.cache import run_cache
+        from radixkv.bench.cache.bookkeeping import run_cache
 
         run_cache(Console(), rounds, json_path)
 
@@ -105,7 +105,7 @@ def attention(
     resume: Resume = False,
 ) -> None:
     """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
-    from radixkv.bench.attention import run_attention
+    from radixkv.bench.gpu.attention import run_attention
 
     if not run_attention(Console(), json_path, only, resume):
         raise typer.Exit(1)
@@ -118,7 +118,7 @@ def tiles(
     resume: Resume = False,
 ) -> None:
     """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
-    from radixkv.bench.tiles import run_tiles
+    from radixkv.bench.gpu.tiles import run_tiles
 
     if not run_tiles(Console(), json_path, only, resume):
         raise typer.Exit(1)
@@ -130,7 +130,7 @@ def plan(
     steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
 ) -> None:
     """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
-    from radixkv.bench.plan import run_plan
+    from radixkv.bench.gpu.plan import run_plan
 
     run_plan(Console(), steps, json_path)
 
@@ -140,7 +140,7 @@ def routing(
     decisions: Annotated[int, typer.Option(min=1, help="how many to measure")] = 5000, json_path: JsonPath = None
 ) -> None:
     """What it costs to choose one of 16 replicas for a prompt, with a million blocks known."""
-    from radixkv.bench.routing import run_routing
+    from radixkv.bench.cluster.routing import run_routing
 
     run_routing(Console(), decisions, json_path)
 
@@ -152,7 +152,7 @@ def decode(
     resume: Resume = False,
 ) -> None:
     """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
-    from radixkv.bench.decode import run_decode
+    from radixkv.bench.gpu.decode import run_decode
 
     if not run_decode(Console(), json_path, only, resume):
         raise typer.Exit(1)
@@ -161,7 +161,7 @@ def decode(
 @app.command()
 def limits(json_path: JsonPath = None) -> None:
     """What a GPU can do at most: copying, reading, multiplying."""
-    from radixkv.bench.limits import run_limits
+    from radixkv.bench.gpu.limits import run_limits
 
     run_limits(Console(), json_path)
 
@@ -178,8 +178,8 @@ def first_light(
     skip: Annotated[list[str] | None, typer.Option(help="not this part; may be repeated")] = None,
 ) -> None:
     """Everything that must be known of a GPU on which RadixKV has not run yet: correctness, speed, what to set."""
-    from radixkv.bench.first_light import run_first_light
-    from radixkv.bench.first_light_parts import first_light_parts
+    from radixkv.bench.gpu.first_light import run_first_light
+    from radixkv.bench.gpu.first_light_parts import first_light_parts
 
     if not run_first_light(
         Console(), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
@@ -197,7 +197,7 @@ def tier_reads(
     json_path: JsonPath = None,
 ) -> None:
     """How fast the disk tier reads and writes blocks, against a plain loop over the same file and memcpy."""
-    from radixkv.bench.tier_reads import run_tier_reads
+    from radixkv.bench.tiers.reads import run_tier_reads
 
     run_tier_reads(Console(), folder, rounds, json_path)
 
@@ -205,7 +205,7 @@ def tier_reads(
 @app.command()
 def quality(json_path: JsonPath = None) -> None:
     """What bfloat16, int8 and int4 cost in perplexity and in the likeliest tokens, on a CPU."""
-    from radixkv.bench.quality import run_quality
+    from radixkv.bench.engine.quality import run_quality
 
     run_quality(Console(), json_path)
 
@@ -226,7 +226,7 @@ def soak(
     json_path: JsonPath = None,
 ) -> None:
     """Random work on the cache, every rule checked throughout."""
-    from radixkv.bench.soak import run_soak
+    from radixkv.bench.cache.soak import run_soak
 
     if not run_soak(Console(), minutes, seed, json_path):
         raise typer.Exit(1)
@@ -243,7 +243,7 @@ def soak_server(
     json_path: JsonPath = None,
 ) -> None:
     """Hostile clients beside normal ones on a real server."""
-    from radixkv.bench.soak_server import run_soak_server
+    from radixkv.bench.serving.soak import run_soak_server
 
     if not run_soak_server(Console(), minutes, seed, max_wait, max_stall, json_path):
         raise typer.Exit(1)
@@ -259,7 +259,7 @@ def attacks(
     json_path: JsonPath = None,
 ) -> None:
     """What each way of attacking a server costs the others: first tokens, gaps between tokens, health checks."""
-    from radixkv.bench.attacks import run_attacks
+    from radixkv.bench.serving.attacks import run_attacks
 
     run_attacks(Console(), seconds, seed, checkout, json_path)
 
@@ -285,9 +285,9 @@ def serve(
     seed: Annotated[int, typer.Option(help="another seed, other words: a server remembers those of earlier runs")] = 0,
 ) -> None:
     """Put load on a server: latencies as median and p99, throughput, what was cached."""
-    from radixkv.bench.serve import Arrivals, run_serve
-    from radixkv.bench.serve_client import HttpClient
-    from radixkv.bench.serve_workload import LoadShape
+    from radixkv.bench.serving.client import HttpClient
+    from radixkv.bench.serving.load_test import Arrivals, run_serve
+    from radixkv.bench.serving.workload import LoadShape
 
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
@@ -305,7 +305,7 @@ def fairness(
     ] = None,
 ) -> None:
     """One greedy tenant beside three modest ones: their waiting times, throughput, what was cached."""
-    from radixkv.bench.fairness import run_fairness
+    from radixkv.bench.engine.fairness import run_fairness
 
     run_fairness(Console(), model, rounds, json_path, plot)
 
@@ -319,7 +319,7 @@ def http_cost(
     json_path: JsonPath = None,
 ) -> None:
     """What HTTP costs, against the same load on the engine in the same run."""
-    from radixkv.bench.http_cost import run_http_cost
+    from radixkv.bench.serving.http_cost import run_http_cost
 
     run_http_cost(Console(), model, streams, answer_tokens, rounds, json_path)
 
@@ -337,7 +337,7 @@ def tiers(
     plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="draw them into this file")] = None,
 ) -> None:
     """What tiers below the pool bring and cost: restarts, a working set too large, writing, a shared store."""
-    from radixkv.bench.tiers import run_tiers
+    from radixkv.bench.tiers.benefit import run_tiers
 
     run_tiers(Console(), model, conversations, turns, rounds, shared_cache, json_path, plot)
 
@@ -353,7 +353,7 @@ def cluster_bench(
     json_path: JsonPath = None,
 ) -> None:
     """What an ingress over replicas costs against one server, and what it finds cached."""
-    from radixkv.bench.cluster import run_cluster_bench
+    from radixkv.bench.cluster.ingress import run_cluster_bench
 
     run_cluster_bench(Console(), model, replicas or [2], streams, rounds, json_path)
 
@@ -365,7 +365,7 @@ def replica_memory(
     json_path: JsonPath = None,
 ) -> None:
     """What each of several replicas takes of a machine's memory, with weights of its own and with shared ones."""
-    from radixkv.bench.replica_memory import run_replica_memory
+    from radixkv.bench.cluster.replica_memory import run_replica_memory
 
     run_replica_memory(Console(), model, replicas, json_path)
 
@@ -382,7 +382,7 @@ def chaos(
     json_path: JsonPath = None,
 ) -> None:
     """Kill replicas while they answer, and the ingress once: every stream must complete with its text."""
-    from radixkv.bench.chaos import run_chaos
+    from radixkv.bench.cluster.chaos import run_chaos
 
     if not run_chaos(Console(), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path):
         raise typer.Exit(1)

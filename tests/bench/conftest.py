@@ -7,12 +7,13 @@ import gc
 
 import pytest
 
-from radixkv.bench import cache, plan, scaling
+from radixkv.bench.cache import bookkeeping, scaling
+from radixkv.bench.gpu import plan
 
 
 @pytest.fixture(autouse=True)
 def uncollected_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collection before every figure takes longer than the figure, among the objects of all tests before."""
     monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
-    for module in (cache, plan, scaling):
+    for module in (bookkeeping, plan, scaling):
         monkeypatch.setattr(module, "frozen_garbage", contextlib.nullcontext)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from radixkv.bench import check
 from radixkv.bench.check import RESULTS, Case, Comparison, cases, compare, run_check
-from radixkv.bench.machine import describe_machine
-from radixkv.bench.timing import Timing
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.timing import Timing
 
 
 def comparison(measured: Sequence[float], baselines: Sequence[float], committed: Timing | None = None) -> Comparison:

@@ -14,7 +14,7 @@ import pytest
 from support.pretended_replicas import until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
-from radixkv.bench.server_process import BenchProcess
+from radixkv.bench.serving.server_process import BenchProcess
 
 NUM_PROMPTS = 8
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.server_process import ADMIN_KEY, MODEL, TENANT_A, TENANT_B, ServerProcess
 
-from radixkv.bench import soak_server
-from radixkv.bench.attacks import AttackCost, measure_attacks
-from radixkv.bench.soak_server import ServerSoak, Target, soak
-from radixkv.bench.soak_server_hostile import HostileClient
+from radixkv.bench.serving import soak as soak_server
+from radixkv.bench.serving.attacks import AttackCost, measure_attacks
+from radixkv.bench.serving.hostile import HostileClient
+from radixkv.bench.serving.soak import ServerSoak, Target, soak
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from support.on_cpu import OnCpu
 from radixkv.attention import AttentionOptions
 from radixkv.attention.triton import start_check
 from radixkv.attention.triton.start_check import LayerKernels, check_kernels
-from radixkv.bench.gpu_ready import launch_one
+from radixkv.bench.gpu.ready import launch_one
 from radixkv.memory import LayerShape
 from radixkv.model.loader import load_model
 from radixkv.model.runner import ModelRunner

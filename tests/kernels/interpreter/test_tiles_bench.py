@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.bench.layer import Level, make_pool, tree_batch
-from radixkv.bench.tiles import SCALE, Problem, candidates, flat_work, item_work, node_items, planned, row_items
+from radixkv.bench.gpu.layer import Level, make_pool, tree_batch
+from radixkv.bench.gpu.tiles import SCALE, Problem, candidates, flat_work, item_work, node_items, planned, row_items
 from radixkv_kernels import TileConfig, reference
 
 

@@ -1,0 +1,86 @@
+"""What a router's decision costs: which of 16 replicas gets a prompt, with a million blocks known."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.timing import frozen_garbage
+from radixkv.cache import BlocksStored
+from radixkv.routing import Router, prompt_hashes
+
+NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 16, 1_000_000, 16
+_NUM_SYSTEM_PROMPTS, _SYSTEM_BLOCKS = 20, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured, in microseconds of the thread's processor time."""
+
+    name: str
+    median_us: float
+    p99_us: float
+
+
+def fill(router: Router, num_blocks: int, rng: random.Random) -> list[list[int]]:
+    """Let replicas hold conversations under a few system prompts, some of them on two; returns the hashes of each."""
+    systems = [[rng.getrandbits(63) for _ in range(_SYSTEM_BLOCKS)] for _ in range(_NUM_SYSTEM_PROMPTS)]
+    prompts: list[list[int]] = []
+    while num_blocks > 0:
+        own = [rng.getrandbits(63) for _ in range(rng.randint(20, 400))]
+        num_blocks -= len(own)
+        prompts.append(rng.choice(systems) + own)
+        for name in rng.sample(router.replicas, rng.choice((1, 1, 1, 2))):
+            router.update(name, BlocksStored(tuple(prompts[-1]), None, (), BLOCK_SIZE, 0, "CPU"))
+    return prompts
+
+
+def measure(num_blocks: int, num_decisions: int) -> list[Row]:
+    """Decisions about prompts that are partly known, each sent to the first token at once; and hashing a prompt."""
+    rng = random.Random(0)
+    router = Router(BLOCK_SIZE)
+    for number in range(NUM_REPLICAS):
+        router.add(str(number))
+    prompts = fill(router, num_blocks, rng)
+    decisions, hashing = [], []
+    with frozen_garbage():
+        for _ in range(num_decisions):
+            known = rng.choice(prompts)
+            prompt = [*known[: rng.randint(1, len(known))], *(rng.getrandbits(63) for _ in range(10))]
+            start = time.thread_time_ns()
+            placement = router.choose(prompt, len(prompt) * BLOCK_SIZE)
+            decisions.append((time.thread_time_ns() - start) / 1e3)
+            assert placement is not None
+            router.prefilled(placement)
+            router.finish(placement)
+        tokens = [rng.randrange(50_000) for _ in range(4096)]
+        for _ in range(100):
+            start = time.thread_time_ns()
+            prompt_hashes(tokens, "", BLOCK_SIZE)
+            hashing.append((time.thread_time_ns() - start) / 1e3)
+    return [_row("choose a replica", decisions), _row("hash a prompt of 4,096 tokens", hashing)]
+
+
+def _row(name: str, times: list[float]) -> Row:
+    return Row(name, median(times), sorted(times)[len(times) * 99 // 100])
+
+
+def run_routing(console: Console, num_decisions: int, json_path: Path | None) -> None:
+    """Measure, print a table, and write the rows."""
+    with console.status("routing"):
+        rows = measure(NUM_BLOCKS, num_decisions)
+    table = Table(f"{NUM_REPLICAS} replicas, {NUM_BLOCKS:,} blocks", "median, us", "p99, us")
+    for row in rows:
+        table.add_row(row.name, f"{row.median_us:,.0f}", f"{row.p99_us:,.0f}")
+    console.print(table)
+    if json_path is not None:
+        content = {"machine": describe_machine(), "rows": [asdict(row) for row in rows]}
+        json_path.write_text(json.dumps(content, indent=2) + "\n")

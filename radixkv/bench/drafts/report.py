@@ -1,0 +1,105 @@
+"""The figures of drafts as a table and as a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from radixkv.bench.drafts.equality import Difference
+from radixkv.outputs import DraftCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of work.
+
+    Attributes:
+        wanted: at least this many times the tokens a second of the same without drafts.
+        without, with_drafts: tokens a second, round by round.
+        cpu_without, cpu_with_drafts: tokens a second of processor time, likewise; what other programs take does not count.
+        peers: others' tokens a second, by name.
+        tokens: that were compared, of all rounds.
+        repeated_share: of the tokens, how many are inside of repeats.
+        drafts: by source.
+        differences: of answers with drafts and without.
+    """
+
+    name: str
+    wanted: float
+    without: list[float]
+    with_drafts: list[float]
+    cpu_without: list[float]
+    cpu_with_drafts: list[float]
+    peers: dict[str, float]
+    tokens: int
+    repeated_share: float
+    drafts: dict[str, DraftCounts]
+    differences: list[Difference]
+
+    @property
+    def ratio(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(b / a for a, b in zip(self.without, self.with_drafts, strict=True))
+
+    @property
+    def cpu_ratio(self) -> float:
+        """The same by processor time."""
+        return statistics.median(b / a for a, b in zip(self.cpu_without, self.cpu_with_drafts, strict=True))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """All rows, for a terminal."""
+    peers = list(dict.fromkeys(name for row in rows for name in row.peers))
+    columns = (
+        "work",
+        "without",
+        "with drafts",
+        "times",
+        "by CPU time",
+        "wanted",
+        *peers,
+        "in repeats",
+        "accepted",
+        "differ",
+    )
+    shown = Table(title="tokens a second")
+    for column in columns:
+        shown.add_column(column, justify="left" if column == "work" else "right")
+    for row in rows:
+        drafted = sum(counts.drafted for counts in row.drafts.values())
+        accepted = sum(counts.accepted for counts in row.drafts.values())
+        style = "green" if row.ratio >= row.wanted else "red"
+        shown.add_row(
+            row.name,
+            f"{statistics.median(row.without):.1f}",
+            f"{statistics.median(row.with_drafts):.1f}",
+            f"[{style}]{row.ratio:.2f}[/]",
+            f"{row.cpu_ratio:.2f}",
+            f"{row.wanted:.2f}",
+            *(f"{row.peers[name]:.1f}" if name in row.peers else "" for name in peers),
+            f"{row.repeated_share:.0%}",
+            f"{accepted} of {drafted}",
+            f"{len(row.differences)} in {row.tokens:,}",
+        )
+    return shown
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Bars, with a mark where each should end, into an image file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.45 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    positions = range(len(rows))
+    axes.barh(positions, [row.ratio for row in rows], color="#00897b", label="with drafts")
+    axes.plot([row.wanted for row in rows], positions, "k|", markersize=14, label="wanted")
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.set_yticks(positions, [row.name for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("times the tokens a second without drafts")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)

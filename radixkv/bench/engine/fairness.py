@@ -1,0 +1,345 @@
+"""`radixkv bench fairness`: one greedy and three modest tenants on one engine.
+
+The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop these ask, read the
+answer, think and ask again: never more at a time than their part. In open loop they ask at random moments (Poisson), answered
+or not: so what is slow is not asked more seldom, and a tenant wants more than an equal part now and then.
+
+Three runs of the same requests take turns: the modest tenants alone; with the greedy one; and with it but first come, first
+served, as if all were one tenant. Clients think for a number of steps, not of seconds, so that each run is the same every
+time and on every machine: waiting times are counted in steps, and in tokens that were computed meanwhile, which is how long
+the steps were; and timed besides.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.engine.engine import Engine
+from radixkv.llm import LLM
+from radixkv.prompts import Prompt
+from radixkv.sampling_params import SamplingParams
+from radixkv.scheduling.request import Request
+
+ALONE, FAIR, FIRST_COME = "modest alone", "fair shares", "first come, first served"
+_GREEDY = "greedy"
+_MAX_NUM_SEQS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessLoad:
+    """What the tenants send.
+
+    Attributes:
+        modest_tenants: how many there are.
+        modest_clients: of each of them, one after the other.
+        modest_requests: of each client.
+        think_steps: of a client between an answer and its next request, on average.
+        greedy_requests: all at the first step.
+        stem_tokens: what a tenant's prompts begin with, all of them the same.
+        own_tokens: what follows in each, at most; at least half of it.
+        answer_tokens: of each answer, at most; at least half of it.
+        open_loop: the modest clients do not wait for their answers: they think between two requests.
+        seed: of all that is random.
+    """
+
+    modest_tenants: int = 3
+    modest_clients: int = 3
+    modest_requests: int = 16
+    think_steps: float = 8.0
+    greedy_requests: int = 150
+    stem_tokens: int = 160
+    own_tokens: int = 64
+    answer_tokens: int = 32
+    open_loop: bool = False
+    seed: int = 0
+
+
+_LOAD = FairnessLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One request to be: ``think_steps`` after the client's previous answer."""
+
+    tenant: str
+    think_steps: int
+    prompt: list[int]
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FairnessRun:
+    """What one run of a load took.
+
+    Attributes:
+        steps_to_first_token: of each modest request.
+        tokens_to_first_token: the same in tokens that the engine computed, those of others included.
+        seconds_to_first_token: the same by the clock.
+        greedy_steps_to_first_token: of the greedy tenant's.
+        num_steps: in all.
+        seconds: in all.
+        num_tokens: of all prompts and answers.
+        hit_rate: share of all prompt tokens that were reused.
+        num_preemptions: in all.
+    """
+
+    steps_to_first_token: list[int]
+    tokens_to_first_token: list[int]
+    seconds_to_first_token: list[float]
+    greedy_steps_to_first_token: list[int]
+    num_steps: int
+    seconds: float
+    num_tokens: int
+    hit_rate: float
+    num_preemptions: int
+
+
+def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
+    """Run a load on an idle engine with an empty cache, to its end.
+
+    Args:
+        kind: `ALONE`, `FAIR` or `FIRST_COME`.
+    """
+    engine.reset_prefix_cache()
+    clients = [
+        questions
+        for questions in _clients(load, engine.loaded.vocab_size)
+        if kind != ALONE or questions[0].tenant != _GREEDY
+    ]
+    due = {
+        client: questions[0].think_steps for client, questions in enumerate(clients)
+    }  # a client's next request, by step
+    asked: dict[
+        Request, tuple[int, int, int]
+    ] = {}  # unfinished ones, with their client, and step and tokens before them
+    unanswered: set[Request] = set()
+    steps: dict[bool, list[int]] = {False: [], True: []}  # of the greedy tenant or not
+    tokens: list[int] = []
+    seconds: list[float] = []
+    requests: list[Request] = []
+    step, num_computed, num_steps, preemptions = 0, 0, engine.num_steps, engine.scheduler.num_preemptions
+    begin = time.perf_counter()
+    while due or asked:
+        if not asked:
+            step = max(step, min(due.values()))
+        for client in [client for client, moment in due.items() if moment <= step]:
+            del due[client]
+            question = clients[client].pop(0)
+            request = _request(engine, f"{len(requests)}", question, "" if kind == FIRST_COME else question.tenant)
+            engine.add(request)
+            requests.append(request)
+            asked[request] = client, step, num_computed
+            unanswered.add(request)
+            if load.open_loop and clients[client]:
+                due[client] = step + clients[client][0].think_steps
+        engine.step()
+        step += 1
+        num_computed += engine.last_batch.num_tokens
+        for request, (client, asked_at, computed_before) in list(asked.items()):
+            greedy, first_token_time = request.namespace == _GREEDY, request.metrics.first_token_time
+            if request in unanswered and first_token_time is not None:
+                unanswered.remove(request)
+                steps[greedy].append(step - asked_at)
+                if not greedy:
+                    tokens.append(num_computed - computed_before)
+                    seconds.append(first_token_time - request.metrics.arrival_time)
+            if request.finished:
+                del asked[request]
+                if clients[client] and not load.open_loop:
+                    due[client] = step + clients[client][0].think_steps
+    num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+    return FairnessRun(
+        steps_to_first_token=steps[False],
+        tokens_to_first_token=tokens,
+        seconds_to_first_token=seconds,
+        greedy_steps_to_first_token=steps[True],
+        num_steps=engine.num_steps - num_steps,
+        seconds=time.perf_counter() - begin,
+        num_tokens=num_prompt_tokens + sum(len(request.sequences[0].output_token_ids) for request in requests),
+        hit_rate=sum(request.num_cached_tokens or 0 for request in requests) / num_prompt_tokens,
+        num_preemptions=engine.scheduler.num_preemptions - preemptions,
+    )
+
+
+def compare(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, float]:
+    """The ratios that matter; by kind, one run per round.
+
+    The 99th percentile is that of all rounds together, since one round has few requests; of other figures, the median counts.
+    """
+
+    def p99_ratio(figures: Callable[[FairnessRun], Sequence[float]], over: str, under: str) -> float:
+        above, below = (_p99([value for run in runs[kind] for value in figures(run)]) for kind in (over, under))
+        return above / below
+
+    def ratio(figure: Callable[[FairnessRun], float], over: str, under: str) -> float:
+        return statistics.median(figure(a) / figure(b) for a, b in zip(runs[over], runs[under], strict=True))
+
+    return {
+        "p99_first_token_steps": p99_ratio(lambda run: run.steps_to_first_token, FAIR, ALONE),
+        "p99_first_token_tokens": p99_ratio(lambda run: run.tokens_to_first_token, FAIR, ALONE),
+        "p99_first_token_seconds": p99_ratio(lambda run: run.seconds_to_first_token, FAIR, ALONE),
+        "p99_first_token_steps_first_come": p99_ratio(lambda run: run.steps_to_first_token, FIRST_COME, ALONE),
+        "throughput_per_step": ratio(lambda run: run.num_tokens / run.num_steps, FAIR, FIRST_COME),
+        "throughput_per_second": ratio(lambda run: run.num_tokens / run.seconds, FAIR, FIRST_COME),
+        "hit_rate": ratio(lambda run: run.hit_rate, FAIR, FIRST_COME),
+    }
+
+
+def run_fairness(
+    console: Console,
+    model: Any | str | None,
+    rounds: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+    load: FairnessLoad = _LOAD,
+) -> None:
+    """Measure, print, and write what is wanted: of the load as it is, and of the same in open loop."""
+    engine = LLM(model, max_num_seqs=_MAX_NUM_SEQS).engine
+    run_load(engine, FairnessLoad(modest_requests=1, greedy_requests=16), FAIR)  # not counted: the first run is slower
+    runs = _rounds(engine, console, load, rounds)
+    ratios = compare(runs)
+    open_load = replace(load, open_loop=True, think_steps=load.think_steps + 2 * load.answer_tokens)
+    open_runs = _rounds(engine, console, open_load, rounds)
+    open_ratios = compare(open_runs)
+    for title, table, lines in (
+        ("closed loop", _table(runs), _verdict(ratios)),
+        ("open loop", _table(open_runs), _verdict(open_ratios)),
+    ):
+        console.print(f"\n{title}", table)
+        for line in lines:
+            console.print(line)
+    if json_path is not None:
+        document = {
+            "machine": describe_machine("torch", "transformers"),
+            "model": engine.loaded.name,
+            "max_num_seqs": _MAX_NUM_SEQS,
+            "load": asdict(load),
+            "ratios": ratios,
+            "runs": _as_dicts(runs),
+            "open_loop": {"load": asdict(open_load), "ratios": open_ratios, "runs": _as_dicts(open_runs)},
+        }
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    if plot_path is not None:
+        plot_fairness(runs, plot_path)
+
+
+def _rounds(engine: Engine, console: Console, load: FairnessLoad, rounds: int) -> dict[str, list[FairnessRun]]:
+    runs: dict[str, list[FairnessRun]] = {ALONE: [], FAIR: [], FIRST_COME: []}
+    for number in range(rounds):
+        for kind, results in runs.items():
+            results.append(run_load(engine, load, kind))
+            console.print(f"round {number + 1}, {kind}: {results[-1].seconds:.1f} s, {results[-1].num_steps:,} steps")
+    return runs
+
+
+def _as_dicts(runs: Mapping[str, Sequence[FairnessRun]]) -> dict[str, list[dict[str, Any]]]:
+    return {kind: [asdict(run) for run in results] for kind, results in runs.items()}
+
+
+def plot_fairness(runs: Mapping[str, Sequence[FairnessRun]], path: Path) -> None:
+    """Plot the distributions of the modest tenants' waiting times, of all rounds, in steps and in seconds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for kind, results in runs.items():
+        steps = sorted(float(steps) for run in results for steps in run.steps_to_first_token)
+        seconds = sorted(seconds for run in results for seconds in run.seconds_to_first_token)
+        for axis, ordered in zip(axes, (steps, seconds), strict=True):
+            axis.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", label=kind)
+    for axis, unit in zip(axes, ("steps", "seconds"), strict=True):
+        axis.set(xscale="log", ylim=(0, 1), xlabel=f"{unit} to the first token", ylabel="share of the modest requests")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.suptitle("Three modest tenants beside a greedy one")
+    figure.savefig(path, dpi=110)
+
+
+def _clients(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
+    """What each client asks, in order; the greedy tenant has a client for each of its requests."""
+    rng = random.Random(load.seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(count)]
+
+    def up_to(most: int) -> int:
+        return rng.randint(max(1, most // 2), most)
+
+    def question(tenant: str, stem: list[int], think_steps: float) -> _Question:
+        pause = int(rng.expovariate(1 / think_steps)) if think_steps else 0
+        return _Question(tenant, pause, stem + tokens(up_to(load.own_tokens)), up_to(load.answer_tokens))
+
+    stem = tokens(load.stem_tokens)
+    clients = [[question(_GREEDY, stem, 0.0)] for _ in range(load.greedy_requests)]
+    for number in range(load.modest_tenants):
+        stem = tokens(load.stem_tokens)
+        for _ in range(load.modest_clients):
+            asks = [question(f"modest {number + 1}", stem, load.think_steps) for _ in range(load.modest_requests)]
+            clients.append(asks)
+    return clients
+
+
+def _request(engine: Engine, name: str, question: _Question, tenant: str) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=question.answer_tokens, ignore_eos=True)
+    # Each tenant's prompts are cached apart from the others' in all runs.
+    return engine.request_factory.make(name, Prompt(question.prompt, namespace=question.tenant), params, tenant=tenant)
+
+
+def _p99(values: Sequence[float]) -> float:
+    return float(np.percentile(values, 99))
+
+
+def _table(runs: Mapping[str, Sequence[FairnessRun]]) -> Table:
+    table = Table(title="modest tenants: time to the first token")
+    for column in (
+        "",
+        "median steps",
+        "p99 steps",
+        "p99 tokens",
+        "median ms",
+        "p99 ms",
+        "tokens/step",
+        "tokens/s",
+        "reused",
+        "preempted",
+    ):
+        table.add_column(column, justify="right" if column else "left")
+    for kind, results in runs.items():
+        run = results[0]
+        table.add_row(
+            kind,
+            f"{np.median(run.steps_to_first_token):.1f}",
+            f"{_p99(run.steps_to_first_token):.1f}",
+            f"{_p99(run.tokens_to_first_token):,.0f}",
+            f"{statistics.median([float(np.median(result.seconds_to_first_token)) for result in results]) * 1e3:,.0f}",
+            f"{statistics.median([_p99(result.seconds_to_first_token) for result in results]) * 1e3:,.0f}",
+            f"{run.num_tokens / run.num_steps:.1f}",
+            f"{statistics.median([result.num_tokens / result.seconds for result in results]):,.0f}",
+            f"{run.hit_rate:.1%}",
+            f"{run.num_preemptions}",
+        )
+    return table
+
+
+def _verdict(ratios: Mapping[str, float]) -> list[str]:
+    return [
+        f"p99 to the first token beside the greedy tenant: {ratios['p99_first_token_steps']:.2f} of that without it in "
+        f"steps, {ratios['p99_first_token_tokens']:.2f} in tokens computed meanwhile, "
+        f"{ratios['p99_first_token_seconds']:.2f} in seconds (wanted: at most 1.5); first come, first served: "
+        f"{ratios['p99_first_token_steps_first_come']:.1f} in steps",
+        f"throughput over that of first come, first served: {ratios['throughput_per_step']:.3f} per step, "
+        f"{ratios['throughput_per_second']:.3f} per second (wanted: at least 0.95)",
+        f"share of reused tokens over that of first come, first served: {ratios['hit_rate']:.3f} (wanted: at least 0.97)",
+    ]

@@ -1,0 +1,131 @@
+"""What narrower types of activations and weights cost in quality, on the default model.
+
+Perplexity is that of a text that comes with Python, in windows that begin with nothing before them. Beside it stands how many
+of the tokens that float32 answers greedily stay the likeliest where the tokens before them are given: unlike a comparison of
+answers, one that is another does not change all that follow.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.config import Quantization
+from radixkv.llm import LLM
+from radixkv.model.native import weights_of
+from radixkv.outputs import Logprob
+from radixkv.sampling_params import SamplingParams
+from radixkv_cpu import library
+
+WINDOW = 1024
+NUM_WINDOWS = 8
+NUM_PROMPTS = 16
+ANSWER_TOKENS = 64
+# Types of activations, and weights.
+SETTINGS: tuple[tuple[str, Quantization | None], ...] = (
+    ("float32", None),
+    ("bfloat16", None),
+    ("float32", "int8"),
+    ("bfloat16", "int8"),
+    ("float32", "int4"),
+    ("bfloat16", "int4"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting.
+
+    Attributes:
+        weights_mb: megabytes of all linear layers' weights.
+        perplexity: of the text.
+        same_tokens: how many of float32's greedy tokens are the likeliest here, too.
+        of_tokens: how many there are.
+    """
+
+    dtype: str
+    quantization: str | None
+    weights_mb: float
+    perplexity: float
+    same_tokens: int
+    of_tokens: int
+
+
+def run_quality(console: Console, json_path: Path | None) -> None:
+    """Measure, print a table, and write the figures to ``json_path``."""
+    rows: list[Row] = []
+    answered: list[list[int]] = []
+    for dtype, quantization in SETTINGS:
+        with console.status(f"{dtype}, {quantization}"):
+            llm = LLM(dtype=dtype, quantization=quantization)
+            answered = answered or _greedy(llm)
+            rows.append(_measure(llm, dtype, quantization, answered))
+            del llm
+            gc.collect()
+    console.print(_table(rows))
+    if json_path is not None:
+        variant = library()
+        machine = {**describe_machine("torch", "transformers"), "variant": variant and variant.variant}
+        json_path.write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def _measure(llm: LLM, dtype: str, quantization: Quantization | None, answered: list[list[int]]) -> Row:
+    logprobs = [step.logprob for window in windows(llm) for step in _given(llm, window)]
+    ranks = [step.rank for tokens in answered for step in _given(llm, tokens)[-ANSWER_TOKENS:]]
+    return Row(
+        dtype=dtype,
+        quantization=quantization,
+        weights_mb=round(sum(weight.nbytes for weight in weights_of(llm.engine.loaded.model)) / 1e6, 1),
+        perplexity=math.exp(-sum(logprobs) / len(logprobs)),
+        same_tokens=sum(rank == 1 for rank in ranks),
+        of_tokens=len(ranks),
+    )
+
+
+def windows(llm: LLM) -> list[list[int]]:
+    """The text in token ids."""
+    text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+    tokens = llm.get_tokenizer()(text[: 8 * WINDOW * NUM_WINDOWS])["input_ids"]
+    return [tokens[start : start + WINDOW] for start in range(0, WINDOW * NUM_WINDOWS, WINDOW)]
+
+
+def _greedy(llm: LLM) -> list[list[int]]:
+    """Prompts and answers."""
+    names = sorted(topics.topics)[:NUM_PROMPTS]
+    chats: Any = [[{"role": "user", "content": f"What does Python's manual say about {name!r}?"}] for name in names]
+    outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True), False)
+    return [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
+
+
+def _given(llm: LLM, tokens: list[int]) -> list[Logprob]:
+    """Of every token but the first, what the model says where those before it are given."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    (output,) = llm.generate({"prompt_token_ids": tokens}, params, use_tqdm=False)
+    steps = output.prompt_logprobs or []
+    return [step[token] for step, token in zip(steps, tokens, strict=True) if step is not None]
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(
+        "activations", "weights", "MB", "perplexity", "", "tokens that stay", title="what narrower types cost"
+    )
+    for row in rows:
+        change = row.perplexity / rows[0].perplexity - 1
+        table.add_row(
+            row.dtype,
+            row.quantization or row.dtype,
+            f"{row.weights_mb:.0f}",
+            f"{row.perplexity:.3f}",
+            f"{change:+.2%}",
+            f"{row.same_tokens} of {row.of_tokens}",
+        )
+    return table

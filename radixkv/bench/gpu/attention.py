@@ -1,0 +1,254 @@
+"""One layer's attention, cache writes, block copies and draws of tokens on a GPU, against what they must move and multiply.
+
+Every row is timed as a replayed CUDA graph with nothing of it in the L2 cache. Its floor is what the row must move over the
+copy bandwidth that this GPU has just shown, or what it must multiply over its matrix rate; `ratio` is floor over time. A row
+of attention includes writing the batch's new keys and values. Rows "as graphs decode" do what the engine's CUDA graphs do:
+work items also where nothing is shared, and grids that are large enough for other batches than this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from radixkv.attention import QueryBatch
+from radixkv.bench.gpu.layer import (
+    BLOCK_SIZE,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    TOKEN_BYTES,
+    Level,
+    layer_work,
+    make_pool,
+    max_tokens,
+    tree_batch,
+)
+from radixkv.bench.gpu.report import GpuReport
+from radixkv.bench.gpu.targets import AS_GRAPHS, FLAT, LEVELS, PREFILL, PREFILL_PEERS, SHARED
+from radixkv.bench.gpu.timing import Limits, median_seconds
+from radixkv.bench.gpu.torch_attention import require_backend
+from radixkv.memory import KVPool
+from radixkv.memory.fp8_kv_pool import FP8
+
+PREFILLS, NEW, CACHED = 4, 2048, 6144
+BLOCKS = 4096
+BLOCKS_NBYTES = BLOCKS * BLOCK_SIZE * TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured piece of work.
+
+    Attributes:
+        bytes: that must be moved.
+        floor_us: the time that these take, or the operations where they take longer.
+        ratio: floor over time.
+    """
+
+    bytes: int
+    floor_us: float
+    median_us: float
+    ratio: float
+
+
+def make_row(moved: int, floor_s: float, seconds: float) -> Row:
+    return Row(moved, floor_s * 1e6, seconds * 1e6, floor_s / seconds)
+
+
+def attention_row(
+    batch: int,
+    levels: list[Level],
+    limits: Limits,
+    dtype: torch.dtype = torch.bfloat16,
+    in_graphs: bool = False,
+    layers: int = 1,
+    shuffled: bool = True,
+) -> Row:
+    """Decoding: one new token per sequence.
+
+    Args:
+        dtype: of stored keys and values.
+        in_graphs: as graphs decode.
+        layers: in one graph, one after the other, each with keys and values of its own; the row is about one of them.
+        shuffled: blocks lie anywhere in the pool; otherwise each sequence's one after the other.
+    """
+    tree, num_blocks, tokens = tree_batch(batch, levels, 1, shuffled=shuffled)
+    pool = make_pool(num_blocks, dtype, "cuda", layers)
+    seconds = median_seconds(_attend(tree, pool, batch, in_graphs)) / layers
+    moved = tokens * pool.block_nbytes // layers // BLOCK_SIZE
+    return make_row(moved, moved / limits.bytes_per_s, seconds)
+
+
+def _attend(batch: QueryBatch, pool: KVPool, rows: int, in_graphs: bool = False) -> Callable[[], object]:
+    # Triton is there with a GPU only.
+    from radixkv.attention.triton import TritonBackend
+    from radixkv.attention.triton.cost_model import whole_from
+    from radixkv.attention.triton.launches import PartialResults
+    from radixkv.attention.triton.padded_decode import PaddedDecode
+    from radixkv.attention.triton.work_items import HeadShape
+
+    backend = TritonBackend(pool, torch.bfloat16, HEADS, len(batch.tables), max_tokens(batch))
+    prepared = backend.prepare(batch)
+    if not in_graphs:
+        return layer_work(prepared, rows, len(pool.layers))
+    flat = prepared.plan.is_flat
+    whole = flat and rows >= whole_from(KV_HEADS, backend.placement)
+    wide = () if flat else tuple(prepared.host_items(HeadShape(KV_HEADS, HEADS // KV_HEADS)).by_tile)
+    padded = PaddedDecode(rows, backend, wide, PartialResults(pool.keys[0].device), whole)
+    assert padded.load(prepared)
+    return layer_work(padded, rows, len(pool.layers))
+
+
+def prefill_row(limits: Limits) -> Row:
+    """4 prompts of 2,048 new tokens over 6,144 cached."""
+    batch, num_blocks, _ = tree_batch(PREFILLS, [Level(PREFILLS, CACHED)], NEW)
+    return _prefill(limits, _attend(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), PREFILLS * NEW))
+
+
+def flash_prefill_row(limits: Limits) -> Row:
+    """The same problem, its keys and values contiguous, by torch's flash attention or not at all."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    query, key, value = _contiguous_prefill()
+    mask = causal_lower_right(NEW, CACHED + NEW)
+    attend = partial(functional.scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
+    return _prefill_by(SDPBackend.FLASH_ATTENTION, limits, attend)
+
+
+def cudnn_prefill_row(limits: Limits) -> Row:
+    """The same by cuDNN's attention or not at all: over the cached keys, then causally over the new ones; nothing is merged.
+
+    torch gives it no causal mask for more keys than queries.
+    """
+    query, key, value = _contiguous_prefill()
+    cached_key, cached_value = (tensor[:, :, :CACHED].contiguous() for tensor in (key, value))
+    new_key, new_value = (tensor[:, :, CACHED:].contiguous() for tensor in (key, value))
+
+    def attend() -> None:
+        functional.scaled_dot_product_attention(query, cached_key, cached_value, enable_gqa=True)
+        functional.scaled_dot_product_attention(query, new_key, new_value, is_causal=True, enable_gqa=True)
+
+    return _prefill_by(SDPBackend.CUDNN_ATTENTION, limits, attend)
+
+
+def _prefill_by(backend: SDPBackend, limits: Limits, attend: Callable[[], object]) -> Row:
+    with sdpa_kernel(backend):
+        require_backend(backend, attend)
+        return _prefill(limits, attend)
+
+
+def _contiguous_prefill() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query = torch.randn(PREFILLS, HEADS, NEW, DIM, dtype=torch.bfloat16, device="cuda")
+    shape = (PREFILLS, KV_HEADS, CACHED + NEW, DIM)
+    key, value = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    return query, key, value
+
+
+def _prefill(limits: Limits, work: Callable[[], object]) -> Row:
+    moved = PREFILLS * (CACHED + NEW) * TOKEN_BYTES
+    operations = 4 * PREFILLS * HEADS * DIM * NEW * (CACHED + NEW / 2)
+    return make_row(moved, operations / limits.bf16_flops, median_seconds(work))
+
+
+def _caches() -> list[torch.Tensor]:
+    shape = (2 * BLOCKS, BLOCK_SIZE, KV_HEADS, DIM)
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+
+
+def copy_row(limits: Limits) -> Row:
+    """Copying 4,096 blocks, as many as are read in one launch."""
+    from radixkv_kernels import BlockCopier
+
+    copier = BlockCopier(_caches())
+    ids = np.random.default_rng(0).permutation(2 * BLOCKS).tolist()
+    copies = [(a, b, BLOCK_SIZE) for a, b in zip(ids[:BLOCKS], ids[BLOCKS:], strict=True)]
+    table = torch.tensor(copies, dtype=torch.int32, device="cuda")
+    seconds = median_seconds(lambda: copier.launch(table))
+    return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
+
+
+def write_row(limits: Limits) -> Row:
+    """Writing the tokens of 4,096 blocks into scattered slots."""
+    from radixkv_kernels import write_cache
+
+    tokens = BLOCKS * BLOCK_SIZE
+    keys, values = _caches()
+    key, value = (torch.randn(tokens, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    slots = torch.randperm(2 * tokens, device="cuda")[:tokens]
+    seconds = median_seconds(lambda: write_cache(key, value, keys, values, slots))
+    return make_row(2 * BLOCKS_NBYTES, 2 * BLOCKS_NBYTES / limits.bytes_per_s, seconds)
+
+
+def draw_row(limits: Limits) -> Row:
+    """Sampling a token for each of 256 sequences from Llama 3's whole vocabulary."""
+    from radixkv_kernels import draw_tokens
+
+    rows, vocabulary = 256, 128_256
+    logits = torch.randn(rows, vocabulary, device="cuda")
+    temperatures, rng_states = torch.ones(rows, device="cuda"), torch.arange(rows, device="cuda")
+    seconds = median_seconds(lambda: draw_tokens(logits, temperatures, rng_states))
+    return make_row(logits.nbytes, logits.nbytes / limits.bytes_per_s, seconds)
+
+
+# A prefix of 3,500 tokens is shared in whole blocks of 16: 3,488. The rest each sequence has to itself.
+DECODING = {
+    **{
+        f"flat {batch} x {length:,}": (batch, [Level(batch, length)])
+        for batch, length in [(256, 4096), *((b, n) for b in (1, 8, 64) for n in (1024, 16_384, 65_536))]
+    },
+    SHARED: (256, [Level(1, 3488), Level(256, 608)]),
+    LEVELS: (256, [Level(1, 2048), Level(8, 1792), Level(256, 256)]),
+}
+IN_GRAPHS = (FLAT, "flat 8 x 16,384", SHARED, LEVELS)
+# Each layer's keys and values push those of the one before out of the L2 cache, as in a model.
+EIGHT_LAYERS = (FLAT, SHARED)
+
+
+def run_attention(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
+    """Measure, print a table, and write the rows; a row that fails is noted, and the others are measured all the same.
+
+    Args:
+        only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
+
+    Returns:
+        Whether no row failed.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    report = GpuReport.begin(console, json_path, only, resume)
+    work: dict[str, Callable[[Limits], Row]] = {
+        **{name: partial(attention_row, batch, levels) for name, (batch, levels) in DECODING.items()},
+        **{f"{name}{AS_GRAPHS}": partial(attention_row, *DECODING[name], in_graphs=True) for name in IN_GRAPHS},
+        **{f"{name}, 8 layers": partial(attention_row, *DECODING[name], layers=8) for name in EIGHT_LAYERS},
+        **{
+            f"{name}, blocks in order": partial(attention_row, *DECODING[name], shuffled=False) for name in EIGHT_LAYERS
+        },
+        # Not before compute capability 8.9, which the row then says.
+        f"{FLAT}, float8": partial(attention_row, *DECODING[FLAT], dtype=FP8),
+        PREFILL: prefill_row,
+        **dict(zip(PREFILL_PEERS, (flash_prefill_row, cudnn_prefill_row), strict=True)),
+        "copy 4,096 blocks": copy_row,
+        "write 65,536 tokens": write_row,
+        "draw 256 tokens of 128,256": draw_row,
+    }
+    table = Table("work", "MB", "floor us", "median us", "floor / time")
+    for name, measure in work.items():
+        row = report.measure(name, partial(measure, report.limits))
+        if row is not None:
+            table.add_row(
+                name, f"{row.bytes / 1e6:,.0f}", f"{row.floor_us:.1f}", f"{row.median_us:.1f}", f"{row.ratio:.2f}"
+            )
+    limits = report.limits
+    return report.end(table, limits.in_words())

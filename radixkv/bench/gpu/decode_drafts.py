@@ -1,0 +1,146 @@
+"""What drafts cost a decoding step on a GPU, where it is known beforehand how many of them are right.
+
+The model's last layer is all zeros, so that every token is 0 whatever a GPU rounds; a draft is right where it says 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from radixkv.bench.gpu.report import GpuReport
+from radixkv.drafting import Draft, DraftContext, Drafter
+from radixkv.engine.speculation import Speculator
+from radixkv.llm import LLM
+
+DRAFTS = 4
+RATES = (0.0, 0.5, 0.8)
+OPTIONS: dict[str, Any] = {
+    "speculative_config": {"num_speculative_tokens": DRAFTS},
+    # Drafts follow tokens, which are then fetched before the next step; so they are in the steps without drafts, too.
+    "async_scheduling": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedStep:
+    """A decoding step.
+
+    Attributes:
+        drafts: of each sequence, on average over the steps.
+        median_us: from the end of one step to the end of the next, on the host's clock.
+        tokens_per_step: that a sequence gets; 1 without drafts.
+    """
+
+    drafts: float
+    median_us: float
+    tokens_per_step: float
+    tokens_per_s: float
+
+
+class ForcedDrafts(Drafter):
+    """Of each draft, a token is right at this rate.
+
+    Args:
+        rate: from 0 to 1.
+    """
+
+    source = "forced"
+
+    def __init__(self, rate: float) -> None:
+        self._random = random.Random(0)
+        self._rate = rate
+
+    def draft(self, context: DraftContext, max_tokens: int) -> Draft:
+        context.num_wrong = 0  # or where drafts are never right they would seldom be asked for
+        return Draft([0 if self._random.random() < self._rate else 1 for _ in range(min(DRAFTS, max_tokens))])
+
+
+def row_names(prefix: str) -> dict[str, float | None]:
+    """Of the rows, and at which rate drafts are right in each; None: there are none."""
+    rated = {f"{prefix}, {DRAFTS} drafts each, {rate:.0%} right, step": rate for rate in RATES}
+    return {f"{prefix}, no drafts, step": None, **rated}
+
+
+def force_drafts(llm: LLM, rate: float | None) -> None:
+    """Make every step verify `ForcedDrafts`, and no others; None: none at all."""
+    engine = llm.engine
+    if rate is None:
+        engine._speculator = None
+        return
+    # By its clock each step takes as long as any other, so that every draft seems worth its row.
+    ticks = itertools.count()
+    engine._speculator = Speculator(
+        [ForcedDrafts(rate)],
+        engine.scheduler.blocks,
+        max_tokens=DRAFTS,
+        max_rows=engine.max_num_batched_tokens,
+        max_batched_tokens=engine.max_num_batched_tokens,
+        vocab_size=engine.loaded.vocab_size,
+        clock=lambda: float(next(ticks)),
+    )
+
+
+def measure_drafts(
+    report: GpuReport,
+    llm: LLM,
+    names: dict[str, float | None],
+    start: Callable[[], None],
+    stop: Callable[[], None],
+    num_steps: int,
+) -> None:
+    """The rows of `row_names`. One in which some step was without the drafts that it is to measure counts as failed.
+
+    Args:
+        report: that gets them.
+        llm: with `OPTIONS`.
+        names: of the rows.
+        start: brings all sequences to where each step decodes.
+        stop: gives them up.
+        num_steps: to be timed.
+    """
+    for name, rate in names.items():
+        if not report.wants(name):
+            continue
+        force_drafts(llm, rate)
+        try:
+            start()
+            report.measure(name, partial(_measure, llm, num_steps))
+        except Exception as error:  # it concerns this row alone
+            report.note_failure(name, error)
+        finally:
+            stop()
+
+
+def _measure(llm: LLM, num_steps: int) -> DraftedStep:
+    engine = llm.engine
+    sequences = [sequence for group in engine.scheduler.running for sequence in group.sequences]
+
+    def count() -> int:
+        return sum(len(sequence.token_ids) for sequence in sequences)
+
+    def count_drafts() -> int:
+        drafts = engine._speculator
+        return 0 if drafts is None else sum(counts.drafted for counts in drafts.counts.values())
+
+    torch.cuda.synchronize()
+    before, drafts_after, ends = count(), [count_drafts()], [time.perf_counter()]
+    for _ in range(num_steps):
+        engine.step()
+        ends.append(time.perf_counter())
+        drafts_after.append(count_drafts())
+    if engine._speculator is not None:
+        without = sum(later == earlier for earlier, later in itertools.pairwise(drafts_after))
+        if without:
+            raise RuntimeError(f"{without} of {num_steps} steps were without drafts: expected some in each")
+    seconds = statistics.median(stop - begin for begin, stop in itertools.pairwise(ends))
+    tokens, drafts = (count() - before) / num_steps, (drafts_after[-1] - drafts_after[0]) / num_steps
+    return DraftedStep(drafts / len(sequences), seconds * 1e6, tokens / len(sequences), tokens / seconds)

@@ -1,0 +1,332 @@
+"""Everything that must be known of a GPU on which RadixKV has not run yet, in order of importance.
+
+GPU time is scarce. So each part runs in a process of its own, with a time limit: a crash, or a kernel that never ends, takes
+nothing else along. What is measured is in the file at once, and a run that stopped goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+from rich.console import Console
+
+import radixkv
+from radixkv.bench.common.whole_file import write_whole
+from radixkv.bench.gpu.targets import next_steps
+
+_ROOT = Path(radixkv.__file__).parents[1]
+
+# With less left of the time for all, no part is begun.
+MIN_SECONDS = 30.0
+# For the parent to write the last figures.
+_SPARE_SECONDS = 5.0
+_POLL_SECONDS = 2.0
+_KEPT_LINES = 200
+# How long a process that is aborted may take to say where it is before it is killed, and what it said to be read.
+_LAST_WORDS_SECONDS = 2.0
+
+# Of every part. None needs a network, and where there is none, looking for one would take minutes. What a part says is passed
+# on at once, and where it crashes or hangs, that is where.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+DONE, FAILED, TIMED_OUT, CUT_SHORT, SKIPPED = "done", "failed", "timed out", "cut short", "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One command.
+
+    Attributes:
+        name: by which it is chosen.
+        seconds: that it may take.
+        command: its arguments; ``{json}`` stands for the file that it writes, if it writes one.
+        environment: what is set for it beside what is set already.
+        missing: why it cannot run here; "": it can.
+        advice: what to do where it fails.
+        needed: whether nothing else makes sense where it fails.
+    """
+
+    name: str
+    seconds: float
+    command: Sequence[str]
+    advice: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
+    needed: bool = False
+
+
+class FirstLight:
+    """The file of one first light: what each part gave.
+
+    Args:
+        console: where progress is printed.
+        json_path: written anew whenever something is known; None: nowhere.
+        clock: seconds.
+    """
+
+    def __init__(self, console: Console, json_path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._json_path = json_path
+        self._clock = clock
+        self._start = clock()
+        self._seconds_before = 0.0
+        self._total_seconds = math.inf
+        self.termination = _Termination()
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def resume(self) -> None:
+        """Take over what the file has, if it is there."""
+        if self._json_path is not None and self._json_path.exists():
+            before = json.loads(self._json_path.read_text())
+            self.results, self._seconds_before = before["parts"], before.get("seconds", 0.0)
+
+    def run(self, parts: Sequence[Part], minutes: float, total_minutes: float = math.inf) -> bool:
+        """Run the parts that have not run before; those that were cut short go on.
+
+        Args:
+            minutes: for this run.
+            total_minutes: for it and all that it goes on with.
+
+        Returns:
+            Whether all were reached before the time was over.
+        """
+        self._total_seconds = 60 * total_minutes
+        self._write()  # where that cannot be, it is known before any time is spent
+        end = self._start + min(60 * minutes, self._total_seconds - self._seconds_before)
+        for number, part in enumerate(parts, start=1):
+            status = self.results.get(part.name, {}).get("status")
+            if status == DONE or (status not in (None, CUT_SHORT) and not part.needed):
+                self._console.print(f"{part.name}: {status} before", markup=False)
+                continue
+            left = end - self._clock() - _SPARE_SECONDS
+            if left < MIN_SECONDS:
+                return False
+            self._console.rule(f"{number}/{len(parts)} {part.name}")
+            self._run(part, left)
+            status = self.results[part.name]["status"]
+            if status == CUT_SHORT or (part.needed and status != DONE) or self.results[part.name].get("still_running"):
+                return False
+        return True
+
+    @property
+    def _seconds(self) -> float:
+        """Spent, by the runs before and this one."""
+        return self._seconds_before + self._clock() - self._start
+
+    def report(self, parts: Sequence[Part]) -> list[str]:
+        """What to do next, line by line; also in the file."""
+        advice = {part.name: part.advice for part in parts}
+        lines = []
+        for name, result in self.results.items():
+            if result["status"] in (FAILED, TIMED_OUT):
+                lines.append(f"{name} {result['status']} after {result['seconds']:.0f} s: {advice.get(name, '')}")
+        waiting = [p.name for p in parts if self.results.get(p.name, {}).get("status") in (None, CUT_SHORT)]
+        try:
+            lines += next_steps({name: result.get("report", {}) for name, result in self.results.items()})
+        except (KeyError, TypeError, ValueError) as error:  # of a part's file; what was measured is kept all the same
+            lines.append(f"what follows from the rows cannot be said: {type(error).__name__}: {error}")
+        if waiting:
+            spent = self._total_seconds - self._seconds < MIN_SECONDS + _SPARE_SECONDS
+            how = "--resume and more --total-minutes" if spent else "--resume"
+            lines.append(f"not finished: {', '.join(waiting)}: run again with {how}")
+        self._write(lines)
+        return lines
+
+    def _run(self, part: Part, left: float) -> None:
+        if part.missing:
+            self._console.print(part.missing, markup=False)
+            self.results[part.name] = {"status": SKIPPED, "why": part.missing, "seconds": 0.0}
+            self._write()
+            return
+        limit = min(part.seconds, left)
+        with tempfile.TemporaryDirectory() as folder:
+            part_json = Path(folder) / "part.json"
+            before = self.results.get(part.name, {}).get("report")
+            if before is not None:  # the part goes on with its own --resume
+                part_json.write_text(json.dumps(before))
+            command = [part_json.as_posix() if argument == "{json}" else argument for argument in part.command]
+            result = self.results[part.name] = {
+                "status": CUT_SHORT,
+                "command": [_without_folders(argument) for argument in part.command],
+                "seconds": 0.0,
+            }
+            if before is not None:
+                result["report"] = before
+            start = self._clock()
+            self.termination.defer()
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **_ENVIRONMENT, **part.environment},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+            except OSError as error:  # there is no such program: the other parts have theirs
+                result.update(status=FAILED, exit_status=None, last_lines=[_without_folders(str(error))])
+                self._write()
+                self.termination.allow()
+                return
+            assert process.stdout is not None
+            last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+            reader = threading.Thread(target=self._pass_on, args=(process.stdout, last_lines), daemon=True)
+            reader.start()
+            try:
+                self.termination.allow()
+                exit_status = self._wait(process, start + limit, lambda: self._take(result, part_json))
+            finally:
+                if not _end(process):
+                    result["still_running"] = True
+                result["seconds"] = round(self._clock() - start, 1)
+                self._take(result, part_json)
+            reader.join(timeout=_LAST_WORDS_SECONDS)
+            result["exit_status"] = exit_status
+            if exit_status != 0:
+                result["last_lines"] = [_without_folders(line) for line in last_lines]
+            if exit_status is not None:
+                result["status"] = DONE if exit_status == 0 else FAILED
+            elif limit == part.seconds:
+                result["status"] = TIMED_OUT
+            self._take(result, part_json)
+            self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s", markup=False)
+
+    def _wait(self, process: subprocess.Popen[str], end: float, take: Callable[[], None]) -> int | None:
+        """The process's exit status; None: it had to be ended."""
+        while True:
+            try:
+                return process.wait(timeout=max(0.0, min(_POLL_SECONDS, end - self._clock())))
+            except subprocess.TimeoutExpired:
+                take()
+                if self._clock() >= end:
+                    return None
+
+    def _pass_on(self, output: IO[str], last_lines: deque[str]) -> None:
+        for line in output:
+            last_lines.append(line.rstrip())
+            self._console.out(line, end="", highlight=False)
+
+    def _take(self, result: dict[str, Any], part_json: Path) -> None:
+        """Keep what the part has written so far."""
+        with suppress(FileNotFoundError, json.JSONDecodeError):  # not yet, or just being written
+            result["report"] = json.loads(part_json.read_text())
+        self._write()
+
+    def _write(self, lines: Sequence[str] = ()) -> None:
+        if self._json_path is not None:
+            content = {"seconds": round(self._seconds, 1), "parts": self.results, "next": list(lines)}
+            write_whole(self._json_path, json.dumps(content, indent=2) + "\n")
+
+
+def _end(process: subprocess.Popen[str]) -> bool:
+    """End a process and all that it started; False: a driver that hangs holds it, and would hold whatever came next."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS_SECONDS)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_SPARE_SECONDS)
+    return process.poll() is not None
+
+
+class _Termination:
+    """Inside, SIGTERM is an exception, so that what was started is ended, too: else it would go on holding the GPU."""
+
+    def __init__(self) -> None:
+        self._is_deferred = False
+        self._has_come = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def defer(self) -> None:
+        """Until `allow`, SIGTERM is only remembered: who starts a process must come to know which."""
+        self._is_deferred = True
+
+    def allow(self) -> None:
+        self._is_deferred = False
+        if self._has_come:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _receive(self, number: int, frame: object) -> None:
+        self._has_come = True
+        if not self._is_deferred:
+            self.allow()
+
+
+def run_first_light(
+    console: Console,
+    json_path: Path | None,
+    parts: Sequence[Part],
+    minutes: float = 9.0,
+    total_minutes: float = 30.0,
+    resume: bool = False,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
+) -> bool:
+    """Run parts, and print what to do next.
+
+    Args:
+        json_path: where everything is kept.
+        minutes: for this run.
+        total_minutes: for it and, by the file, all that it goes on with.
+        resume: leave out what the file says was run, and go on with what was cut short.
+        only: names of parts: those, also if they were run before; none: all.
+        skip: names of parts to leave out.
+
+    Returns:
+        Whether all parts are done, and none failed.
+
+    Raises:
+        ValueError: there is no part of such a name, or nothing to resume.
+    """
+    names = [part.name for part in parts]
+    for option, given in (("--only", only), ("--skip", skip)):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"{option}: expected one of {', '.join(names)}, got {name!r}")
+    if resume and json_path is None:
+        raise ValueError("--resume: expected --json with the file of the earlier run")
+    if json_path is not None and json_path.exists() and not resume:
+        raise ValueError(f"--json: {json_path} is there already; --resume adds to it")
+    light = FirstLight(console, json_path)
+    if resume:
+        light.resume()
+    for name in only:
+        if light.results.get(name, {}).get("status") != CUT_SHORT:
+            light.results.pop(name, None)
+    wanted = [part for part in parts if part.name not in skip and (not only or part.name in only)]
+    with light.termination:
+        complete = light.run(wanted, minutes, total_minutes)
+    console.rule("what to do next")
+    for line in light.report(wanted):
+        console.print(f"- {line}", markup=False, highlight=False)
+    if json_path is not None:
+        console.print(f"all of it is in {json_path}", markup=False)
+    return complete and all(light.results[part.name]["status"] in (DONE, SKIPPED) for part in wanted)
+
+
+def _without_folders(text: str) -> str:
+    """Nothing of where on this machine Python and the checkout are."""
+    return text.replace(sys.executable, "python").replace(f"{_ROOT}{os.sep}", "")

@@ -1,0 +1,340 @@
+"""Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay.
+
+The constants of `radixkv_kernels.tile_config` and of attention's `triton.cost_model` come from here. The tables are: batches
+that share a prefix, alone and together, around the point where that begins to pay; tile classes in turn and side by side;
+small batches cut into more and more pieces; merges launched after attention and before it has ended; and configurations of
+every tile class on work of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.attention import QueryBatch
+from radixkv.bench.gpu.layer import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    TOKEN_BYTES,
+    Level,
+    layer_work,
+    make_pool,
+    max_tokens,
+    tree_batch,
+)
+from radixkv.bench.gpu.report import GpuReport
+from radixkv.bench.gpu.timing import median_seconds
+from radixkv.memory import KVPool
+
+# Triton is there with a GPU only.
+if TYPE_CHECKING:
+    from radixkv.attention.triton import TritonAttention
+    from radixkv_kernels import TileConfig
+
+GROUP = HEADS // KV_HEADS
+SCALE = DIM**-0.5
+KEYS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
+SHARED_BY, SHARED_TOKENS = (4, 16, 64, 256), (64, 256, 1024, 4096)
+SPLIT_BATCHES, SPLITS, SPLIT_LENGTH = (1, 8, 32), (1, 2, 4, 8, 16, 32), 4096
+# By 256 sequences.
+SHARED_TREES = {
+    "tile classes: 3,488 by all, 608 private": [Level(1, 3488), Level(256, 608)],
+    "tile classes: 2,048 by all, 1,792 by 32 each, 256 private": [Level(1, 2048), Level(8, 1792), Level(256, 256)],
+}
+
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """How long a piece of work took."""
+
+    median_us: float
+
+
+def _timed(work: Work) -> Timed:
+    return Timed(median_seconds(work) * 1e6)
+
+
+@dataclass(slots=True)
+class Problem:
+    """A batch's tensors, as kernels take them.
+
+    Attributes:
+        query: ``[rows, heads, dim]``.
+        output: ``[rows, heads, dim]``.
+        tables: int32 ``[sequences, blocks]``.
+        positions: int32 ``[rows]``.
+    """
+
+    pool: KVPool
+    query: torch.Tensor
+    output: torch.Tensor
+    tables: torch.Tensor
+    positions: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: int, levels: list[Level], num_new: int, dtype: torch.dtype, device: str) -> Problem:
+        """Random numbers in the shape of `tree_batch`."""
+        tree, num_blocks, _ = tree_batch(batch, levels, num_new)
+        positions = (tree.num_context[:, None] + np.arange(num_new)).reshape(-1)
+        query = torch.randn(batch * num_new, HEADS, DIM, dtype=dtype, device=device)
+        return cls(
+            make_pool(num_blocks, dtype, device),
+            query,
+            torch.empty_like(query),
+            torch.from_numpy(np.stack([table.block_ids for table in tree.tables])).to(device),
+            torch.from_numpy(positions.astype(np.int32)).to(device),
+        )
+
+    def partial_results(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for so many."""
+        device = self.query.device
+        return torch.empty(count, HEADS, DIM, device=device), torch.empty(count, HEADS, device=device)
+
+
+def flat_work(
+    problem: Problem, num_splits: int = 1, config: TileConfig | None = None, dependent_merge: bool = False
+) -> Work:
+    """Each row alone over all its keys, in so many parts, and the parts merged."""
+    from radixkv_kernels import attend_split, merge_splits
+
+    rows = len(problem.query)
+    row_tables = torch.arange(rows, dtype=torch.int32, device=problem.query.device)
+    partials = problem.partial_results(rows * num_splits)
+
+    def work() -> None:
+        attend_split(
+            problem.query, problem.pool.keys[0], problem.pool.values[0], problem.tables, row_tables, problem.positions,
+            problem.output, *partials, num_splits=num_splits, scale=SCALE, config=config,
+            launch_dependents=dependent_merge,
+        )  # fmt: skip
+        if num_splits > 1:
+            merge_splits(*partials, problem.output, num_splits=num_splits, dependent=dependent_merge)
+
+    return work
+
+
+def item_work(problem: Problem, items: list[list[int]], tile_rows: int, config: TileConfig | None = None) -> Work:
+    """Work items of one tile class, their results not yet merged."""
+    from radixkv_kernels import attend_items
+
+    there = torch.tensor(items, dtype=torch.int32, device=problem.query.device)
+    partials = problem.partial_results(sum(item[1] for item in items))
+    return lambda: attend_items(
+        problem.query, problem.pool.keys[0], problem.pool.values[0], problem.tables, problem.positions, there,
+        problem.output, *partials, tile_rows=tile_rows, scale=SCALE, config=config,
+    )  # fmt: skip
+
+
+def node_items(num_rows: int, num_keys: int, tile_rows: int, programs: int) -> list[list[int]]:
+    """Items over a node that all rows share, in as many pieces as make about so many programs."""
+    tile = tile_rows // GROUP
+    tiles = -(-num_rows // tile)
+    pieces = max(1, round(programs / (tiles * KV_HEADS)))
+    length = -(-num_keys // (16 * pieces)) * 16
+    items: list[list[int]] = []
+    for start in range(0, num_keys, length):
+        for row in range(0, num_rows, tile):
+            count, written = min(tile, num_rows - row), sum(item[1] for item in items)
+            items.append([row, count, 0, start, min(start + length, num_keys), written])
+    return items
+
+
+def row_items(problem: Problem, tile_rows: int) -> list[list[int]]:
+    """Items of neighbouring rows of one sequence over all keys that they see, nothing shared or cut."""
+    from radixkv_kernels import NO_PARTIAL, OPEN_END
+
+    num_new = len(problem.query) // len(problem.tables)
+    tile = min(tile_rows // GROUP, num_new)
+    return [
+        [sequence * num_new + row, min(tile, num_new - row), sequence, 0, OPEN_END, NO_PARTIAL]
+        for row in range(0, num_new, tile)
+        for sequence in range(len(problem.tables))
+    ]
+
+
+def _by_tile_class() -> Iterator[tuple[str, int, Callable[[], Callable[..., Work]]]]:
+    """Kinds of work, their tile rows, and what prepares them; then a configuration gives the work itself."""
+    dtype, device = torch.bfloat16, "cuda"
+
+    def flat() -> Callable[..., Work]:
+        return partial(flat_work, Problem.of(256, [Level(256, 4096)], 1, dtype, device))
+
+    def tails() -> Callable[..., Work]:
+        problem = Problem.of(256, [Level(256, 608)], 1, dtype, device)
+        return partial(item_work, problem, row_items(problem, 16), 16)
+
+    def node(tile_rows: int) -> Callable[..., Work]:
+        programs = torch.cuda.get_device_properties(device).multi_processor_count * 128 // tile_rows
+        problem = Problem.of(256, [Level(1, 3488)], 1, dtype, device)
+        return partial(item_work, problem, node_items(256, 3488, tile_rows, programs), tile_rows)
+
+    def prompts(tile_rows: int) -> Callable[..., Work]:
+        problem = Problem.of(4, [Level(4, 6144)], 2048, dtype, device)
+        return partial(item_work, problem, row_items(problem, tile_rows), tile_rows)
+
+    yield "16 rows: flat 256 x 4,096", 16, flat
+    yield "16 rows: 256 tails of 608", 16, tails
+    for tile_rows in (64, 128):
+        yield f"{tile_rows} rows: 3,488 shared by 256", tile_rows, partial(node, tile_rows)
+        yield f"{tile_rows} rows: 4 prompts of 2,048 over 6,144", tile_rows, partial(prompts, tile_rows)
+
+
+def _tile_tables(report: GpuReport) -> Iterator[Table]:
+    for name, tile_rows, prepare in _by_tile_class():
+        if not report.wants(name):
+            continue
+        make = prepare()
+        times: dict[TileConfig, float] = {}
+        for config in candidates(tile_rows):
+            row = report.measure(f"{name}: {config}", partial(_configured, make, config))
+            if row is not None:
+                times[config] = row.median_us
+        table = Table("keys", "warps", "stages", "median us", title=name)
+        for config, median_us in sorted(times.items(), key=lambda item: item[1]):
+            table.add_row(*map(str, config), f"{median_us:.1f}")
+        yield table
+
+
+def candidates(tile_rows: int) -> list[TileConfig]:
+    """What is used, and around it: other keys and stages with its warps, and other warps. Each is compiled, for seconds."""
+    from radixkv_kernels import TileConfig, tile_config
+
+    used = tile_config(tile_rows, DIM, DIM, torch.bfloat16, torch.bfloat16)
+    others = [TileConfig(keys, used.warps, stages) for keys in KEYS for stages in STAGES]
+    return list(dict.fromkeys([used, *others, *(used._replace(warps=warps) for warps in WARPS)]))
+
+
+def _configured(make: Callable[..., Work], config: TileConfig) -> Timed:
+    return _timed(make(config=config))
+
+
+def _sharing_table(report: GpuReport) -> Table:
+    table = Table("sharing", "MB saved", "alone us", "together us")
+    for count in SHARED_BY:
+        for tokens in SHARED_TOKENS:
+            name = f"sharing: {tokens:,} tokens by {count}"
+            alone = report.measure(f"{name}, alone", partial(_sharing, count, tokens, shared=False))
+            shared = report.measure(f"{name}, together", partial(_sharing, count, tokens, shared=True))
+            if alone is not None and shared is not None:
+                saved = (count - 1) * tokens * TOKEN_BYTES / 1e6
+                table.add_row(name, f"{saved:,.1f}", f"{alone.median_us:.1f}", f"{shared.median_us:.1f}")
+    return table
+
+
+def _sharing(count: int, tokens: int, shared: bool) -> Timed:
+    batch, num_blocks, _ = tree_batch(count, [Level(1, tokens), Level(count, 256)], 1)
+    return _timed(layer_work(planned(batch, make_pool(num_blocks, torch.bfloat16, "cuda"), shared), count))
+
+
+def planned(
+    batch: QueryBatch,
+    pool: KVPool,
+    shared: bool,
+    side_by_side: bool | None = None,
+    dependent_merge: bool | None = None,
+) -> TritonAttention:
+    """A decoding batch as it is planned where any sharing pays (``shared``), or none.
+
+    Args:
+        side_by_side: whether tile classes run at the same time; None: as backends do.
+        dependent_merge: whether merges are launched before attention has ended; None: as backends do.
+    """
+    from radixkv.attention.triton import TritonBackend
+    from radixkv.attention.triton.cost_model import sharing_rule
+
+    rule = sharing_rule(GROUP, pool.dtype, pool.dtype, TOKEN_BYTES)
+    rule = replace(rule, min_saved_tokens=1 if shared else 2**40)
+    size = len(batch.tables), max_tokens(batch)
+    backend = TritonBackend(
+        pool, pool.dtype, HEADS, *size, sharing=rule, side_by_side=side_by_side, dependent_merge=dependent_merge
+    )
+    return backend.prepare(batch)
+
+
+def _side_by_side_table(report: GpuReport) -> Table:
+    table = Table("tile classes", "in turn us", "side by side us")
+    for name, levels in SHARED_TREES.items():
+        rows = [
+            report.measure(f"{name}, {how}", partial(_placed, levels, side_by_side))
+            for how, side_by_side in (("in turn", False), ("side by side", True))
+        ]
+        table.add_row(name, *("" if row is None else f"{row.median_us:.1f}" for row in rows))
+    return table
+
+
+def _placed(levels: list[Level], side_by_side: bool, dependent_merge: bool = False) -> Timed:
+    batch, num_blocks, _ = tree_batch(256, levels, 1)
+    pool = make_pool(num_blocks, torch.bfloat16, "cuda")
+    attention = planned(batch, pool, shared=True, side_by_side=side_by_side, dependent_merge=dependent_merge)
+    return _timed(layer_work(attention, 256))
+
+
+def _dependent_table(report: GpuReport) -> Table:
+    """Of merges of parts, and of tile classes in turn: after classes side by side no merge is launched early."""
+    table = Table("merges", "after us", "dependent us")
+    works = {
+        **{f"merges: {batch} x {SPLIT_LENGTH:,} in 8": partial(_splitting, batch, 8) for batch in SPLIT_BATCHES},
+        **{
+            name.replace("tile classes", "merges"): partial(_placed, levels, False)
+            for name, levels in SHARED_TREES.items()
+        },
+    }
+    for name, work in works.items():
+        rows = [
+            report.measure(f"{name}, {how}", partial(work, dependent_merge=dependent))
+            for how, dependent in (("after", False), ("dependent", True))
+        ]
+        table.add_row(name, *("" if row is None else f"{row.median_us:.1f}" for row in rows))
+    return table
+
+
+def _splitting_table(report: GpuReport) -> Table:
+    table = Table("splitting", *(f"{SPLIT_LENGTH // splits:,} keys" for splits in SPLITS))
+    for batch in SPLIT_BATCHES:
+        name = f"splitting: {batch} x {SPLIT_LENGTH:,}"
+        cells = []
+        for splits in SPLITS:
+            row = report.measure(f"{name} in {splits}", partial(_splitting, batch, splits))
+            cells.append("" if row is None else f"{row.median_us:.1f}")
+        table.add_row(name, *cells)
+    return table
+
+
+def _splitting(batch: int, splits: int, dependent_merge: bool = False) -> Timed:
+    problem = Problem.of(batch, [Level(batch, SPLIT_LENGTH - 1)], 1, torch.bfloat16, "cuda")
+    return _timed(flat_work(problem, splits, dependent_merge=dependent_merge))
+
+
+def run_tiles(console: Console, json_path: Path | None, only: str | None = None, resume: bool = False) -> bool:
+    """Measure, print the tables, and write the rows.
+
+    A configuration that does not fit the GPU fails, and is noted; the others are measured all the same.
+
+    Args:
+        only: rows whose name contains this.
+        resume: keep the rows that are in the file, and measure the others.
+
+    Returns:
+        Whether anything was measured.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    report = GpuReport.begin(console, json_path, only, resume)
+    # Printed last, all at once: configurations that do not fit have said so at length.
+    tables = _sharing_table(report), _side_by_side_table(report), _splitting_table(report), _dependent_table(report)
+    for table in [*tables, *_tile_tables(report)]:
+        console.print(table)
+    return report.num_rows > 0

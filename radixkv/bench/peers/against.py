@@ -1,0 +1,174 @@
+"""`radixkv bench against`: the same workloads by RadixKV and by a peer, in turns, each in its own process and environment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.peers import engine_process
+from radixkv.bench.peers.line_process import LineProcess
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
+
+Kind = Literal["end-to-end", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload's seconds, round by round.
+
+    Attributes:
+        ratio: our median over the peer's.
+    """
+
+    name: str
+    ours: list[float]
+    theirs: list[float]
+    ratio: float
+
+
+class _Engine:
+    """A process that runs workloads one at a time; see `engine_process`."""
+
+    def __init__(self, python: Path, engine: str, kind: Kind, model: Path, options: dict[str, str | None]) -> None:
+        self._process = LineProcess(
+            engine, [str(python), engine_process.__file__, engine, kind, str(model), json.dumps(options)]
+        )
+        started = self._process.reply()
+        self.loaded: float = started["loaded"]
+        self.ready: float = started["ready"]
+        self.workloads: list[str] = started["workloads"]
+
+    def run(self, workload: str) -> float:
+        return float(self._process.ask(workload))
+
+    def close(self) -> None:
+        self._process.close()
+
+
+def run_against(
+    console: Console,
+    peer: Literal["vllm", "llama.cpp"],
+    peer_python: Path,
+    kind: Kind,
+    dtype: str,
+    quantization: str | None,
+    rounds: int,
+    only: str | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Measure, print a table, write the figures to ``json_path``, and draw the ratios into ``plot_path``.
+
+    Args:
+        peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
+            package xllamacpp.
+        kind: "end-to-end" on the default model, or "steps" on a model of one small layer, on one core.
+        dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
+        quantization: of our weights.
+
+    Raises:
+        RuntimeError: an engine's process has ended.
+    """
+    gguf = find_default_model()
+    model = ensure_converted(gguf, console.print)
+    with TemporaryDirectory() as folder, ExitStack() as engines:
+        if kind == "steps":
+            model = make_one_layer(Path(folder), model)
+        with console.status(f"starting {peer}"):
+            if peer == "vllm":
+                theirs = _Engine(peer_python, peer, kind, model, {"dtype": dtype})
+            else:
+                theirs = _Engine(peer_python, peer, kind, gguf, {})
+            engines.callback(theirs.close)
+        options = {"dtype": dtype, "quantization": quantization}
+        ours = _Engine(Path(sys.executable), "radixkv", kind, model, options)
+        engines.callback(ours.close)
+        rows = []
+        for name in theirs.workloads:
+            if only is None or only in name:
+                with console.status(name):
+                    rows.append(_measure(name, ours, theirs, rounds))
+        document = {
+            **describe_machine("torch", "radixkv"),
+            "peer": peer,
+            "kind": kind,
+            "dtype": dtype,
+            "quantization": quantization,
+            "loaded": {"ours": ours.loaded, "theirs": theirs.loaded},
+            "ready": {"ours": ours.ready, "theirs": theirs.ready},
+            "rows": [asdict(row) for row in rows],
+        }
+    precision = dtype if quantization is None else f"{dtype}, {quantization}"
+    title = f"{document['cpu']}, {precision}"
+    console.print(_table(title, peer, rows))
+    console.print(
+        f"from the start of the process until it can serve: {ours.loaded:.1f} s, {peer} {theirs.loaded:.1f} s; "
+        f"until it has run the first of these: {ours.ready:.1f} s, {peer} {theirs.ready:.1f} s"
+    )
+    if plot_path is not None:
+        plot_against(rows, peer, title, plot_path)
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def make_one_layer(folder: Path, tokenizer: Path) -> Path:
+    """Save a model that takes so little that a step's time is what an engine adds to it.
+
+    Args:
+        tokenizer: a model's folder.
+
+    Returns:
+        ``folder``.
+    """
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=1024,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in tokenizer.glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def _measure(name: str, ours: _Engine, theirs: _Engine, rounds: int) -> Row:
+    pairs = [(ours.run(name), theirs.run(name)) for _ in range(rounds)]
+    our_seconds, their_seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Row(name, our_seconds, their_seconds, median(our_seconds) / median(their_seconds))
+
+
+def _table(title: str, peer: str, rows: list[Row]) -> Table:
+    table = Table("workload", "RadixKV, ms", f"{peer}, ms", "ratio", title=title)
+    for row in rows:
+        style = "green" if row.ratio < 1 else "red"
+        ours, theirs = (f"{1000 * median(seconds):,.1f}" for seconds in (row.ours, row.theirs))
+        table.add_row(row.name, ours, theirs, f"[{style}]{row.ratio:.2f}[/]")
+    return table
+
+
+def plot_against(rows: Sequence[Row], peer: str, title: str, path: Path) -> None:
+    """Draw each workload's ratio as a bar, into an image file; at 1 both take the same time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.45 * len(rows) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh([row.name for row in rows], [row.ratio for row in rows], color="#00897b")
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"RadixKV's seconds / {peer}'s")
+    axes.set_title(title)
+    figure.savefig(path, dpi=120)

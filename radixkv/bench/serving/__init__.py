@@ -1,0 +1,1 @@
+"""One server over HTTP: load, what HTTP costs, and hostile clients."""

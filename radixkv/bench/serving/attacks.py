@@ -1,0 +1,155 @@
+"""`radixkv bench attacks`: what each way of attacking a server costs the others who use it.
+
+One hostile client repeats one attack of `hostile`, then the next one. Beside it, a normal client with another key
+asks the same question again and again, and somebody asks for /health: the longest that they wait is what counts. Given the
+folder of another version, the same is done to its server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.serving.client import HttpClient
+from radixkv.bench.serving.hostile import HostileClient
+from radixkv.bench.serving.server_process import server_process
+
+THIS, OTHER = "this version", "the other version"
+_NOBODY = "nobody attacks"
+_QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
+_MAX_TOKENS = 24
+_HEALTH_INTERVAL = 0.05
+_SERVER_OPTIONS = ("--num-blocks", "600", "--max-num-seqs", "8", "--dtype", "float32")
+
+
+@dataclass
+class AttackCost:
+    """What others noticed of an attack, the longest of each, in seconds.
+
+    Attributes:
+        attack: its name.
+        outcomes: how it was answered, and how often.
+        first_token: of a normal answer.
+        gap: between two pieces of a normal answer.
+        health: of a health check.
+        failed: normal answers that were refused or broken off.
+    """
+
+    attack: str
+    outcomes: dict[str, int] = field(default_factory=dict)
+    first_token: float = 0.0
+    gap: float = 0.0
+    health: float = 0.0
+    failed: int = 0
+
+
+async def measure_attacks(
+    url: str, normal_key: str, hostile_key: str, seconds: float, seed: int = 0
+) -> AsyncGenerator[AttackCost, None]:
+    """Attack a server that does nothing else, at first in no way, and then in every one; yields what each has cost.
+
+    Args:
+        seconds: for each attack; at least one of it, one normal answer and one health check are awaited.
+    """
+    limits = httpx.Limits(max_connections=None)
+    headers = {"Authorization": f"Bearer {hostile_key}"}
+    async with (
+        HttpClient(url, api_key=normal_key) as normal,
+        httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as anyone,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as hostile,
+    ):
+        client = HostileClient(hostile, random.Random(seed), seconds)
+        for name, attack in [(_NOBODY, None), *client.attacks.items()]:
+            await normal.answer(_QUESTION, _MAX_TOKENS, 0.0)  # until what is left of the attack before is done
+            cost = AttackCost(name)
+            end = time.perf_counter() + seconds
+            await asyncio.gather(_attack(attack, end, cost), _ask(normal, end, cost), _check_health(anyone, end, cost))
+            yield cost
+
+
+def run_attacks(console: Console, seconds: float, seed: int, checkout: Path | None, json_path: Path | None) -> None:
+    """Start a server, attack it, and report.
+
+    Args:
+        checkout: folder of another version, whose server is attacked, too.
+    """
+    costs: dict[str, list[AttackCost]] = {}
+    for version, source in ((THIS, None), (OTHER, checkout)):
+        if version == OTHER and source is None:
+            continue
+        normal, hostile = (secrets.token_urlsafe() for _ in range(2))
+        environment = {} if source is None else {"PYTHONPATH": f"{source.resolve() / 'kernels'}"}
+        arguments = ["--api-key", normal, "--api-key", hostile, *_SERVER_OPTIONS]
+        with (
+            server_process(*arguments, environment=environment, folder=source) as server,
+            console.status(f"attacking {version}"),
+        ):
+            costs[version] = asyncio.run(_collect(measure_attacks(server.address, normal, hostile, seconds, seed)))
+        console.print(_table(version, costs[version]))
+    if json_path is not None:
+        rows = {version: [asdict(cost) for cost in each] for version, each in costs.items()}
+        document = {**describe_machine("torch", "radixkv"), "seconds": seconds, "seed": seed, "costs": rows}
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+async def _collect(costs: AsyncGenerator[AttackCost, None]) -> list[AttackCost]:
+    return [cost async for cost in costs]
+
+
+async def _attack(attack: Callable[[], Awaitable[str]] | None, end: float, cost: AttackCost) -> None:
+    while attack is not None:
+        try:
+            outcome = await attack()
+        except (httpx.HTTPError, OSError) as error:
+            outcome = type(error).__name__
+        cost.outcomes[outcome] = cost.outcomes.get(outcome, 0) + 1
+        if time.perf_counter() >= end:
+            return
+
+
+async def _ask(client: HttpClient, end: float, cost: AttackCost) -> None:
+    over = False
+    while not over:
+        began = time.perf_counter()
+        answer = await client.answer(_QUESTION, _MAX_TOKENS, began)
+        if answer.error is None:
+            first = answer.arrivals[0] if answer.arrivals else answer.finished
+            cost.first_token = max(cost.first_token, first - began)
+            gaps = [later - earlier for earlier, later in itertools.pairwise(answer.arrivals)]
+            cost.gap = max([cost.gap, *gaps])
+        else:
+            cost.failed += 1
+        over = time.perf_counter() >= end
+
+
+async def _check_health(client: httpx.AsyncClient, end: float, cost: AttackCost) -> None:
+    over = False
+    while not over:
+        began = time.perf_counter()
+        await client.get("/health")
+        cost.health = max(cost.health, time.perf_counter() - began)
+        await asyncio.sleep(_HEALTH_INTERVAL)
+        over = time.perf_counter() >= end
+
+
+def _table(version: str, costs: list[AttackCost]) -> Table:
+    table = Table(title=f"{version}: the longest that others wait, in seconds")
+    for column in ("attack", "answered", "first token", "token gap", "/health", "failed"):
+        table.add_column(column, justify="left" if column in ("attack", "answered") else "right")
+    for cost in costs:
+        outcomes = ", ".join(f"{outcome} x {count}" for outcome, count in sorted(cost.outcomes.items()))
+        times = (f"{seconds:.2f}" for seconds in (cost.first_token, cost.gap, cost.health))
+        table.add_row(cost.attack, outcomes, *times, f"{cost.failed}")
+    return table

@@ -1,0 +1,236 @@
+"""`radixkv bench soak-server`: hostile clients beside normal ones on a real server, and what the normal ones notice.
+
+Every hostile client repeats attacks at random; see `hostile`. Every normal client repeats one question, to which
+the answer is known from before: another answer, an error, or a long wait is a failure, and so is a server whose health
+check stalls, whose memory grows, or whose cache has broken a rule at the end.
+
+How long something takes is counted in what the server computes meanwhile (`processor_time`), and what is long, in full steps
+of the same server, measured before: so the bounds are the same on a slow or a busy machine. A first token may wait for the
+end of a step, and for one or two that others fill with it: 1.7 full steps were measured, and 4 are allowed. /health waits for
+the event loop only: 0.2 full steps were measured, and 1 is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from radixkv.bench.common.machine import describe_machine
+from radixkv.bench.common.processor_time import TICK, processor_seconds
+from radixkv.bench.serving.client import Answer, HttpClient, Messages
+from radixkv.bench.serving.hostile import HostileClient
+from radixkv.bench.serving.server_process import server_process
+
+_QUESTIONS = ("What is a tree?", "Name three colours.", "Why is the sky blue?")
+_NUM_HOSTILE = 6
+_MAX_TOKENS = 24
+# Of prompts that fill a step: what a newcomer waits for at most, if the server does nothing else meanwhile.
+_NUM_FULL_STEPS = 5
+# More words than a step takes tokens.
+_FULL_STEP_WORDS = 512
+# Of the median of the last quarter to that of the second: the first one fills the cache.
+_MAX_GROWTH = 1.1
+# Few blocks: they are soon written once, and then all their memory is there.
+_SERVER_OPTIONS = (
+    "--num-blocks",
+    "600",
+    "--dtype",
+    "float32",
+    "--receive-timeout",
+    "10",
+    "--send-timeout",
+    "10",
+    "--access-log",
+    "/dev/null",
+)
+
+
+@dataclass
+class ServerSoak:
+    """What happened.
+
+    Attributes:
+        answered: questions of normal clients.
+        failures: what they, the health check or the server's own checks found.
+        full_step: what a prompt takes that fills a step, with no other request; this and what follows in seconds of the
+            server's processor time.
+        waits: for the first token of every normal answer.
+        stalls: of every health check.
+        attacks: by name and how they were answered.
+        rss: megabytes of the server, once a second.
+    """
+
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    full_step: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    attacks: Counter[str] = field(default_factory=Counter)
+    rss: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server under attack, with keys for three."""
+
+    url: str
+    pid: int
+    normal_key: str
+    hostile_key: str
+    admin_key: str
+
+
+async def soak(
+    target: Target, seconds: float, seed: int, max_wait: float, max_stall: float, patience: float = 30.0
+) -> ServerSoak:
+    """Attack a server that does nothing else; every client acts at least once.
+
+    Args:
+        patience: see `HostileClient`.
+        max_wait: full steps that the first token of 99 % of the normal answers may take.
+        max_stall: full steps that a health check may take.
+    """
+    result = ServerSoak()
+    clock = partial(processor_seconds, target.pid)
+    async with (
+        HttpClient(target.url, api_key=target.normal_key, clock=clock) as normal,
+        _client(target.url, target.hostile_key) as hostile,
+    ):
+        expected = {question: (await _ask(normal, question, clock)).text for question in _QUESTIONS}
+        result.full_step = await _full_step(normal, clock, seed)
+        end = time.perf_counter() + seconds
+        rngs = [random.Random(f"{seed}/{number}") for number in range(_NUM_HOSTILE)]
+        await asyncio.gather(
+            *(_ask_again(normal, clock, question, expected[question], end, result) for question in _QUESTIONS),
+            *(_attack(HostileClient(hostile, rng, patience), rng, end, result) for rng in rngs),
+            _watch(target, clock, end, result),
+        )
+    async with _client(target.url, target.admin_key) as admin:
+        response = await admin.post("/admin/check")
+        if response.status_code != httpx.codes.OK:
+            result.failures.append(f"the cache: {response.text}")
+    for what, longest, bound in (
+        ("the first token", _p99(result.waits), max_wait),
+        ("/health", max(result.stalls), max_stall),
+    ):
+        if longest > bound * result.full_step:
+            result.failures.append(
+                f"{what} took {longest:.2f} s of the server's processor time, {longest / result.full_step:.1f} full steps"
+            )
+    quarter = len(result.rss) // 4
+    if quarter and statistics.median(result.rss[-quarter:]) > _MAX_GROWTH * statistics.median(
+        result.rss[quarter : 2 * quarter]
+    ):
+        result.failures.append(f"memory grows: {[*map(round, result.rss[:: max(1, quarter // 4)])]} MB")
+    return result
+
+
+def run_soak_server(
+    console: Console, minutes: float, seed: int, max_wait: float, max_stall: float, json_path: Path | None
+) -> bool:
+    """Start a server, attack it and report; False: something failed."""
+    keys = [secrets.token_urlsafe() for _ in range(3)]
+    normal_key, hostile_key, admin_key = keys
+    arguments = ["--api-key", normal_key, "--api-key", hostile_key, "--admin-key", admin_key, *_SERVER_OPTIONS]
+    with server_process(*arguments) as server:
+        target = Target(server.address, server.pid, *keys)
+        with console.status(f"attacking {target.url}"):
+            result = asyncio.run(soak(target, 60 * minutes, seed, max_wait, max_stall))
+    for name, count in sorted(result.attacks.items()):
+        console.print(f"{count:7,}  {name}")
+    waits, stalls = result.waits, result.stalls
+    console.print(
+        f"{result.answered:,} normal answers. In seconds of the server's processor time: a full step {result.full_step:.2f}; "
+        f"first token {statistics.median(waits):.2f} (median), {_p99(waits):.2f} (p99), {max(waits):.2f} at most; health "
+        f"check {max(stalls):.2f} at most. Memory {min(result.rss):.0f} to {max(result.rss):.0f} MB"
+    )
+    for failure in result.failures:
+        console.print(f"[red]{failure}")
+    if json_path is not None:
+        figures = {**vars(result), "attacks": dict(result.attacks)}
+        document = {**describe_machine("torch", "radixkv"), "minutes": minutes, "seed": seed, **figures}
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    return not result.failures
+
+
+async def _full_step(client: HttpClient, clock: Callable[[], float], seed: int) -> float:
+    """The median of what the server computes for a prompt that fills a step and is not cached; at least a tick."""
+    rng = random.Random(seed)
+    took = []
+    for _ in range(_NUM_FULL_STEPS):
+        words = " ".join(rng.choice(("tree", "sky", "red", "green", "blue", "leaf")) for _ in range(_FULL_STEP_WORDS))
+        answer = await client.answer([{"role": "user", "content": words}], 1, clock())
+        took.append(answer.finished - answer.due)
+    return max(TICK, statistics.median(took))
+
+
+async def _ask_again(
+    client: HttpClient, clock: Callable[[], float], question: str, expected: str, end: float, result: ServerSoak
+) -> None:
+    over = False
+    while not over:
+        answer = await _ask(client, question, clock)
+        result.answered += 1
+        result.waits.append((answer.arrivals[0] if answer.arrivals else answer.finished) - answer.due)
+        if answer.error is not None or answer.text != expected:
+            result.failures.append(f"{question} {answer.error or answer.text!r}")
+        over = time.perf_counter() >= end
+
+
+async def _ask(client: HttpClient, question: str, clock: Callable[[], float]) -> Answer:
+    messages: Messages = [{"role": "user", "content": question}]
+    return await client.answer(messages, _MAX_TOKENS, clock())
+
+
+async def _attack(client: HostileClient, rng: random.Random, end: float, result: ServerSoak) -> None:
+    over = False
+    while not over:
+        name, attack = rng.choice([*client.attacks.items()])
+        try:
+            outcome = await attack()
+        except (httpx.HTTPError, OSError) as error:
+            outcome = type(error).__name__
+        result.attacks[f"{name}: {outcome}"] += 1
+        if outcome == "500":
+            result.failures.append(f"{name}: {outcome}")
+        over = time.perf_counter() >= end
+
+
+async def _watch(target: Target, clock: Callable[[], float], end: float, result: ServerSoak) -> None:
+    async with httpx.AsyncClient(base_url=target.url, timeout=600) as client:
+        while True:
+            began = clock()
+            response = await client.get("/health")
+            result.stalls.append(clock() - began)
+            if response.status_code != httpx.codes.OK:
+                result.failures.append(f"/health: {response.status_code}")
+            result.rss.append(_resident_megabytes(target.pid))
+            if time.perf_counter() > end:
+                return
+            await asyncio.sleep(1)
+
+
+def _client(url: str, key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=600, limits=limits)
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.99 * len(values))]
+
+
+def _resident_megabytes(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))

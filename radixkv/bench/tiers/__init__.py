@@ -1,0 +1,1 @@
+"""What tiers below the pool bring and cost."""

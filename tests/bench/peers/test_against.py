@@ -1,0 +1,110 @@
+"""`radixkv bench against`: rows, ratios, the file and the drawing, with engines whose times are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import radixkv
+from radixkv.bench.peers import against
+from radixkv.bench.peers.against import make_one_layer
+from radixkv.bench.peers.engine_process import Steps
+from radixkv.cli.main import app
+from radixkv.model.default_model import find_default_model
+from radixkv.model.gguf_conversion import ensure_converted
+
+WORKLOADS = ["cold", "warm", "one stream"]
+
+
+class Engine:
+    """Takes 2 seconds for each workload if it is ours, and 4, 5, 6, ... if it is the peer."""
+
+    def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
+        self.loaded, self.ready, self.workloads = (1.0, 3.0, WORKLOADS)
+        self._seconds = iter(range(4, 100)) if engine == "vllm" else None
+        self.closed = False
+
+    def run(self, workload: str) -> float:
+        return 2.0 if self._seconds is None else float(next(self._seconds))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Gets the figures that are saved; no engine is started."""
+    from matplotlib.figure import Figure
+
+    figures: list[Any] = []
+    save = Figure.savefig
+
+    def watch(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        figures.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", watch)
+    monkeypatch.setattr(against, "_Engine", Engine)
+    monkeypatch.setattr(against, "ensure_converted", lambda gguf, progress: tmp_path)
+    monkeypatch.setattr(against, "find_default_model", lambda: tmp_path / "model.gguf")
+    return figures
+
+
+def test_ratios_in_the_file_and_drawn(drawn: list[Any], tmp_path: Path) -> None:
+    python, file, plot = tmp_path / "python", tmp_path / "against.json", tmp_path / "against.png"
+    python.touch()
+    command = ["bench", "against", "--vllm", str(python), "--json", str(file), "--plot", str(plot), "--rounds", "3"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    written = json.loads(file.read_text())
+    ratios = [2 / 5, 2 / 8, 2 / 11]  # the medians of 4, 5, 6; of 7, 8, 9; ...
+    assert [row["ratio"] for row in written["rows"]] == pytest.approx(ratios)
+    assert written["loaded"] == {"ours": 1.0, "theirs": 1.0}
+    assert written["ready"] == {"ours": 3.0, "theirs": 3.0}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (axes,) = drawn[0].axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(ratios)
+    assert [label.get_text() for label in axes.get_yticklabels()] == WORKLOADS
+
+
+def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.touch()
+    result = CliRunner().invoke(app, ["bench", "against", "--vllm", str(python), "--plot", str(tmp_path / "a.nothing")])
+    assert result.exit_code == 2
+    assert not drawn
+
+
+def test_steps_are_of_a_model_of_one_layer(drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, str]] = []
+
+    class Noted(Engine):
+        def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
+            super().__init__(python, engine, kind, model, options)
+            started.append((engine, kind))
+            assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 1
+
+    monkeypatch.setattr(against, "_Engine", Noted)
+    python = tmp_path / "python"
+    python.touch()
+    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--vllm", str(python)])
+    assert result.exit_code == 0, result.output
+    assert started == [("vllm", "steps"), ("radixkv", "steps")]
+    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--llama-cpp", str(python)])
+    assert result.exit_code == 2
+    assert "expected --vllm" in result.output
+
+
+def test_the_model_of_one_layer_runs_all_its_sequences_in_one_step(tmp_path: Path) -> None:
+    llm = radixkv.LLM(
+        make_one_layer(tmp_path, ensure_converted(find_default_model(), print)), dtype="float32", max_num_seqs=256
+    )
+    steps: list[int] = []
+    run = llm.engine.step
+    llm.engine.step = lambda: steps.append(1) or run()  # type: ignore[method-assign]
+    assert Steps(radixkv, llm).names()["256 sequences, top-p"]() != 0
+    assert 2 + 66 <= len(steps) < 80  # a few more are of prompts

@@ -1,0 +1,34 @@
+"""`radixkv bench tiers` on a tiny model: its figures are of what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.model_zoo import build_shallow
+
+from radixkv.bench.tiers import benefit
+from radixkv.bench.tiers.benefit import run_tiers
+from radixkv.tiers.rates import Rates
+
+
+def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benefit, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
+    monkeypatch.setattr(benefit, "DOCUMENT_TOKENS", 40)
+    monkeypatch.setattr(benefit, "UNRELATED_TOKENS", 40)
+    monkeypatch.setattr(benefit, "UNRELATED_ANSWER", 4)
+    # A tiny model computes about as fast as a tier reads.
+    monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_blocks: 1000.0)
+    build_shallow("llama").save_pretrained(tmp_path / "model")
+    path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
+    run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
+    figures = json.loads(path.read_text())
+    assert [row["cached_tokens"] for row in figures["restart"]] == [96, 96, 288]
+    shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
+    assert shares["none"] < 0.9 * shares["larger pool"]
+    assert max(shares["host"], shares["disk"]) <= shares["larger pool"] * 1.05
+    assert set(figures["writing"]) == {"without_tiers", "write_back", "write_through"}
+    assert figures["shared"]["cached_tokens"] == 96
+    assert plot.read_text().startswith("<?xml")
