@@ -79,6 +79,47 @@ class _Ticket:
             raise _MovedError
 
 
+class _Trial:
+    """The turn of a suspected request on a replica, until that has computed a token of it.
+
+    Args:
+        lock: of the replica, one request's at a time; None: the request is not suspected, and waits for no turn.
+    """
+
+    __slots__ = ("_lock", "_running")
+
+    def __init__(self, lock: asyncio.Lock | None) -> None:
+        self._lock = lock
+        self._running = False
+
+    async def begin(self) -> None:
+        """Wait for the turn."""
+        if self._lock is not None:
+            self._running = await self._lock.acquire()
+
+    def end(self) -> None:
+        """Let the next one have it; again: nothing."""
+        if self._lock is not None and self._running:
+            self._lock.release()
+            self._running = False
+
+
+def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any], replica: str) -> _Piece:
+    """A line as a piece of the answer.
+
+    Raises:
+        LostError: it is none.
+    """
+    try:
+        return read(line)
+    except (ValueError, TypeError, KeyError) as error:
+        raise LostError(f"{replica}: it sent no piece of an answer: {error!r}") from error
+
+
+def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
+    return isinstance(piece, BeamSearchOutput) or any(output.token_ids for output in piece.outputs)
+
+
 class ReplicaStreams:
     """Answers requests by replicas, and moves them when a replica is lost.
 
@@ -161,7 +202,7 @@ class ReplicaStreams:
 
         async with aclosing(self._pieces(request_id, prompt, body, read, on_accepted)) as deltas:
             async for delta in deltas:
-                has_tokens = any(output.token_ids for output in delta.outputs)
+                has_tokens = _has_tokens(delta)
                 if has_tokens:
                     metrics.first_token_time = metrics.first_token_time or time.monotonic()
                 if delta.finished:
@@ -256,11 +297,9 @@ class ReplicaStreams:
             placement, client = await self._choose(hashes, len(prompt.token_ids), losses)
             ticket = _Ticket(placement.replica)
             self._tickets.setdefault(client, set()).add(ticket)
-            trial = self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None
-            on_trial = False
+            trial = _Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
-                if trial is not None:
-                    on_trial = await trial.acquire()
+                await trial.begin()
                 async with aclosing(self._lines_of(placement.replica, client, body(), ticket)) as lines:
                     async for line in lines:
                         if line is None:
@@ -270,16 +309,11 @@ class ReplicaStreams:
                                 on_accepted()
                                 on_accepted = None
                             continue
-                        try:
-                            piece = read(line)
-                        except (ValueError, TypeError, KeyError) as error:
-                            raise LostError(f"{placement.replica}: it sent no piece of an answer: {error!r}") from error
-                        if isinstance(piece, BeamSearchOutput) or any(output.token_ids for output in piece.outputs):
+                        piece = _piece(read, line, placement.replica)
+                        if _has_tokens(piece):
                             self._router.prefilled(placement)
                             losses.progress()
-                            if trial is not None and on_trial:
-                                trial.release()
-                                on_trial = False
+                            trial.end()
                         yield piece
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
@@ -288,8 +322,7 @@ class ReplicaStreams:
             except _MovedError:
                 pass
             finally:
-                if trial is not None and on_trial:
-                    trial.release()
+                trial.end()
                 self._give_back(client, ticket)
                 self._router.finish(placement)
 

@@ -149,39 +149,26 @@ class PrefixLoads:
             return False
         if wait.look_up is None:
             self._look_up(group, wait)
-        if wait.look_up is None:
+        look_up = wait.look_up
+        if look_up is None:
             return False
-        spans = self._answer(wait.look_up)
+        spans = self._answer(look_up)
         if spans is None:
             if self._clock() <= wait.gives_up_at:
                 return True
             self._end_waiting(wait)
             return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
-        if num_cached < wait.look_up.start:
+        if num_cached < look_up.start:
             self._look_up(group, wait)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
         if not spans:
-            if not wait.look_up.spans and not wait.look_up.start:  # neither here nor below
+            if not look_up.spans and not look_up.start:  # neither here nor below
                 self._end_waiting(wait)
             wait.version = self._cache.version
             return False
-        if wait.num_loads == _MAX_LOADS:
-            self._end_waiting(wait)
-            return False
-        shared = self._shared_load(wait.look_up, num_cached)
-        if shared is not None:
-            wait.active = shared
-            num_claimed = self._num_blocks(group) - self._num_common(wait.look_up, shared)
-            self._claims.set(wait.claim, num_claimed, loading=True)
-            shared.waiting[group] = None
-            return True
-        if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
-            self.num_not_worth_it += 1
-            self._end_waiting(wait)
-            return False
-        return self._reserve(group, wait, wait.look_up, spans, num_spare_blocks)
+        return self._load(group, wait, look_up, spans, num_cached, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
@@ -273,6 +260,32 @@ class PrefixLoads:
     def _num_common(self, look_up: LookUp, active: _ActiveLoad) -> int:
         """Blocks of the prefix that are also in the load's."""
         return common_tokens(look_up.tokens, 0, active.tokens) // self._cache.block_size
+
+    def _load(
+        self,
+        group: SequenceGroup,
+        wait: _Wait,
+        look_up: LookUp,
+        spans: list[Span],
+        num_cached: int,
+        num_spare_blocks: Callable[[], int],
+    ) -> bool:
+        """Wait for a load that runs, or begin one; False: there is none, and the group computes what it lacks."""
+        if wait.num_loads == _MAX_LOADS:
+            self._end_waiting(wait)
+            return False
+        shared = self._shared_load(look_up, num_cached)
+        if shared is not None:
+            wait.active = shared
+            num_claimed = self._num_blocks(group) - self._num_common(look_up, shared)
+            self._claims.set(wait.claim, num_claimed, loading=True)
+            shared.waiting[group] = None
+            return True
+        if not self._rates.prefers_loading(spans, sum(active.seconds for active in self._active)):
+            self.num_not_worth_it += 1
+            self._end_waiting(wait)
+            return False
+        return self._reserve(group, wait, look_up, spans, num_spare_blocks)
 
     def _reserve(
         self,
