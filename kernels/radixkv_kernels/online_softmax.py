@@ -226,7 +226,6 @@ def tile_config(
     value_tile: int,
     query_dtype: torch.dtype,
     cache_dtype: torch.dtype,
-    target: Target | None = None,
 ) -> TileConfig:
     """Keys per tile, warps and pipeline stages: as many keys as registers hold, as many stages as shared memory does.
 
@@ -249,13 +248,10 @@ def tile_config(
     not fit beside the queries, as heads of 256 on sm_86, sm_89 and sm_120 with their 99 KiB, stages beyond the third are
     given up first, then keys, then the other stages.
 
-    Args:
-        target: None: the current device.
-
     Raises:
         ValueError: not even the smallest tiles fit.
     """
-    return _tile_config(tile_rows, key_tile, value_tile, query_dtype, cache_dtype, target or current_target())
+    return _tile_config(tile_rows, key_tile, value_tile, query_dtype, cache_dtype, current_target())
 
 
 @functools.cache  # each launch asks

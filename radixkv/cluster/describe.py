@@ -45,8 +45,8 @@ async def describe(llm: AsyncLLM) -> ReplicaDescription:
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:
     capacity = {
         "num_blocks": engine.cache.num_blocks,
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_num_seqs": engine.capacity.max_num_seqs,
+        "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,
     }
     weights = weights_of(engine.loaded.model)
     options = {

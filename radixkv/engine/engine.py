@@ -76,8 +76,6 @@ class Engine:
         block_size = config.block_size
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.loaded = loaded
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_seqs = config.max_num_seqs
         self.enable_prefix_caching = config.enable_prefix_caching
         self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
@@ -139,6 +137,11 @@ class Engine:
         self.last_batch = BatchSize(0, 0)
         # Last: meanwhile, memory that a thread takes for the first time comes later.
         use_large_pages(weights_of(loaded.model))
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences side by side at most."""
+        return self.capacity.max_num_seqs
 
     @property
     def draft_counts(self) -> Mapping[str, DraftCounts]:

@@ -143,7 +143,7 @@ class KVTiers:
         self._stack = TierStack(opened.tiers)
         self._rates = Rates(len(opened.tiers), pool.block_size, prefill_rate)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
-        make_buffer = pinned_memory if pool.keys[0].is_cuda else _ordinary_memory
+        make_buffer = pinned_memory if pool.keys[0].is_cuda else _resident_memory
         self._loader = BlockLoader(
             self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
@@ -299,7 +299,7 @@ def pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
     return array
 
 
-def _ordinary_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
+def _resident_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
     array: NDArray[np.uint8] = np.empty((num_blocks, block_nbytes), dtype=np.uint8)
     take_pages(array.ctypes.data, array.nbytes)
     return array

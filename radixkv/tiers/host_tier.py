@@ -26,7 +26,6 @@ class HostTier:
         block_nbytes: of a block.
         allocate: makes the array of ``(blocks, bytes of a block)``, for a GPU in pinned memory. By default ordinary memory,
             which the operating system hands out as it is written.
-        clock: seconds, for statistics.
 
     Attributes:
         observer: is notified of what is there; None: there is none.
@@ -37,24 +36,17 @@ class HostTier:
 
     medium = "host"
 
-    def __init__(
-        self,
-        capacity_bytes: int,
-        block_nbytes: int,
-        allocate: Allocate | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, capacity_bytes: int, block_nbytes: int, allocate: Allocate | None = None) -> None:
         check_count("block_nbytes", block_nbytes, 1)
         check_count("capacity_bytes", capacity_bytes, block_nbytes)
         capacity = capacity_bytes // block_nbytes
         self.observer: TierObserver | None = None
-        self._rows = (allocate or _ordinary_memory)(capacity, block_nbytes)
+        self._rows = (allocate or _untouched_memory)(capacity, block_nbytes)
         self._free = list(range(capacity - 1, -1, -1))
         # By digest, least recently used first: the row, and what it was put under.
         self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
         self._lock = threading.Lock()
         self._counters = StoreCounters()
-        self._clock = clock
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -76,16 +68,16 @@ class HostTier:
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         """See `Tier.get_many`."""
-        began = self._clock()
+        began = time.monotonic()
         with self._lock:
             rows = self._leading_rows(keys)
             np.take(self._rows, rows, axis=0, out=out[: len(rows)], mode="clip")
-        self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, self._clock() - began)
+        self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, time.monotonic() - began)
         return len(rows)
 
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `Tier.put_many`."""
-        began, evicted = self._clock(), list[bytes]()
+        began, evicted = time.monotonic(), list[bytes]()
         written: list[BlockKey] = []
         with self._lock:
             # Of more than fit, the first: without them the others could not be found.
@@ -105,7 +97,7 @@ class HostTier:
         self._counters.add(
             written_blocks=len(written),
             written_bytes=len(written) * self._rows.shape[1],
-            write_seconds=self._clock() - began,
+            write_seconds=time.monotonic() - began,
             dropped_blocks=len(keys) - len(fitting),
             evicted_blocks=len(evicted),
         )
@@ -150,5 +142,5 @@ class HostTier:
         return rows
 
 
-def _ordinary_memory(num_blocks: int, block_nbytes: int) -> BlockBytes:
+def _untouched_memory(num_blocks: int, block_nbytes: int) -> BlockBytes:
     return np.empty((num_blocks, block_nbytes), dtype=np.uint8)

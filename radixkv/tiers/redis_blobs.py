@@ -21,7 +21,6 @@ class RedisBlobs:
     Args:
         url: such as ``redis://user:password@host:6379/0``, ``rediss://...`` for TLS, or ``unix:///run/valkey.sock``.
         timeout: seconds to wait for a connection, and for each part of an answer.
-        expire_seconds: blobs that were written so long ago are forgotten; None: the server decides.
 
     Attributes:
         description: of the server, without the password.
@@ -31,7 +30,7 @@ class RedisBlobs:
         ValueError: it is not a URL.
     """
 
-    def __init__(self, url: str, *, timeout: float = 1.0, expire_seconds: int | None = None) -> None:
+    def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -39,7 +38,6 @@ class RedisBlobs:
         parts = urlsplit(url)
         self.description = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._error = redis.RedisError
-        self._expire_seconds = expire_seconds
         # What fails is tried again by `Backoff`, which does not block.
         self._client = redis.Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
@@ -58,7 +56,7 @@ class RedisBlobs:
         missing = [name for name, found in zip(blobs, self._present(list(blobs)), strict=True) if not found]
         with self._errors(), self._client.pipeline(transaction=False) as pipeline:
             for name in missing:
-                pipeline.set(_key(name), blobs[name], ex=self._expire_seconds)
+                pipeline.set(_key(name), blobs[name])
             pipeline.execute()
         return len(missing)
 

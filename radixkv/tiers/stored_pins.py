@@ -49,15 +49,11 @@ class StoredPins:
     Args:
         codec: of the blocks, which encrypts tokens where it encrypts blocks.
         on_change: called when there is something to `commit`.
-        clock: seconds since 1970.
     """
 
-    def __init__(
-        self, codec: RecordCodec, on_change: Callable[[], None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, codec: RecordCodec, on_change: Callable[[], None]) -> None:
         self._codec = codec
         self._on_change = on_change
-        self._clock = clock
         self._lock = threading.Lock()
         # Of an earlier process, by name, and not in force yet.
         self._waiting: dict[str, StoredPin] = {}
@@ -83,7 +79,7 @@ class StoredPins:
         """Pins of an earlier process that are neither in force yet nor over, of one namespace or of all."""
         if not self._waiting:
             return []
-        now = self._clock()
+        now = time.time()
         with self._lock:
             pins = list(self._waiting.values())
         for pin in pins:
@@ -111,7 +107,7 @@ class StoredPins:
         Raises:
             sqlite3.Error: the index cannot be read.
         """
-        now = self._clock()
+        now = time.time()
         pins = {row.name: self._decoded(row) for row in index.pins()}
         num_of_group: Counter[bytes] = Counter()
         found: dict[str, StoredPin] = {}

@@ -80,7 +80,7 @@ def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
         llm.engine.scheduler.blocks,
         max_tokens=8,
         max_rows=256,
-        max_batched_tokens=llm.engine.max_num_batched_tokens,
+        max_batched_tokens=llm.engine.capacity.max_num_batched_tokens,
         vocab_size=llm.engine.loaded.vocab_size,
         clock=lambda: float(next(ticks)),
     )

@@ -82,8 +82,8 @@ def force_drafts(llm: LLM, rate: float | None) -> None:
         [ForcedDrafts(rate)],
         engine.scheduler.blocks,
         max_tokens=DRAFTS,
-        max_rows=engine.max_num_batched_tokens,
-        max_batched_tokens=engine.max_num_batched_tokens,
+        max_rows=engine.capacity.max_num_batched_tokens,
+        max_batched_tokens=engine.capacity.max_num_batched_tokens,
         vocab_size=engine.loaded.vocab_size,
         clock=lambda: float(next(ticks)),
     )

@@ -1,8 +1,8 @@
 """Events of several replicas in the order of time.
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
-cache is a `PrefixCache` with the trace's blocks as tokens, and reports changes to the router ``event_delay`` later. It
-reports its load at most every ``report_delay`` seconds.
+cache is a `PrefixCache` with the trace's blocks as tokens, and reports changes to the router a moment later, and its
+load five times a second at most.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from radixkv.routing import PrefillRate
 
 # Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
+# Until the router knows of a change of a replica's cache, and of its load.
+_SECONDS_TO_PUBLISH = 0.1
+_SECONDS_TO_REPORT = 0.2
 
 
 @dataclass(slots=True)
@@ -85,8 +88,6 @@ class Cluster:
         cost: how long things take.
         one_cache: let all replicas share one cache with all their blocks: the bound.
         stretch: the factor by which the trace's time is stretched.
-        event_delay: seconds until the router knows of a change.
-        report_delay: seconds until a replica reports a change of its load.
         window: seconds over which imbalance is measured.
     """
 
@@ -99,13 +100,11 @@ class Cluster:
         *,
         one_cache: bool = False,
         stretch: float = 1.0,
-        event_delay: float = 0.1,
-        report_delay: float = 0.2,
         window: float = 10.0,
     ) -> None:
         self.now = 0.0
         self._trace, self._cost, self._stretch = trace, cost, stretch
-        self._event_delay, self._report_delay, self._window = event_delay, report_delay, window
+        self._window = window
         if one_cache:
             shared = self._make_cache(num_replicas * num_blocks)
             self._replicas = [_Replica(number, shared) for number in range(num_replicas)]
@@ -227,12 +226,12 @@ class Cluster:
                 self._chooser.update(replica.number, event)
 
         if events:
-            self._later(self._event_delay, publish)
+            self._later(_SECONDS_TO_PUBLISH, publish)
 
     def _report_later(self, replica: _Replica) -> None:
         if not replica.reporting:
             replica.reporting = True
-            self._later(self._report_delay, lambda: self._report(replica))
+            self._later(_SECONDS_TO_REPORT, lambda: self._report(replica))
 
     def _report(self, replica: _Replica) -> None:
         replica.reporting = False
