@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from pydantic import (
     BaseModel,
@@ -107,6 +107,17 @@ class ModelConfig(Config):
     """JSON or a table with values in the place of those of generation_config, such as {"temperature": 0.7}; null: as without
     one. They are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and
     max_new_tokens."""
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _known_quantization(cls, given: Any) -> Any:
+        if given is not None and given not in get_args(Quantization):
+            # Command lines for vLLM name the format that a checkpoint has already.
+            raise ValueError(
+                f"quantization: expected one of {', '.join(get_args(Quantization))} or None, got {given!r:.80}; checkpoints "
+                "that are quantised already (GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it"
+            )
+        return given
 
     @field_validator("override_generation_config", mode="before")
     @classmethod

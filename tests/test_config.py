@@ -83,6 +83,11 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
             {"shared_cache": "http://:secret@x"},
             "shared_cache: expected redis://, rediss://, unix:// or a folder, got http://...",
         ),
+        (
+            {"quantization": "awq"},
+            "quantization: expected one of int8, int4, gguf or None, got 'awq'; checkpoints that are quantised already "
+            "(GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it",
+        ),
         ({"max_model_len": 1}, "max_model_len: expected a whole number of at least 2 or None, got 1"),
         (
             {"num_blocks": 9, "kv_cache_memory_bytes": 9},
