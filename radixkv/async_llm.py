@@ -196,6 +196,8 @@ class AsyncLLM(AsyncEngine):
         priority: int,
         tenant: str,
     ) -> tuple[Prompt, RequestStream]:
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")

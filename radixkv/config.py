@@ -48,6 +48,10 @@ Quantization = Literal["int8", "int4", "gguf"]
 CacheWritePolicy = Literal["write-through-selective", "write-through", "write-back"]
 
 
+# Blocks and rows of a batch are numbered in 32 bits.
+_MAX_COUNT = (1 << 31) - 1
+
+
 class Config(BaseModel):
     """Base of all configurations: frozen, strict about types, and refusing what it does not know.
 
@@ -230,6 +234,21 @@ class EngineConfig(Config):
     """Where subscribers ask for KV events that they missed."""
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
+
+    @field_validator("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs")
+    @classmethod
+    def _is_countable(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count is not None and count > _MAX_COUNT:
+            raise ValueError(f"{info.field_name}: expected at most {_MAX_COUNT:,}, got {count}")
+        return count
+
+    @field_validator("disk_cache", "shared_cache", "cache_secret_file", "store_key_file", "record_trace", mode="before")
+    @classmethod
+    def _is_path(cls, given: Any, info: ValidationInfo) -> Any:
+        # The empty path, perhaps of a variable that is not set, would be the folder that the program was started in.
+        if isinstance(given, str) and (not given or "\0" in given):
+            raise ValueError(f"{info.field_name}: expected a path, got {given!r:.80}")
+        return given
 
     @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size")
     @classmethod
