@@ -32,7 +32,7 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
     """
     name = DEFAULT_MODEL_NAME if model is None else str(model)
     # A folder may hold a tokenizer and nothing else.
-    alone = model is not None and Path(model).is_dir()
+    alone = bool(model) and Path(str(model)).is_dir()
     folder = str(model) if alone else resolve_folder(model, print_progress)
     with silence_transformers(), load_errors(name):
         tokenizer = read_tokenizer(folder)
@@ -67,6 +67,7 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
 
     Raises:
         ModelLoadError: the tokenizer does not exist or cannot be read.
+        TypeError: it is none.
         ValueError: ``chat_template`` is neither a file nor a template, or there is no tokenizer to use it.
     """
     tokenizer = config.tokenizer
@@ -77,6 +78,8 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
             tokenizer = load_tokenizer(tokenizer)
         except ModelLoadError as error:
             raise ModelLoadError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
+    elif not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise TypeError(f"tokenizer: expected one of transformers, or the hub id or folder of one, got {tokenizer!r:.80}")
     if config.chat_template is None:
         return tokenizer
     return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere
