@@ -26,11 +26,17 @@ def llm(default_tokenizer: Any) -> LLM:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate({"prompt": "a", "cache": True}, ONE), "cache: expected {'read': bool, 'write': bool}"),
+        (
+            lambda llm: llm.generate({"prompt": "a", "cache": True}, ONE),
+            "cache: expected {'read': bool, 'write': bool}",
+        ),
         (lambda llm: llm.generate({"prompt": "a", "cache": ["read"]}, ONE), "cache: expected {'read': bool, 'write'"),
         (lambda llm: llm.chat(HI, ONE, cache="x" * 999), "cache: expected {'read': bool, 'write': bool}, got 'x"),
         (lambda llm: llm.chat([{"role": 5, "content": "Hi."}], ONE), "messages: expected role to be a string, got 5"),
-        (lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE), "messages: expected role to be a string, got N"),
+        (
+            lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE),
+            "messages: expected role to be a string, got N",
+        ),
         (lambda llm: llm.chat(HI, ONE, chat_template_kwargs={5: 1}), "chat_template_kwargs: 5 is not a variable"),
         (lambda llm: llm.shutdown("soon"), "grace_seconds: expected a number of seconds of at least 0, got 'soon'"),
         (lambda llm: llm.shutdown(-1), "grace_seconds: expected a number of seconds of at least 0, got -1"),
@@ -43,7 +49,10 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: LLM(llm.engine.loaded.model, tokenizer=5), "tokenizer: expected one of transformers, .*, got 5"),
         (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
         (lambda llm: AsyncLLM(llm, tenants={"a": 1}), "tenants: expected a TenantShare for each name"),  # type: ignore[dict-item]
-        (lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"), "tokenizer: expected .*there is no such folder"),
+        (
+            lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"),
+            "tokenizer: expected .*there is no such folder",
+        ),
     ],
 )
 def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
@@ -59,12 +68,14 @@ def test_calls_of_a_server_s_engine(llm: LLM) -> None:
             for tenant in ([], {}, 5, None):
                 options: Any = {"tenant": tenant}
                 for call in (engine.generate("a", ONE, **options), engine.chat(HI, ONE, **options)):
-                    with pytest.raises(TypeError, match="^tenant: expected a string"):
+                    with pytest.raises(TypeError, match=r"^tenant: expected a string"):
                         await anext(call)
-                with pytest.raises(TypeError, match="^tenant: expected a string"):
+                with pytest.raises(TypeError, match=r"^tenant: expected a string"):
                     await engine.beam_search("a", BEAMS, **options)
             wrong: Any = None
-            with pytest.raises(ValueError, match="^grace_seconds: expected a number of seconds of at least 0, got None"):
+            with pytest.raises(
+                ValueError, match=r"^grace_seconds: expected a number of seconds of at least 0, got None"
+            ):
                 await engine.shutdown(wrong)
             # It still takes requests.
             assert [piece async for piece in engine.generate("a", ONE)][-1].finished

@@ -79,7 +79,9 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
         except ModelLoadError as error:
             raise ModelLoadError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
     elif not (callable(tokenizer) and hasattr(tokenizer, "decode")):
-        raise TypeError(f"tokenizer: expected one of transformers, or the hub id or folder of one, got {tokenizer!r:.80}")
+        raise TypeError(
+            f"tokenizer: expected one of transformers, or the hub id or folder of one, got {tokenizer!r:.80}"
+        )
     if config.chat_template is None:
         return tokenizer
     return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere

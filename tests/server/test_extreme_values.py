@@ -47,7 +47,15 @@ EXTREMES = (
 
 
 WHOLE = {
-    "/v1/completions": {"n": 1, "top_k": 3, "seed": 7, "logprobs": 2, "max_tokens": 3, "stop_token_ids": [5], "prompt": [9, 8]},
+    "/v1/completions": {
+        "n": 1,
+        "top_k": 3,
+        "seed": 7,
+        "logprobs": 2,
+        "max_tokens": 3,
+        "stop_token_ids": [5],
+        "prompt": [9, 8],
+    },
     "/v1/chat/completions": {"max_completion_tokens": 3, "seed": 7, "top_logprobs": 2, "logprobs": True},
     "/v1/responses": {"max_output_tokens": 20},
     "/v1/messages": {"max_tokens": 3, "top_k": 3, "temperature": 1},
