@@ -46,7 +46,6 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda _: SamplingParams(stop=np.array([1, 2])), "stop: expected non-empty strings"),  # type: ignore[arg-type]
         (lambda _: LLM("/no/such/model", dtype=[]), "dtype: expected 'auto' or one of"),
         (lambda _: LLM("a name with spaces"), "model: expected a hub id .*, got 'a name with spaces'"),
-        (lambda llm: LLM(llm.engine.loaded.model, tokenizer=5), "tokenizer: expected one of transformers, .*, got 5"),
         (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
         (lambda llm: AsyncLLM(llm, tenants={"a": 1}), "tenants: expected a TenantShare for each name"),  # type: ignore[dict-item]
         (

@@ -67,7 +67,6 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
 
     Raises:
         ModelLoadError: the tokenizer does not exist or cannot be read.
-        TypeError: it is none.
         ValueError: ``chat_template`` is neither a file nor a template, or there is no tokenizer to use it.
     """
     tokenizer = config.tokenizer
@@ -78,10 +77,6 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
             tokenizer = load_tokenizer(tokenizer)
         except ModelLoadError as error:
             raise ModelLoadError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
-    elif not (callable(tokenizer) and hasattr(tokenizer, "decode")):
-        raise TypeError(
-            f"tokenizer: expected one of transformers, or the hub id or folder of one, got {tokenizer!r:.80}"
-        )
     if config.chat_template is None:
         return tokenizer
     return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere
