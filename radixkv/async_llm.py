@@ -47,6 +47,7 @@ class AsyncLLM(AsyncEngine):
 
     Raises:
         Exception: what `LLM` raises; nothing of it for an `LLM`.
+        TypeError: ``tenants`` is none.
         ValueError: ``max_queue`` or ``max_seqs_per_request`` is impossible, or options are given for a model that is already
             running.
     """
@@ -66,6 +67,10 @@ class AsyncLLM(AsyncEngine):
         for name, (value, low) in own.items():
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
                 raise ValueError(f"{name}: expected a whole number of at least {low} or None, got {value!r}")
+        if not isinstance(tenants, Mapping | None) or not all(
+            isinstance(name, str) and isinstance(share, TenantShare) for name, share in (tenants or {}).items()
+        ):
+            raise TypeError(f"tenants: expected a TenantShare for each name, got {tenants!r:.80}")
         if isinstance(model, LLM) and engine_options:
             raise ValueError(f"engine options belong to the LLM that was passed, got {sorted(engine_options)}")
         engine = model.engine if isinstance(model, LLM) else LLM(model, **engine_options).engine
@@ -196,6 +201,8 @@ class AsyncLLM(AsyncEngine):
         priority: int,
         tenant: str,
     ) -> tuple[Prompt, RequestStream]:
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
         prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
         if len(prompts) != 1:
             raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")

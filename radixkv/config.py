@@ -17,7 +17,7 @@ import json
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from pydantic import (
     BaseModel,
@@ -46,6 +46,10 @@ AttentionBackendName = Literal["auto", "native", "torch", "triton"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["int8", "int4", "gguf"]
 CacheWritePolicy = Literal["write-through-selective", "write-through", "write-back"]
+
+
+# Blocks and rows of a batch are numbered in 32 bits.
+_MAX_COUNT = (1 << 31) - 1
 
 
 class Config(BaseModel):
@@ -107,6 +111,17 @@ class ModelConfig(Config):
     """JSON or a table with values in the place of those of generation_config, such as {"temperature": 0.7}; null: as without
     one. They are temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty and
     max_new_tokens."""
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _known_quantization(cls, given: Any) -> Any:
+        if given is not None and given not in get_args(Quantization):
+            # Command lines for vLLM name the format that a checkpoint has already.
+            raise ValueError(
+                f"quantization: expected one of {', '.join(get_args(Quantization))} or None, got {given!r:.80}; checkpoints "
+                "that are quantised already (GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it"
+            )
+        return given
 
     @field_validator("override_generation_config", mode="before")
     @classmethod
@@ -219,6 +234,21 @@ class EngineConfig(Config):
     """Where subscribers ask for KV events that they missed."""
     record_trace: str | Path | None = None
     """Write one line per finished request to this file, without any text, for radixkv simulate."""
+
+    @field_validator("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs")
+    @classmethod
+    def _is_countable(cls, count: int | None, info: ValidationInfo) -> int | None:
+        if count is not None and count > _MAX_COUNT:
+            raise ValueError(f"{info.field_name}: expected at most {_MAX_COUNT:,}, got {count}")
+        return count
+
+    @field_validator("disk_cache", "shared_cache", "cache_secret_file", "store_key_file", "record_trace", mode="before")
+    @classmethod
+    def _is_path(cls, given: Any, info: ValidationInfo) -> Any:
+        # The empty path, perhaps of a variable that is not set, would be the folder that the program was started in.
+        if isinstance(given, str) and (not given or "\0" in given):
+            raise ValueError(f"{info.field_name}: expected a path, got {given!r:.80}")
+        return given
 
     @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size")
     @classmethod

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 import radixkv.model.frameworks  # noqa: F401 (before all that imports torch)
 from radixkv.cache import Pin
+from radixkv.cache.arguments import check_seconds
 from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.engine.engine import Engine
@@ -289,7 +290,11 @@ class LLM:
 
         Args:
             grace_seconds: how long that may take; the most recently used is written first.
+
+        Raises:
+            ValueError: ``grace_seconds`` is not a number of at least 0.
         """
+        check_seconds("grace_seconds", grace_seconds)
         with self._engine_lock:
             until = time.monotonic() + grace_seconds
             self.engine.shutdown(lambda: until - time.monotonic())

@@ -66,7 +66,8 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"structured_outputs: {name} must be a string, got {getattr(self, name)!r:.80}")
         if self.choice is not None:
-            choices = [] if isinstance(self.choice, str) else list(self.choice)
+            listed = isinstance(self.choice, Collection) and not isinstance(self.choice, str)
+            choices = list(self.choice) if listed else []
             if not choices or not all(isinstance(choice, str) and choice for choice in choices):
                 raise ValueError(
                     f"structured_outputs: choice must be a list of non-empty strings, got {self.choice!r:.80}"
@@ -141,7 +142,8 @@ class SamplingParams:
         self.frequency_penalty = _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty, _MIN_FACTOR, _MAX_FACTOR)
         if self.seed is not None:
-            self.seed = None if self.seed == -1 else _whole("seed", self.seed, 0)
+            seed = _whole("seed", self.seed, -1)
+            self.seed = None if seed == -1 else seed
         self.min_tokens = _whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
@@ -322,7 +324,7 @@ def _bad_words(words: Sequence[str]) -> list[str]:
 def _stop_strings(stop: Any) -> list[str]:
     if not isinstance(stop, str | Collection | None):
         raise TypeError(f"stop: expected a string or a list of strings, got {stop!r:.80}")
-    strings = [stop] if isinstance(stop, str) else list(stop or ())
+    strings = [stop] if isinstance(stop, str) else list(() if stop is None else stop)
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ValueError(f"stop: expected non-empty strings, got {string!r}")

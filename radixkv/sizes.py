@@ -24,12 +24,12 @@ def parse_size(name: str, size: str | int) -> int:
         size: its value.
 
     Raises:
-        ValueError: it is neither, or not above 0.
+        ValueError: it is neither, not above 0, or more than any address space.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
     units = {unit.lower(): factor for unit, factor in _UNITS.items()}
     factor = units.get(match[2].lower()) if match else None
     num_bytes = int(float(match[1]) * factor) if match and factor else 0
-    if num_bytes < 1 or isinstance(size, bool):
+    if not 1 <= num_bytes < 1 << 63 or isinstance(size, bool):
         raise ValueError(f"{name}: expected a size above 0 such as 512MiB or 10GiB, got {size!r}")
     return num_bytes

@@ -83,6 +83,20 @@ def test_names_to_choose_from_are_those_that_exist() -> None:
             {"shared_cache": "http://:secret@x"},
             "shared_cache: expected redis://, rediss://, unix:// or a folder, got http://...",
         ),
+        (
+            {"quantization": "awq"},
+            "quantization: expected one of int8, int4, gguf or None, got 'awq'; checkpoints that are quantised already "
+            "(GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it",
+        ),
+        ({"num_blocks": 2**31}, "num_blocks: expected at most 2,147,483,647, got 2147483648"),
+        ({"max_num_seqs": 2**63}, "max_num_seqs: expected at most 2,147,483,647, got 9223372036854775808"),
+        (
+            {"host_cache_size": 2**63},
+            "host_cache_size: expected a size above 0 such as 512MiB or 10GiB, got 9223372036854775808",
+        ),
+        ({"disk_cache": ""}, "disk_cache: expected a path, got ''"),
+        ({"shared_cache": ""}, "shared_cache: expected a path, got ''"),
+        ({"record_trace": "a\0b"}, "record_trace: expected a path, got 'a\\x00b'"),
         ({"max_model_len": 1}, "max_model_len: expected a whole number of at least 2 or None, got 1"),
         (
             {"num_blocks": 9, "kv_cache_memory_bytes": 9},

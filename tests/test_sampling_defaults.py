@@ -224,6 +224,7 @@ async def answers(client: httpx.AsyncClient) -> list[Any]:
         (CHAT, {"messages": MESSAGES, **wanted, **NEUTRAL, "max_tokens": 9}),
         (COMPLETION, {"prompt": "The sea", **wanted}),
         (COMPLETION, {"prompt": "The sea", **wanted, "use_beam_search": True, "n": 2}),
+        (CHAT, {"messages": MESSAGES, **wanted, "use_beam_search": True, "n": 2}),
     ]
     found = []
     for path, body in bodies:
@@ -236,7 +237,7 @@ async def answers(client: httpx.AsyncClient) -> list[Any]:
 
 def test_requests_over_http_take_what_they_leave_out(default_tokenizer: Any) -> None:
     found = asked(default_tokenizer, answers, override_generation_config=SERVED)
-    chat, nulls, shorter, explicit, completion, beams, temperature, top_p, num_tokens = found
+    chat, nulls, shorter, explicit, completion, beams, chat_beams, temperature, top_p, num_tokens = found
     assert chat == nulls
     assert [len(chat[0]), len(shorter[0]), len(explicit[0]), len(completion[0])] == [7, 5, 9, 16]
     assert shorter[0] == chat[0][:5]
@@ -250,11 +251,13 @@ def test_requests_over_http_take_what_they_leave_out(default_tokenizer: Any) -> 
             (CHAT, {"messages": MESSAGES, **wanted, **NEUTRAL, "max_tokens": 9}),
             (COMPLETION, {"prompt": "The sea", **wanted, **sampling}),
             (COMPLETION, {"prompt": "The sea", **wanted, "use_beam_search": True, "n": 2}),
+            # As in transformers and vLLM, beams are the model's likeliest whatever samples are drawn by; their length counts.
+            (CHAT, {"messages": MESSAGES, **wanted, "use_beam_search": True, "n": 2, "max_tokens": 7}),
         ]
         responses = [(await client.post(path, json=body)).json() for path, body in bodies]
         return [[choice["token_ids"] for choice in response["choices"]] for response in responses]
 
-    assert asked(default_tokenizer, spelled_out) == [chat, explicit, completion, beams]
+    assert asked(default_tokenizer, spelled_out) == [chat, explicit, completion, beams, chat_beams]
 
 
 def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_path: Path) -> None:

@@ -238,7 +238,6 @@ def test_a_template_that_cannot_be_used_is_refused(options: dict[str, Any], mess
 
 def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Path) -> None:
     default_tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
     model = tiny_model(len(default_tokenizer))
     model.save_pretrained(tmp_path / "model")
     for given in (model, tmp_path / "model"):

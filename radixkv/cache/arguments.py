@@ -24,6 +24,16 @@ def check_count(name: str, value: int, least: int) -> None:
         raise InvalidArgumentError(f"{name}: expected a whole number of at least {least}, got {value!r}")
 
 
+def check_seconds(name: str, value: float) -> None:
+    """Refuse what is not a number of seconds.
+
+    Raises:
+        InvalidArgumentError: naming the argument.
+    """
+    if not (is_number(value) and value >= 0):
+        raise InvalidArgumentError(f"{name}: expected a number of seconds of at least 0, got {value!r:.80}")
+
+
 def check_path(name: str, path: Path) -> None:
     """Refuse what is not a `Path`.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 
 from radixkv.cli.output_paths import writable
-from radixkv.config import DEVICE_DEFAULTS, Config
+from radixkv.config import DEVICE_DEFAULTS, Config, ModelConfig
 from radixkv.option_words import Accepted
 from radixkv.server.config import ServerConfig
 
@@ -24,7 +24,8 @@ JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help
 
 _ARGUMENTS = frozenset({"model"})
 _FLAGS: Mapping[str, str] = {"api_keys": "--api-key", "cors_origins": "--cors-origin"}  # repeated: one key each
-_CALLBACKS: Mapping[str, Callable[..., Any]] = {"record_trace": writable}
+# Fields whose configuration says more about a wrong value than what there is to choose from.
+_CHECKED: Mapping[str, type[Config]] = {"quantization": ModelConfig}
 _NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
@@ -82,8 +83,13 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
             )
         if kind == list[str]:
             settings["help"] += " May be repeated; the variable separates several by spaces."
+        if name == "record_trace":
+            settings["callback"] = writable
+        if name in _CHECKED:
+            settings |= {"callback": _as_configured, "metavar": f"<{'|'.join(get_args(kind))}>"}
+            kind = str
         flags = [_FLAGS[name]] if name in _FLAGS else []
-        info = typer.Option(*flags, callback=_CALLBACKS.get(name), rich_help_panel=panel, **settings)
+        info = typer.Option(*flags, rich_help_panel=panel, **settings)
     default = field.default
     return inspect.Parameter(
         name,
@@ -91,6 +97,15 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
         default=list(default) if isinstance(default, tuple) else default,
         annotation=Annotated[kind | None if accepted.optional else kind, info],
     )
+
+
+def _as_configured(parameter: typer.CallbackParam, value: str | None) -> str | None:
+    name = str(parameter.name)
+    try:
+        _CHECKED[name](**{name: value})
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix(f"{name}: ")) from None
+    return value
 
 
 def _option_type(accepted: Accepted) -> Any:

@@ -217,7 +217,7 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     if dtype == "auto":
         compiled = library() if native else None
         return torch.bfloat16 if device.type == "cuda" or (compiled and compiled.is_fast_in_bf16) else torch.float32
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[str(dtype)]
 

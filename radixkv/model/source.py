@@ -63,9 +63,9 @@ def print_progress(message: str) -> None:
 
 def _check_hub(model: str) -> None:
     """Ask the hub once: transformers retries every file for most of a minute before it fails."""
-    if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
-        return
     try:
+        if isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
+            return
         huggingface_hub.HfApi().model_info(model, timeout=10)
     except Exception as error:  # of any class: there is no model to load
         reason = str(error).splitlines()[0]

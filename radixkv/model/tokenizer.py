@@ -31,7 +31,9 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
         ModelLoadError: it does not exist or cannot be read.
     """
     name = DEFAULT_MODEL_NAME if model is None else str(model)
-    folder = resolve_folder(model, print_progress)
+    # A folder may hold a tokenizer and nothing else.
+    alone = bool(model) and Path(str(model)).is_dir()
+    folder = str(model) if alone else resolve_folder(model, print_progress)
     with silence_transformers(), load_errors(name):
         tokenizer = read_tokenizer(folder)
     if tokenizer is None:
@@ -71,7 +73,10 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
     if tokenizer is None:
         tokenizer = read_own()
     elif isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(tokenizer)
+        try:
+            tokenizer = load_tokenizer(tokenizer)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
     if config.chat_template is None:
         return tokenizer
     return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere

@@ -53,8 +53,10 @@ def as_template_message(message: Message) -> Message:
     """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: it has no content, a part of it is not text, or a tool call is malformed.
+        ValueError: its role is not a string, it has no content, a part of it is not text, or a tool call is malformed.
     """
+    if not isinstance(message["role"], str):
+        raise ValueError(f"messages: expected role to be a string, got {message['role']!r:.80}")
     if message["role"] == "developer":
         message = {**message, "role": "system"}
     parts, calls = message.get("content"), message.get("tool_calls")
@@ -161,7 +163,7 @@ def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> 
         raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
     arguments = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in variables or {}:
-        if name in arguments or name in ("messages", "self"):
+        if not isinstance(name, str) or name in arguments or name in ("messages", "self"):
             raise ValueError(f"chat_template_kwargs: {name!r} is not a variable of the chat template")
     return variables or {}
 

@@ -186,9 +186,13 @@ def cache_options(cache_salt: str | None, cache: Mapping[str, bool] | None) -> d
         if not isinstance(cache_salt, str):
             raise TypeError(f"cache_salt: expected a string, got {cache_salt!r}")
         _check_unicode("cache_salt", cache_salt)
-    switches = dict(cache or {})
-    if not set(switches) <= {"read", "write"} or not all(isinstance(value, bool) for value in switches.values()):
-        raise ValueError(f"cache: expected {{'read': bool, 'write': bool}}, got {cache!r}")
+    switches = dict(cache) if isinstance(cache, Mapping) else {}
+    if (
+        not isinstance(cache, Mapping | None)
+        or not set(switches) <= {"read", "write"}
+        or not all(isinstance(value, bool) for value in switches.values())
+    ):
+        raise ValueError(f"cache: expected {{'read': bool, 'write': bool}}, got {cache!r:.80}")
     return {
         "namespace": cache_salt or "",
         "read_cache": switches.get("read", True),

@@ -9,6 +9,8 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 # More than any request has. Every unknown field is an error with a text of its own, and a megabyte holds 100,000 of them.
 _MAX_FIELDS = 256
+# Of numbers: prompts are lists of token ids.
+_MAX_LIST_DEPTH = 2
 
 
 def _stop_at_first_error(schema: Any) -> None:
@@ -23,8 +25,19 @@ def _stop_at_first_error(schema: Any) -> None:
             _stop_at_first_error(part)
 
 
+def _with_whole_numbers(value: Any, depth: int = _MAX_LIST_DEPTH) -> Any:
+    """5.0 as 5, which fields of type float take, too; also in lists. Objects are left to their own models."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if type(value) is list and depth and not {float, list}.isdisjoint(map(type, value)):
+        return [_with_whole_numbers(each, depth - 1) for each in value]
+    return value
+
+
 class StrictModel(BaseModel):
     """Refuses unknown fields and values of another type: a misspelt option should not be ignored silently.
+
+    A whole number may be written with a fraction of zero, 5.0, as JSON makes no difference and some languages write no other.
 
     What is wrong with a request is found in a time that does not grow with the number of its faults: a list is validated up
     to its first wrong element, and an object with hundreds of fields is refused unread.
@@ -40,11 +53,13 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_many_fields(cls, data: Any) -> Any:
-        if isinstance(data, dict) and len(data) > _MAX_FIELDS:
+    def _read_fields(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if len(data) > _MAX_FIELDS:
             raise PydanticCustomError(
                 "too_many_fields",
                 "expected at most {limit} fields, got {number}",
                 {"limit": _MAX_FIELDS, "number": len(data)},
             )
-        return data
+        return {name: _with_whole_numbers(value) for name, value in data.items()}

@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError
@@ -239,7 +240,11 @@ class AsyncEngine:
 
         Returns:
             Whether all requests finished without being aborted.
+
+        Raises:
+            ValueError: ``grace_seconds`` is not a number of at least 0.
         """
+        check_seconds("grace_seconds", grace_seconds)
         self._intake.draining = True
         until = time.monotonic() + grace_seconds
         with suppress(TimeoutError):

@@ -191,3 +191,20 @@ def test_ray_serve_gets_the_same_options_where_replicas_are_asked_for(monkeypatc
     assert (options.placement.min_replicas, options.placement.most_replicas) == (2, 4)
     assert isinstance(command("--replicas", "2", "--uds", "/run/x").exception, ValueError)
     assert len(received) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"), [(("--quantization", "awq"), {}), ((), {"RADIXKV_QUANTIZATION": "awq"})], ids=str
+)
+def test_formats_of_checkpoints_are_not_quantisations(arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    """vLLM's command lines name them; a list of what to choose from would seem to say that they cannot be read."""
+    result = command(*arguments, **environment)
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", " ").split())
+    assert "expected one of int8, int4, gguf or None, got 'awq'; checkpoints that are quantised already" in said
+    assert "are recognised without it" in said
+
+
+def test_quantisations_are_taken(serve: Serve) -> None:
+    assert serve("--quantization", "int4")[1]["quantization"] == "int4"
+    assert serve()[1]["quantization"] is None

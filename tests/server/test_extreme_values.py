@@ -46,6 +46,54 @@ EXTREMES = (
 )
 
 
+WHOLE = {
+    "/v1/completions": {
+        "n": 1,
+        "top_k": 3,
+        "seed": 7,
+        "logprobs": 2,
+        "max_tokens": 3,
+        "stop_token_ids": [5],
+        "prompt": [9, 8],
+    },
+    "/v1/chat/completions": {"max_completion_tokens": 3, "seed": 7, "top_logprobs": 2, "logprobs": True},
+    "/v1/responses": {"max_output_tokens": 20},
+    "/v1/messages": {"max_tokens": 3, "top_k": 3, "temperature": 1},
+}
+
+
+def _with_fractions(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_fractions(each) for each in value]
+    return float(value) if type(value) is int else value
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: str) -> None:
+    """As OpenAI and vLLM take them: some languages write no others."""
+    whole = {**BODIES[path], **WHOLE[path]}
+    fractions = {name: _with_fractions(value) for name, value in whole.items()}
+    broken = [
+        ({**whole, name: value + 0.5}, f"{name}: expected a valid integer", name)
+        for name, value in WHOLE[path].items()
+        if type(value) is int and name != "temperature"
+    ]
+    for name in ("n", "max_tokens"):  # neither text nor truth values are numbers
+        broken += [({**whole, name: value}, "", name) for value in ("5", True, [1.0], 1e400)]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for body in (whole, fractions):
+            response = await client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert response.status_code == 200, response.text
+        for body, message, name in broken:
+            response = await client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert response.status_code == 400
+            assert message in response.text
+            assert name in response.text
+
+    serve(llm, scenario)
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
     """A ``top_k`` of 2 ** 63 crashed the step that it was in, with all requests of that step."""

@@ -1,0 +1,82 @@
+"""What an argument cannot be is refused by its name, before anything has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.replica_servers import tiny_llm
+
+from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.errors import EngineError
+
+ONE = SamplingParams(temperature=0.0, max_tokens=1)
+BEAMS = BeamSearchParams(beam_width=2, max_tokens=1)
+HI = [{"role": "user", "content": "Hi."}]
+
+
+@pytest.fixture(scope="module")
+def llm(default_tokenizer: Any) -> LLM:
+    return tiny_llm(default_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda llm: llm.generate({"prompt": "a", "cache": True}, ONE),
+            "cache: expected {'read': bool, 'write': bool}",
+        ),
+        (lambda llm: llm.generate({"prompt": "a", "cache": ["read"]}, ONE), "cache: expected {'read': bool, 'write'"),
+        (lambda llm: llm.chat(HI, ONE, cache="x" * 999), "cache: expected {'read': bool, 'write': bool}, got 'x"),
+        (lambda llm: llm.chat([{"role": 5, "content": "Hi."}], ONE), "messages: expected role to be a string, got 5"),
+        (
+            lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE),
+            "messages: expected role to be a string, got N",
+        ),
+        (lambda llm: llm.chat(HI, ONE, chat_template_kwargs={5: 1}), "chat_template_kwargs: 5 is not a variable"),
+        (lambda llm: llm.shutdown("soon"), "grace_seconds: expected a number of seconds of at least 0, got 'soon'"),
+        (lambda llm: llm.shutdown(-1), "grace_seconds: expected a number of seconds of at least 0, got -1"),
+        (lambda _: StructuredOutputsParams(choice=5), "structured_outputs: choice must be a list of non-empty strings"),  # type: ignore[arg-type]
+        (lambda _: SamplingParams(seed=np.array([1, 2])), "seed: expected a whole number"),  # type: ignore[arg-type]
+        (lambda _: SamplingParams(seed=-2), "seed: expected at least -1, got -2"),
+        (lambda _: SamplingParams(stop=np.array([1, 2])), "stop: expected non-empty strings"),  # type: ignore[arg-type]
+        (lambda _: LLM("/no/such/model", dtype=[]), "dtype: expected 'auto' or one of"),
+        (lambda _: LLM("a name with spaces"), "model: expected a hub id .*, got 'a name with spaces'"),
+        (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
+        (lambda llm: AsyncLLM(llm, tenants={"a": 1}), "tenants: expected a TenantShare for each name"),  # type: ignore[dict-item]
+        (
+            lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"),
+            "tokenizer: expected .*there is no such folder",
+        ),
+    ],
+)
+def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, EngineError), match=f"^{message}") as refusal:
+        call(llm)
+    assert len(str(refusal.value)) < 400
+    assert llm.engine.cache.num_held_blocks == 0
+
+
+def test_calls_of_a_server_s_engine(llm: LLM) -> None:
+    async def main() -> None:
+        async with AsyncLLM(llm) as engine:
+            for tenant in ([], {}, 5, None):
+                options: Any = {"tenant": tenant}
+                for call in (engine.generate("a", ONE, **options), engine.chat(HI, ONE, **options)):
+                    with pytest.raises(TypeError, match=r"^tenant: expected a string"):
+                        await anext(call)
+                with pytest.raises(TypeError, match=r"^tenant: expected a string"):
+                    await engine.beam_search("a", BEAMS, **options)
+            wrong: Any = None
+            with pytest.raises(
+                ValueError, match=r"^grace_seconds: expected a number of seconds of at least 0, got None"
+            ):
+                await engine.shutdown(wrong)
+            # It still takes requests.
+            assert [piece async for piece in engine.generate("a", ONE)][-1].finished
+
+    asyncio.run(main())
