@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from radixkv.model.loader import LoadedModel
 
 
-def is_prompt(prompt: PromptInput | Sequence[Message]) -> bool:
+def is_prompt(prompt: Any) -> bool:
     """Whether it is a prompt: text, token ids or a dictionary. If not, it has to be a conversation."""
     return isinstance(prompt, str | Mapping) or is_token_ids(prompt)
 
@@ -42,7 +42,8 @@ def as_single_prompt(
         return single
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
-    prompts = as_chat_prompts(prompt, loaded, cache_salt, cache, **chat_options)
+    conversation: Any = prompt
+    prompts = as_chat_prompts(conversation, loaded, cache_salt, cache, **chat_options)
     if len(prompts) != 1:
         raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
     return prompts[0]
