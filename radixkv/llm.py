@@ -178,9 +178,7 @@ class LLM:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
             single = as_single_prompt(prompt, self.engine.loaded)
             return self._stream(self._make_request(*self._with_params(single, sampling_params)))
-        single = as_single_prompt(
-            prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs
-        )
+        single = as_single_prompt(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
         return self.stream_prompt(*self._with_params(single, sampling_params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:

@@ -91,7 +91,9 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
-    add_error_handlers(app, {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)})
+    add_error_handlers(
+        app, {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    )
     if tracer is None:
         return RequestLog(app, access_log)
     # Only here: it needs packages that others do without.

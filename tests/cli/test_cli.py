@@ -47,7 +47,9 @@ def test_help_does_not_load_torch() -> None:
 
 def test_the_help_says_all_of_every_command_on_a_narrow_terminal() -> None:
     text = " ".join(radixkv("--help", COLUMNS="80").stdout.split())
-    assert "warm Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or" in text
+    assert (
+        "warm Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or" in text
+    )
     assert "..." not in text.partition("Commands:")[2]
 
 
