@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from radixkv.cache import Pin
 from radixkv.config import LLM_OPTIONS, LLMOptions
+from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
@@ -18,6 +20,7 @@ from radixkv.prompts import (
     PromptInput,
     as_chat_prompts,
     as_prompts,
+    as_single_prompt,
 )
 from radixkv.sampling_defaults import default_params
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -169,6 +172,58 @@ class AsyncLLM(AsyncEngine):
             stream.close()
         assert isinstance(output, BeamSearchOutput)
         return output
+
+    async def pin(
+        self,
+        prompt: PromptInput | Sequence[Message],
+        ttl: float | None = None,
+        *,
+        cache_salt: str | None = None,
+        tenant: str = "",
+    ) -> Pin:
+        """Keep a prompt or a conversation from eviction, as `LLM.pin` does. Its uncached part is computed now.
+
+        Raises:
+            PinQuotaExceeded: half of all blocks would be pinned.
+            Exception: what `generate` raises.
+        """
+        single = await self.run_tokenizer(lambda loaded: as_single_prompt(prompt, loaded, cache_salt), tenant=tenant)
+        return await self.pin_prompt(single, ttl, tenant=tenant)
+
+    async def pin_prompt(self, prompt: Prompt, ttl: float | None = None, *, tenant: str = "") -> Pin:
+        """Keep a prompt from eviction that has been tokenized already; otherwise like `pin`."""
+        (stream,) = await self.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0), tenant=tenant)
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            stream.close()
+        return await self.call(lambda engine: engine.pins.pin(prompt.token_ids, prompt.namespace, ttl))
+
+    async def pins(self) -> list[Pin]:
+        """The pins that are in force."""
+        return await self.call(lambda engine: engine.cache.pins())
+
+    async def unpin(self, pin: Pin) -> None:
+        """Let a pinned prompt be evicted again."""
+        await self.call(lambda engine: engine.pins.release(pin))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
+
+        def reset(engine: Engine) -> bool:
+            engine.reset_prefix_cache()
+            return engine.cache.num_held_blocks == 0
+
+        return await self.call(reset)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.loaded.require_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` use where none are given: see `LLM.get_default_sampling_params`."""
+        return SamplingParams(**self.loaded.sampling_defaults)
 
     async def _stream(
         self,

@@ -31,9 +31,9 @@ from radixkv.prompts import (
     Prompt,
     PromptInput,
     as_chat_prompts,
-    as_mapping,
     as_prompts,
-    is_token_ids,
+    as_single_prompt,
+    is_prompt,
     with_answer_form,
 )
 from radixkv.sampling_defaults import default_params
@@ -174,15 +174,13 @@ class LLM:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
         options = as_tool_options(tools, tool_choice, parallel_tool_calls)
-        if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
+        if is_prompt(prompt):
             if options is not None or chat_template_kwargs is not None:
                 raise ValueError("tools and chat_template_kwargs: expected a conversation, got a prompt")
-            single = self._single(prompt, None, None)
+            single = as_single_prompt(prompt, self.engine.loaded)
             return self._stream(self._make_request(*self._with_params(single, sampling_params)))
-        prompts = as_chat_prompts(
-            _conversation(prompt), self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs
-        )
-        return self.stream_prompt(*self._with_params(_only(prompts), sampling_params))
+        single = as_single_prompt(prompt, self.engine.loaded, tools=options, chat_template_kwargs=chat_template_kwargs)
+        return self.stream_prompt(*self._with_params(single, sampling_params))
 
     def stream_prompt(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[RequestOutput]:
         """Answer a conversation that has been tokenized already; otherwise like `stream`.
@@ -219,7 +217,7 @@ class LLM:
             cache_salt: as for `chat`; a prompt may also bring its own.
             cache: likewise.
         """
-        single = self._single(prompt, cache_salt, cache)
+        single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache)
         read = single.read_cache and self.engine.enable_prefix_caching
         with self._engine_lock:
             explanation = self.engine.cache.explain(single.token_ids, single.namespace, read)
@@ -244,7 +242,7 @@ class LLM:
         Raises:
             PinQuotaExceeded: half of all blocks would be pinned.
         """
-        single = self._single(prompt, cache_salt, None)
+        single = as_single_prompt(prompt, self.engine.loaded, cache_salt)
         cache = self.engine.cache
         whole = len(single.token_ids) // cache.block_size * cache.block_size
         with self._engine_lock:
@@ -304,20 +302,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def _single(
-        self,
-        prompt: PromptInput | Sequence[Message],
-        cache_salt: str | None,
-        cache: Mapping[str, bool] | None,
-    ) -> Prompt:
-        """One prompt, or one conversation."""
-        if isinstance(prompt, str | Mapping) or is_token_ids(prompt):
-            options = {"cache_salt": cache_salt, "cache": cache}
-            given = {name: value for name, value in options.items() if value is not None}
-            (single,) = as_prompts({**as_mapping(prompt), **given}, self.engine.loaded)
-            return single
-        return _only(as_chat_prompts(_conversation(prompt), self.engine.loaded, cache_salt, cache))
 
     def _generate(
         self,
@@ -406,16 +390,3 @@ class LLM:
 def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:
     make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
     return make(total=num_requests, desc="Processed prompts")
-
-
-def _conversation(prompt: Any) -> Sequence[Message]:
-    """Refuse what is neither a prompt nor a conversation by the name that ``prompt`` has where both are taken."""
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
-        raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
-    return prompt
-
-
-def _only(prompts: list[Prompt]) -> Prompt:
-    if len(prompts) != 1:
-        raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
-    return prompts[0]

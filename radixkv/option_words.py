@@ -32,9 +32,13 @@ def refuse_unknown(caller: str, options: Iterable[str], known: Collection[str]) 
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelled most like ``name``; None: none is near."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1)), None)
+def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name that is spelled most like ``name``; None: none is near.
+
+    Args:
+        likeness: at least, from 0 to 1: the share of the letters of both that stand in both, in the same order.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), 1, likeness)), None)
 
 
 class Accepted(NamedTuple):

@@ -49,7 +49,7 @@ class PrefixCache(CacheControl):
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
         events: where changes of the cache's contents are recorded, from the beginning on.
-        observers: are notified of changes of the tree, as they happen.
+        observers: are notified of changes of the tree, as they happen: subclasses of `radixkv.cache.observer.TreeObserver`.
         clock: seconds, from any beginning on; must never go back.
 
     Raises:

@@ -16,6 +16,7 @@ from radixkv.cli.cluster import ingress, replica
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
+from radixkv.cli.plain_help import PlainCommand, PlainGroup
 from radixkv.cli.serve import serve
 from radixkv.cli.vllm_command import VllmCommand
 from radixkv.cli.warm import warm
@@ -57,7 +58,7 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     warm,
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=PlainGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,10 +77,9 @@ def radixkv(
 
 
 for command in _COMMANDS:
-    app.command(cls=VllmCommand if command in (serve, replica) else None)(command)
-app.add_typer(bench.app, name="bench")
-app.add_typer(keys.app, name="keys")
-app.add_typer(store.app, name="store")
+    app.command(cls=VllmCommand if command in (serve, replica) else PlainCommand)(command)
+for name, commands in (("bench", bench.app), ("keys", keys.app), ("store", store.app)):
+    app.add_typer(commands, name=name, cls=PlainGroup)
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
+from radixkv.cli.plain_help import PlainCommand
 from radixkv.vllm_options import ENGINE, SERVER
 
 _SHORT: Mapping[str, str] = types.MappingProxyType(
@@ -20,7 +20,7 @@ _SHORT: Mapping[str, str] = types.MappingProxyType(
 _SEVERAL = ("--api-key", "--served-model-name")
 
 
-class VllmCommand(TyperCommand):
+class VllmCommand(PlainCommand):
     """A command that takes command lines written for vLLM, but for what they ask for in vain."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

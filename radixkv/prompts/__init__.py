@@ -24,6 +24,7 @@ from radixkv.prompts.prompt import (
     is_token_ids,
     with_answer_form,
 )
+from radixkv.prompts.single import as_single_prompt, is_prompt
 
 __all__ = [
     "Message",
@@ -35,11 +36,13 @@ __all__ = [
     "as_conversations",
     "as_mapping",
     "as_prompts",
+    "as_single_prompt",
     "as_template_message",
     "cache_options",
     "encode",
     "encode_bad_words",
     "encode_rendered",
+    "is_prompt",
     "is_token_ids",
     "render_chat",
     "with_answer_form",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from radixkv import __version__
@@ -72,22 +73,27 @@ def create_app(
     if cors_origins:
         app.add_middleware(Cors, origins=cors_origins)
     app.add_middleware(MessagesErrors)
-    add_error_handlers(app)
-    app.include_router(chat_completion_routes(service))
-    app.include_router(completion_routes(service))
-    app.include_router(response_routes(service))
-    app.include_router(message_routes(service))
-    app.include_router(tokenization_routes(service))
-    app.include_router(model_routes(service))
-    app.include_router(metrics_routes(service.metrics))
-    app.include_router(page_routes())
-    app.include_router(api_description_routes(app))
     if service.engine is not None:
         engine_routes = [
             routes(service, service.engine) for routes in (live_state_routes, admin_routes, insight_routes)
         ]
-    for router in engine_routes:
+    routers = (
+        chat_completion_routes(service),
+        completion_routes(service),
+        response_routes(service),
+        message_routes(service),
+        tokenization_routes(service),
+        model_routes(service),
+        metrics_routes(service.metrics),
+        page_routes(),
+        api_description_routes(app),
+        *engine_routes,
+    )
+    for router in routers:
         app.include_router(router)
+    add_error_handlers(
+        app, {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    )
     if tracer is None:
         return RequestLog(app, access_log)
     # Only here: it needs packages that others do without.

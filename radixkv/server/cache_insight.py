@@ -17,7 +17,6 @@ from radixkv.cache.tokens import encode
 from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
-from radixkv.sampling_params import SamplingParams
 from radixkv.server.authentication import administrator
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.service import Service
@@ -96,22 +95,12 @@ def insight_routes(service: Service, llm: AsyncLLM) -> APIRouter:
             service.check_length("prompt", body.prompt)
             (parsed,) = await llm.run_tokenizer(lambda loaded: as_prompts(body.prompt, loaded), tenant=None)
             prompt = Prompt(parsed.token_ids, parsed.text, tenant.namespace(body.cache_salt))
-            (stream,) = await llm.submit([prompt], SamplingParams(max_tokens=1, temperature=0.0))
-        try:
-            async for _ in stream:
-                pass
-        finally:
-            stream.close()
-
-        def create_pin(engine: Engine) -> PinState:
-            pin = engine.pins.pin(prompt.token_ids, prompt.namespace, body.ttl)
-            name = engine.pins.name_of(pin) or ""
-            return PinState(id=name, tokens=pin.num_tokens, expires_in=body.ttl, active=not pin.released)
-
-        try:
-            return await llm.call(create_pin)
-        except PinQuotaExceeded as error:
-            raise ApiError(HTTPStatus.CONFLICT, f"prompt: {error}", param="prompt") from error
+            try:
+                made = await llm.pin_prompt(prompt, body.ttl)
+            except PinQuotaExceeded as error:
+                raise ApiError(HTTPStatus.CONFLICT, f"prompt: {error}", param="prompt") from error
+        name = await llm.call(lambda engine: engine.pins.name_of(made))
+        return PinState(id=name or "", tokens=made.num_tokens, expires_in=body.ttl, active=not made.released)
 
     @router.delete("/pins/{name}")
     async def release(name: str) -> PinList:

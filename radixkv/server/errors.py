@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -29,6 +30,7 @@ from radixkv.errors import (
     RequestTimeoutError,
     StructuredOutputError,
 )
+from radixkv.option_words import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +115,12 @@ def client_errors(request_field_names: Mapping[str, str] = MappingProxyType({}))
         raise ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code) from error
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Turn every error that leaves a route into OpenAI's format."""
+def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
+    """Turn every error that leaves a route into OpenAI's format.
+
+    Args:
+        paths: that there are; one that is not there may be meant to be one of them.
+    """
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
@@ -122,19 +128,39 @@ def add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         status, detail = HTTPStatus(error.status_code), str(error.detail)
+        path = request.url.path[:200]
         if status == HTTPStatus.NOT_FOUND:
-            detail = f"there is no {request.method} {request.url.path:.200}; /openapi.json describes what there is"
+            near = nearest(path, paths, likeness=_LIKE_A_PATH)
+            hint = "/openapi.json describes what there is" if near in (None, path) else f"did you mean {near}?"
+            detail = f"there is no {request.method} {path}; {hint}"
+        elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+            detail = f"{path}: expected {(error.headers or {}).get('Allow', 'another method')}, got {request.method}"
         return ApiError(status, detail, headers=error.headers).response()
 
     async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _invalid_request(error.errors()).response()
+        return _invalid_request(error.errors(), _fields_of(request)).response()
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(EngineError, on_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_request)
     app.add_exception_handler(Exception, on_error)
+
+
+# A path without /v1, with it twice, or with a letter too few is as much like the right one; one of another API is not.
+_LIKE_A_PATH = 0.8
+# A longer field has no name that is nearly right.
+_LONGEST_NAME = 64
+
+
+def _fields_of(request: Request) -> Collection[str]:
+    """The fields that the body of a request may have; none if it takes no object."""
+    route = request.scope.get("route")
+    if not isinstance(route, APIRoute) or route.body_field is None:
+        return ()
+    body = route.body_field.field_info.annotation
+    return body.model_fields if isinstance(body, type) and issubclass(body, BaseModel) else ()
 
 
 # Values in error messages: as much as helps, in a time that does not grow with their size.
@@ -147,8 +173,13 @@ _PYDANTIC_OPENING = "Input should be "
 _UNION_MEMBER = re.compile(r"str|int|float|bool|constrained-\w+|[A-Z]\w*|[\w-]+\[.*\]")
 
 
-def _invalid_request(errors: Any) -> ApiError:
-    """A 400 with the first three validation errors: a union reports one per member."""
+def _invalid_request(errors: Any, fields: Collection[str]) -> ApiError:
+    """A 400 with the first three validation errors: a union reports one per member.
+
+    Args:
+        errors: pydantic's.
+        fields: that the body may have.
+    """
     messages, param = [], None
     for error in errors[:3]:
         path = error["loc"][1:]
@@ -165,7 +196,10 @@ def _invalid_request(errors: Any) -> ApiError:
         param = param or next((part for part in path if isinstance(part, str)), None)
         match error["type"]:
             case "extra_forbidden":
-                messages.append(f"{location}: unknown or not supported")
+                is_name = len(path) == 1 and len(location) <= _LONGEST_NAME
+                near = nearest(location, fields) if is_name else None
+                hint = "" if near is None else f"; did you mean {near}?"
+                messages.append(f"{location}: unknown or not supported{hint}")
             case "model_attributes_type" if not path:
                 messages.append("body: expected a JSON object, sent with content-type: application/json")
             case "missing":

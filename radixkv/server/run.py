@@ -161,7 +161,11 @@ async def serve(
         await _first(serving, drain.wait(), llm.wait_for_death())
         if llm.death is None and not serving.done():
             llm.start_draining()
-            _log.info("draining: %d requests are unfinished", llm.num_unfinished)
+            _log.info(
+                "draining: unfinished requests: %d; at most %g s for them, or until a second signal (Ctrl-C)",
+                llm.num_unfinished,
+                config.grace_seconds,
+            )
             await _first(llm.shutdown(config.grace_seconds), abort.wait(), llm.wait_for_death())
     finally:
         finished = await llm.shutdown()

@@ -45,6 +45,14 @@ def test_help_does_not_load_torch() -> None:
     assert result.stdout.endswith("False\n")
 
 
+def test_the_help_says_all_of_every_command_on_a_narrow_terminal() -> None:
+    text = " ".join(radixkv("--help", COLUMNS="80").stdout.split())
+    assert (
+        "warm Compute prompts and store them in --disk-cache or --shared-cache, for servers that start later or" in text
+    )
+    assert "..." not in text.partition("Commands:")[2]
+
+
 def test_the_cache_can_be_used_without_torch() -> None:
     program = "import sys, radixkv.cache; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,13 +171,16 @@ def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
 
 
 def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
-    text = " ".join(command("--help", COLUMNS="300").output.split())
+    output = command("--help", COLUMNS="80").output
+    assert "\nEngine options:\n" in output
+    text = " ".join(output.split())
     assert "command line > environment > file > default" in text
+    assert "(radixkv[ray])" in text
     for config in (ServerConfig, ModelConfig, EngineConfig):
         for name in set(config.model_fields) - {"tokenizer", "tiers", "model"}:
             flag = {"api_keys": "api-key", "cors_origins": "cors-origin"}.get(name, name.replace("_", "-"))
             assert f"--{flag} " in text
-            assert f"RADIXKV_{name.upper()}]" in text
+            assert re.search(rf"env var: RADIXKV_{name.upper()}[];]", text)
     assert "8192 on a GPU, 512 on a CPU" in text
 
 

@@ -187,7 +187,7 @@ def test_sizes_and_policies_are_parsed() -> None:
     assert parse_sizes("2%,40%", 10) == [1, 4]
     assert parse_policies("all") == list(POLICIES)
     assert parse_policies("lru, adaptive") == ["lru", "adaptive"]
-    for wrong in ("", "0", "-5", "many", "0%", "nan%", "inf%"):
+    for wrong in ("", "0", "-5", "many", "0%", "nan%", "inf%", "5%%"):
         with pytest.raises(ValueError, match="--blocks"):
             parse_sizes(wrong, 1000)
     with pytest.raises(ValueError, match=r"--policy: expected all or some of lru.*got 'best'"):

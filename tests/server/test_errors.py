@@ -75,7 +75,10 @@ def test_invalid_values_are_named(http: httpx.Client, change: dict[str, Any], pa
         ({"stop": [1]}, "stop: expected a valid string, got [1]; stop.0: expected a valid string, got 1"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string, got 5; "),
         ({"messages": [{"content": "x"}]}, "messages.0.role: required"),
-        ({"Stop": "x"}, "Stop: unknown or not supported"),
+        ({"Stop": "x"}, "Stop: unknown or not supported; did you mean stop?"),
+        ({"max_token": 5}, "max_token: unknown or not supported; did you mean max_tokens?"),
+        ({"functions_of_mine": []}, "functions_of_mine: unknown or not supported"),
+        ({"x" * 500: 1}, "x" * 500 + ": unknown or not supported"),
         ({"user": ["x" * 1000] * 1000}, "user: expected a valid string, got ['xxx"),
     ],
 )
@@ -85,6 +88,22 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
     said = http.post("/v1/chat/completions", json={**CHAT, **change}).json()["error"]["message"]
     assert said.startswith(message)
     assert len(said) < 600
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("POST", "/chat/completions", 404, "there is no POST /chat/completions; did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/messages", 404, "there is no POST /v1/v1/messages; did you mean /v1/messages?"),
+        ("GET", "/v1/files", 404, "there is no GET /v1/files; /openapi.json describes what there is"),
+        ("GET", "/v1/chat/completions", 405, "/v1/chat/completions: expected POST, got GET"),
+    ],
+)
+def test_a_wrong_address_gets_the_one_that_was_meant(
+    http: httpx.Client, method: str, path: str, status: int, message: str
+) -> None:
+    response = http.request(method, path, json={} if method == "POST" else None)
+    assert_error(response, status, message=message)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
     sizes = []
     for part in text.split(","):
         try:
-            share = float(part.strip().rstrip("%")) / 100 if part.strip().endswith("%") else None
+            share = float(part.strip().removesuffix("%")) / 100 if part.strip().endswith("%") else None
             size = int(part) if share is None else max(int(share > 0), round(share * num_distinct_blocks))
         except (ValueError, OverflowError):
             size = 0

@@ -1,0 +1,49 @@
+"""One prompt or one conversation, where either is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from radixkv.prompts.conversation import Message, as_chat_prompts
+from radixkv.prompts.prompt import Prompt, PromptInput, as_mapping, as_prompts, is_token_ids
+
+if TYPE_CHECKING:
+    from radixkv.model.loader import LoadedModel
+
+
+def is_prompt(prompt: Any) -> bool:
+    """Whether it is a prompt: text, token ids or a dictionary. If not, it has to be a conversation."""
+    return isinstance(prompt, str | Mapping) or is_token_ids(prompt)
+
+
+def as_single_prompt(
+    prompt: PromptInput | Sequence[Message],
+    loaded: LoadedModel,
+    cache_salt: str | None = None,
+    cache: Mapping[str, bool] | None = None,
+    **chat_options: Any,
+) -> Prompt:
+    """One prompt, or one conversation, tokenized.
+
+    Args:
+        prompt: as for `LLM.generate`, or as for `LLM.chat`.
+        loaded: the model.
+        cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
+        cache: whether to read the cache, and whether to write into it.
+        chat_options: what else `as_chat_prompts` is given for a conversation.
+
+    Raises:
+        TypeError, ValueError: it is neither, or several of them.
+    """
+    if is_prompt(prompt):
+        given = {name: value for name, value in (("cache_salt", cache_salt), ("cache", cache)) if value is not None}
+        (single,) = as_prompts({**as_mapping(prompt), **given}, loaded)
+        return single
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise TypeError(f"prompt: expected a string, a dictionary or a list of messages, got {type(prompt).__name__}")
+    conversation: Any = prompt
+    prompts = as_chat_prompts(conversation, loaded, cache_salt, cache, **chat_options)
+    if len(prompts) != 1:
+        raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
+    return prompts[0]
