@@ -145,9 +145,9 @@ class BlockWeight(Weight):
                 body.view(torch.uint8).unflatten(-1, (GROUP, PANEL))[panel, :, :, lane].view(kind.integer).float()
             )
         else:
-            # A word has the nibbles of 4 inputs, of this feature and of the one 16 further on in turns.
+            # A word has the nibbles of inputs 0, 2, 1 and 3, of this feature and of the one 16 further on in turns.
             words = body.view(torch.int32).unflatten(-1, (GROUP // 4, 16))[panel, :, :, lane % 16]
-            shifts = 8 * torch.arange(4) + 4 * (lane // 16).unsqueeze(-1)
+            shifts = torch.tensor([0, 16, 8, 24]) + 4 * (lane // 16).unsqueeze(-1)
             integers = ((words.unsqueeze(-1) >> shifts[:, None, None]) & 15).flatten(-2)
         parts = integers.unflatten(-1, (kind.parts, -1)) * numbers[..., : kind.parts, None]
         if kind.is_centred:

@@ -14,7 +14,7 @@ from radixkv_cpu.elementwise import rms_norm
 from radixkv_cpu.library import require_library
 from radixkv_cpu.linear import Weight
 
-_CALL_POINTERS = ("x", "out", "normed", "kept")
+_CALL_POINTERS = ("x", "out", "normed", "kept", "decoding")
 _NORMS = ("input", "post", "query", "key", "attention", "mlp")
 _WEIGHTS = ("project", "project_back", "gate_up", "down")
 _HEADS = ("num_query_heads", "num_kv_heads", "head_dim", "rotary_dim")
@@ -26,7 +26,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _CALL_POINTERS),
-        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "num_decoding")),
         *((f"{name}_norm", ctypes.c_void_p) for name in _NORMS),
         *((f"{name}_epsilon", ctypes.c_float) for name in _NORMS),
         *((name, ctypes.c_void_p) for name in _WEIGHTS),
@@ -141,6 +141,7 @@ class DecoderLayer:
         slots: torch.Tensor,
         attention: PagedAttention,
         kept: torch.Tensor | None = None,
+        decoding: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute rows, whose keys and values are written into the cache first.
 
@@ -155,6 +156,9 @@ class DecoderLayer:
             attention: over the batch; of the rows that are kept.
             kept: int64, ascending: the rows whose results are wanted, and not only their keys and values; None: all. The
                 caller answers for what it holds.
+            decoding: int64, ascending: of all rows, those at which an answer goes on, the last of a prompt and drafts among
+                them; None: there are none. With integers of 4 bits, their sums may be added in an order of their own, and
+                the weights they are multiplied by not rounded. The caller answers for what it holds.
 
         Returns:
             ``[rows, width]``, of the rows that are kept.
@@ -182,12 +186,16 @@ class DecoderLayer:
             self._check(x, cos, sin, keys, values, slots, attention, kept)
         if kept is not None:
             check_tensor("kept", kept, [attention.num_rows], [torch.int64])
+        if decoding is not None:
+            check_tensor("decoding", decoding, [None], [torch.int64])
         out = x.new_empty(attention.num_rows, self.width)
         call = _Layer.from_buffer_copy(self._call)
         call.x, call.out, call.rows = x.data_ptr(), out.data_ptr(), rows
         call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos_shape[1]
         call.keys, call.values, call.slots = keys.data_ptr(), values.data_ptr(), slots.data_ptr()
         call.attention, call.kept = attention.address, None if kept is None else kept.data_ptr()
+        if decoding is not None:
+            call.decoding, call.num_decoding = decoding.data_ptr(), len(decoding)
         if self._mlp is None:
             self._run(ctypes.addressof(call), self._is_bf16)
             return out

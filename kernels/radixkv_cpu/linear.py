@@ -26,6 +26,8 @@ class _Linear(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
         ("activation", ctypes.c_int32),
         ("format", ctypes.c_int32),
+        ("decoding", ctypes.c_void_p),
+        ("num_decoding", ctypes.c_int64),
     )
 
 

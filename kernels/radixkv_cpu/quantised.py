@@ -1,8 +1,8 @@
 """Linear layers whose weights are integers of 8 or 4 bits, with numbers of their own for every 32 inputs of a feature.
 
 Only weights are quantised: a product is that of the inputs as they are and of what the integers stand for, `dequantise` in
-the inputs' type. So what is lost does not depend on how many rows a product has. ``src/quantised.h`` says how they lie in
-memory: 8.5 or 5 bits a weight.
+the inputs' type, or unrounded where ``src/factored.h`` says so. So what is lost does not depend on how many rows a product
+has. ``src/quantised.h`` says how they lie in memory: 8.5 or 5 bits a weight.
 
 With 4 bits, a group has a centre beside its scale. With it the perplexity of a text under SmolLM2-135M-Instruct stays as it
 is: 13.10, and 13.12 with the weights as they are. With scales alone, 4.5 bits a weight, it is 16.27. That model's weights
@@ -11,6 +11,7 @@ come from a file with such groups. Of normally distributed weights, 7.6 % of the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -223,10 +224,11 @@ def _header_bytes(quantization: str) -> int:
 
 def _nibbles(integers: torch.Tensor, lowest: int) -> torch.Tensor:
     """``[..., 1024]`` integers to bytes ``[..., 512]``: of every 8 vectors of 16, one in each nibble of 16 words."""
-    vectors = (integers.to(torch.int32) - lowest).unflatten(-1, (8, 8, 16))
-    words = vectors[..., 0, :]
-    for i in range(1, 8):
-        words = words | (vectors[..., i, :] << (4 * i))
+    # The last dimensions but one are: two pairs of inputs, the inputs of each, and the halves of a panel.
+    vectors = (integers.to(torch.int32) - lowest).unflatten(-1, (8, 2, 2, 2, 16))
+    words = torch.zeros_like(vectors[..., 0, 0, 0, :])
+    for pair, i, half in itertools.product(range(2), repeat=3):
+        words |= vectors[..., pair, i, half, :] << (16 * i + 8 * pair + 4 * half)
     packed: torch.Tensor = words.flatten(-2).view(torch.uint8)
     return packed
 

@@ -179,6 +179,30 @@ def test_quantised_weights(quantization: str) -> None:
     assert torch.equal(parts.layer().run(**parts.arguments()), expected)
 
 
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_rows_at_which_answers_go_on_change_no_other_row(
+    variant: str, dtype: torch.dtype, quantization: str | None
+) -> None:
+    """Beside the others and with them left out, they are the same; only what factored.h is for adds them in its order."""
+    kept, decoding = torch.tensor([1, 2, 8]), torch.tensor([2, 8])
+    prompt = [row for row in range(9) if row not in decoding]
+    with use(variant):
+        parts = Parts(dtype, True, quantization=quantization)
+        keys, values = parts.keys.clone(), parts.values.clone()
+        plain = parts.layer().run(**parts.arguments(keys=keys.clone(), values=values.clone()))
+        marked = parts.layer().run(**parts.arguments(keys=keys, values=values, decoding=decoding))
+        attention = parts.attention.of_rows(kept.numpy())
+        some = parts.layer().run(**parts.arguments(attention=attention, kept=kept, decoding=decoding))
+    assert torch.equal(marked[prompt], plain[prompt])
+    assert torch.equal(some, marked[kept])
+    assert torch.equal(parts.keys, keys)
+    assert torch.equal(parts.values, values)
+    is_factored = variant == "avx512_bf16" and dtype == torch.bfloat16 and quantization == "int4"
+    assert torch.equal(marked, plain) != is_factored
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "x": ({"x": torch.zeros(8, WIDTH)}, r"x: expected shape \[9, 96\]"),
     "x not contiguous": ({"x": torch.zeros(WIDTH, 9).T}, "x: expected a contiguous tensor"),
@@ -191,6 +215,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "slots": ({"slots": torch.zeros(9, dtype=torch.int32)}, "slots: expected int64, got int32"),
     "kept": ({"kept": torch.arange(3)}, r"kept: expected shape \[9\], got \[3\]"),
     "type of kept": ({"kept": torch.arange(9).int()}, "kept: expected int64, got int32"),
+    "type of decoding": ({"decoding": torch.arange(9).int()}, "decoding: expected int64, got int32"),
     "device": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM, device="meta")}, "values: expected on cpu, got meta"),
 }  # fmt: skip
 

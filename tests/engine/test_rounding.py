@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,9 +20,16 @@ LENGTHS = (1, 2, 17, 33, 90, 300)
 
 
 @each_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
-def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: torch.dtype, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [
+        *product(["llama", "mistral", "qwen3"], [torch.float32, torch.bfloat16], [None]),
+        ("llama", torch.bfloat16, "int4"),
+    ],
+)
+def test_answers_do_not_depend_on_what_was_cached(
+    variant: str, dtype: torch.dtype, name: str, quantization: str | None
+) -> None:
     """A prompt that is new, cached, cached in part or computed in chunks: the same log-probabilities, to the last bit."""
     chance = random.Random(0)
     tokens = [chance.randrange(3, VOCAB_SIZE) for _ in range(max(LENGTHS))]
@@ -33,7 +41,13 @@ def test_answers_do_not_depend_on_what_was_cached(variant: str, dtype: torch.dty
         return [{token: each.logprob for token, each in step.items()} for step in output.outputs[0].logprobs]
 
     def engine(**options: Any) -> LLM:
-        return LLM(build(name, {**SUPPORTED[name], **WIDE}).to(dtype), block_size=16, num_blocks=64, **options)
+        return LLM(
+            build(name, {**SUPPORTED[name], **WIDE}).to(dtype),
+            block_size=16,
+            num_blocks=64,
+            quantization=quantization,
+            **options,
+        )
 
     with use(variant):
         new, chunked = engine(), engine(max_num_batched_tokens=23, max_num_seqs=4)

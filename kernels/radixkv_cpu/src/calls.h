@@ -63,6 +63,9 @@ struct Linear {
     // Other than none: panels alternate between gate and up, and what is written is activation(gate) * up.
     Activation activation;
     Format format;
+    // [num_decoding], or null: ascending, the rows at which answers go on, whose sums may be added in an order of their own.
+    const int64_t* decoding;
+    int64_t num_decoding;
 };
 
 // Of a gated MLP for each expert, one behind the other; see experts.cpp.
@@ -102,7 +105,8 @@ struct Layer {
     void* out;            // [attention's rows, width] T
     void* normed;         // likewise: what an MLP of another kind takes; else null
     const int64_t* kept;  // [attention's rows]: the rows that are computed to the end, ascending; null: all
-    int64_t rows, width;
+    const int64_t* decoding;  // [num_decoding]: of all rows, as in `Linear`
+    int64_t rows, width, num_decoding;
 
     const float *input_norm, *post_norm;  // [width]
     const float *query_norm, *key_norm;   // [head dim], or both null

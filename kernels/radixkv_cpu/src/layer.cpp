@@ -1,7 +1,9 @@
 // A decoder layer in one call: for few rows, what stands between its products took as long as they do when each was called by
 // itself. Every part is the function that can also be called alone.
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "calls.h"
 #include "panel.h"
@@ -15,6 +17,7 @@ class LayerRun {
     explicit LayerRun(const Layer& layer)
         : layer_(layer),
           rows_(layer.rows),
+          decoding_(layer.decoding, layer.decoding + layer.num_decoding),
           heads_width_((layer.num_query_heads + 2 * layer.num_kv_heads) * layer.head_dim),
           normed_(layer.rows * layer.width),
           projected_(layer.rows * heads_width_),
@@ -34,6 +37,7 @@ class LayerRun {
             keep(projected_.get(), projected_.get(), heads_width_);
             keep(x, out, layer_.width);
             x = out;
+            keep_decoding();
         }
         attend();
         T* between = layer_.gate_up ? between_.get() : out;
@@ -60,6 +64,7 @@ class LayerRun {
     void multiply(const Linear& weight, const T* x, const T* residual, T* out) {
         Linear call = weight;
         call.x = x, call.residual = residual, call.out = out, call.rows = rows_;
+        call.decoding = decoding_.data(), call.num_decoding = int64_t(decoding_.size());
         radixkv_linear(&call, kIsBF16);
     }
 
@@ -79,6 +84,14 @@ class LayerRun {
 
     void keep(const T* from, T* to, int64_t width) {
         for (int64_t row = 0; row < rows_; ++row) std::memmove(to + row * width, from + layer_.kept[row] * width, width * sizeof(T));
+    }
+
+    // Those of the rows that are kept, by their numbers among these.
+    void keep_decoding() {
+        std::vector<int64_t> kept;
+        for (int64_t row = 0; row < rows_; ++row)
+            if (std::binary_search(decoding_.begin(), decoding_.end(), layer_.kept[row])) kept.push_back(row);
+        decoding_ = std::move(kept);
     }
 
     // Norms and turns queries and keys, and writes keys and values into the cache.
@@ -112,6 +125,7 @@ class LayerRun {
 
     const Layer& layer_;
     int64_t rows_;  // that are computed: all, and only those that are kept once keys and values are in the cache
+    std::vector<int64_t> decoding_;  // of these, at which answers go on
     const int64_t heads_width_;  // of queries, keys and values of a row
     Scratch<T> normed_, projected_, attended_, between_, gated_;
 };

@@ -5,18 +5,19 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// quantised.h says what quantised panels are. With few rows a product takes as long as its weights take to be read, so each
+// quantised.h says what quantised panels are, and factored.h how some rows pass them. With few rows a product takes as long as its weights take to be read, so each
 // thread reads neighbouring panels once, in order. With many rows a panel stays in the second-level cache while all rows pass it.
 
 #include <omp.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "factored.h"
 #include "linear.h"
-#include "quantised.h"
 
 namespace radixkv {
 namespace {
@@ -29,11 +30,13 @@ struct Chunk {
     int64_t section, first, rows;
 };
 
+void add_chunks(std::vector<Chunk>& chunks, int64_t section, int64_t first, int64_t stop) {
+    for (; first < stop; first += kRowChunk) chunks.push_back({section, first, std::min(stop - first, kRowChunk)});
+}
+
 std::vector<Chunk> chunks_of(int64_t num_sections, const int64_t* starts) {
     std::vector<Chunk> chunks;
-    for (int64_t section = 0; section < num_sections; section++)
-        for (int64_t first = starts[section], stop = starts[section + 1]; first < stop; first += kRowChunk)
-            chunks.push_back({section, first, std::min(stop - first, kRowChunk)});
+    for (int64_t section = 0; section < num_sections; section++) add_chunks(chunks, section, starts[section], starts[section + 1]);
     return chunks;
 }
 
@@ -162,25 +165,109 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     }
 }
 
+#if defined(RADIXKV_FACTORED)
+// Products of all rows, by factored.h.
+template <typename Format>
+void run_factored(const Linear& linear) {
+    const int panels_per_unit = linear.activation == Activation::kNone ? 1 : 2;
+    const int64_t units = (linear.outputs + kPanel - 1) / kPanel, inputs = linear.inputs, num_groups = inputs / kGroup;
+    const int64_t panel_bytes = num_groups * Format::kGroupBytes, threads = omp_get_max_threads();
+    const bool are_few = linear.rows <= kFewRows;
+    const int64_t at_once = are_few ? (units + threads - 1) / threads : std::max<int64_t>(1, units / (8 * threads));
+    const int64_t chunk_rows = std::min(linear.rows, kRowChunk);
+    const auto* x = static_cast<const BF16*>(linear.x);
+    Scratch<float> x_sums(linear.rows * num_groups);
+    // Threads that wait for each other would take longer.
+#pragma omp parallel for schedule(static) if (!are_few)
+    for (int64_t row = 0; row < linear.rows; row++) sum_groups(x + row * inputs, inputs, x_sums.get() + row * num_groups);
+#pragma omp parallel
+    {
+        Scratch<float> sums(panels_per_unit * chunk_rows * kPanel);
+#pragma omp for schedule(dynamic, at_once)
+        for (int64_t unit = 0; unit < units; unit++)
+            for (int64_t first = 0; first < linear.rows; first += kRowChunk) {
+                const int64_t rows = std::min(linear.rows - first, kRowChunk);
+                for (int i = 0; i < panels_per_unit; i++) {
+                    const auto* panel = static_cast<const uint8_t*>(linear.weight) + (unit * panels_per_unit + i) * panel_bytes;
+                    FactoredProduct<Format>::multiply(rows, x + first * inputs, x_sums.get() + first * num_groups, panel, inputs,
+                                                      sums.get() + i * chunk_rows * kPanel);
+                }
+                write<BF16>(linear, {0, first, rows}, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * chunk_rows * kPanel);
+            }
+    }
+}
+
+// Runs of rows that hold all those at which no answer goes on, and a few others: weights are turned into floats for each chunk.
+std::vector<Chunk> prompt_chunks(const Linear& linear) {
+    std::vector<Chunk> chunks;
+    int64_t first = 0, stop = 0, next = 0;
+    for (int64_t i = 0; i <= linear.num_decoding; i++) {
+        const int64_t end = i < linear.num_decoding ? linear.decoding[i] : linear.rows;
+        if (next < end) {
+            if (next - stop > kMaxRows) {
+                add_chunks(chunks, 0, first, stop);
+                first = next;
+            }
+            stop = end;
+        }
+        next = end + 1;
+    }
+    add_chunks(chunks, 0, first, stop);
+    return chunks;
+}
+
+// Rows at which answers go on beside others. They are copied, and written last: the others' products overwrite theirs.
+template <typename Format>
+void run_mixed(const Linear& linear) {
+    const int64_t num_decoding = linear.num_decoding;
+    Scratch<BF16> x(num_decoding * linear.inputs), residual(num_decoding * linear.outputs), out(num_decoding * linear.outputs);
+    const auto gather = [&](const void* from, int64_t width, BF16* to) {
+        for (int64_t i = 0; i < num_decoding; i++)
+            std::memcpy(static_cast<void*>(to + i * width), static_cast<const BF16*>(from) + linear.decoding[i] * width, width * sizeof(BF16));
+    };
+    Linear decoding = linear;
+    gather(linear.x, linear.inputs, x.get());
+    decoding.x = x.get(), decoding.out = out.get(), decoding.rows = num_decoding;
+    if (linear.residual) {
+        gather(linear.residual, linear.outputs, residual.get());
+        decoding.residual = residual.get();
+    }
+    run_factored<Format>(decoding);
+    run<BF16, QuantisedProduct<BF16, Format>>(linear, prompt_chunks(linear));
+    for (int64_t i = 0; i < num_decoding; i++)
+        std::memcpy(static_cast<void*>(static_cast<BF16*>(linear.out) + linear.decoding[i] * linear.outputs),
+                    out.get() + i * linear.outputs, linear.outputs * sizeof(BF16));
+}
+#endif
+
+template <typename T, typename Format>
+void run_quantised(const Linear& linear, const std::vector<Chunk>& chunks) {
+#if defined(RADIXKV_FACTORED)
+    if constexpr (kPairs<T> && kIsFactored<Format>)
+        if (linear.num_decoding) return linear.num_decoding == linear.rows ? run_factored<Format>(linear) : run_mixed<Format>(linear);
+#endif
+    run<T, QuantisedProduct<T, Format>>(linear, chunks);
+}
+
 template <typename T>
 void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     switch (linear.format) {
         case Format::kInt8:
-            return run<T, QuantisedProduct<T, Int8>>(linear, chunks);
+            return run_quantised<T, Int8>(linear, chunks);
         case Format::kInt4:
-            return run<T, QuantisedProduct<T, Int4>>(linear, chunks);
+            return run_quantised<T, Int4>(linear, chunks);
         case Format::kHalf8:
-            return run<T, QuantisedProduct<T, Half8>>(linear, chunks);
+            return run_quantised<T, Half8>(linear, chunks);
         case Format::kHalf4:
-            return run<T, QuantisedProduct<T, Half4>>(linear, chunks);
+            return run_quantised<T, Half4>(linear, chunks);
         case Format::kFloat4:
-            return run<T, QuantisedProduct<T, Float4>>(linear, chunks);
+            return run_quantised<T, Float4>(linear, chunks);
         case Format::kFloat8:
-            return run<T, QuantisedProduct<T, Float8>>(linear, chunks);
+            return run_quantised<T, Float8>(linear, chunks);
         case Format::kScaled8:
-            return run<T, QuantisedProduct<T, Scaled8>>(linear, chunks);
+            return run_quantised<T, Scaled8>(linear, chunks);
         case Format::kE4M3:
-            return run<T, QuantisedProduct<T, ScaledE4M3>>(linear, chunks);
+            return run_quantised<T, ScaledE4M3>(linear, chunks);
         default:
             return run<T, FloatProduct<T>>(linear, chunks);
     }

@@ -16,11 +16,12 @@
 //
 // Those for GGUF's kinds of blocks, and for weights that others quantised, stand for the same numbers, to the last bit.
 //
-// Of integers of 4 bits, the lowest is stored as 0. Each 64 bytes hold 8 vectors of 16 of them, the first in the lowest nibble of
-// every 32 bits, so that a shift and a look-up give a vector.
+// Of integers of 4 bits, the lowest is stored as 0. Each 64 bytes hold 8 vectors of 16 of them, in every 32 bits one of each, so that
+// a shift and a look-up give a vector: nibbles 0 to 3 are of inputs 0 and 2, 4 to 7 of inputs 1 and 3, of each input two, 16 features
+// apart. So a shift and a look-up of 16 bits give pairs of inputs, too.
 //
 // For products in bfloat16, weights are rounded to it, to nearest and ties away from zero, however many rows there are: what a
-// weight is never depends on the number of rows.
+// weight is never depends on the number of rows, only on whether an answer goes on at a row; see factored.h.
 #pragma once
 
 #include "panel.h"
@@ -102,6 +103,7 @@ struct Bytes {
 template <typename Number, int LOWEST>
 struct Nibbles {
     using Header = Numbers<Number, 1, true>;
+    static constexpr int kLowest = LOWEST;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel / 2;
 
     template <typename Use>
@@ -116,7 +118,7 @@ struct Nibbles {
                 InputPair weights;
                 for (int i = 0; i < 2; i++)
                     for (int half = 0; half < 2; half++)
-                        weights[i][half] = numbers.weight(lowest_nibbles<LOWEST>(words >> (8 * (pair + i) + 4 * half)), half);
+                        weights[i][half] = numbers.weight(lowest_nibbles<LOWEST>(words >> (16 * i + 4 * (pair + half))), half);
                 use(input + pair, weights);
             }
         }
@@ -194,9 +196,20 @@ void multiply_group(const float* x, int64_t stride, const uint8_t* group, F32 (&
 #endif
 }
 
-// Up to so many rows multiply integers in registers; more would turn the same ones into floats too often.
+// Up to so many rows multiply integers in registers; more would turn the same ones into floats too often, or find no register.
+#if defined(__AVX512F__)
 constexpr int kFewRows = 4;
+#else
+constexpr int kFewRows = 1;
+#endif
 constexpr int64_t kPrefetchBytes = 2048;
+
+// As many lines as a group has, so far ahead that they arrive in time.
+template <typename Format>
+void prefetch(const uint8_t* group) {
+#pragma GCC unroll 32
+    for (int64_t at = 0; at < Format::kGroupBytes; at += 64) __builtin_prefetch(group + kPrefetchBytes + at);
+}
 
 // Products with one thread's panels of a format.
 template <typename T, typename Format>
@@ -225,7 +238,7 @@ class QuantisedProduct {
         for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
             const int64_t count = std::min(kPanelDepth<T>, inputs - start);
             for (int64_t k = 0; k < count; k += kGroup, panel += Format::kGroupBytes) {
-                prefetch(panel);
+                prefetch<Format>(panel);
                 dequantise<Format>(panel, block_.get() + k * kPanel);
             }
             multiply(start, count);
@@ -243,17 +256,11 @@ class QuantisedProduct {
             for (int row = 0; row < ROWS; row++)
                 for (int64_t k = 0; k < count; k += kLanes) store(few_.get() + row * kFewStride + k, load(x + row * stride + start + k));
             for (int64_t k = 0; k < count; k += kGroup, panel += Format::kGroupBytes) {
-                prefetch(panel);
+                prefetch<Format>(panel);
                 multiply_group<Format, T>(few_.get() + k, kFewStride, panel, total);
             }
         }
         store_sums<ROWS>(total, sums, kPanel);
-    }
-
-    // As many lines as a group has, so far ahead that they arrive in time.
-    static void prefetch(const uint8_t* group) {
-#pragma GCC unroll 32
-        for (int64_t at = 0; at < Format::kGroupBytes; at += 64) __builtin_prefetch(group + kPrefetchBytes + at);
     }
 
     PanelProduct<T> product_;

@@ -10,14 +10,15 @@ from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import cost_model
 from radixkv.attention.options import AttentionOptions
 from radixkv.attention.plan import AttentionPlan, KeyRanges
-from radixkv.attention.query_batch import Ints
+from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
 from radixkv_cpu import PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-LayerBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention, torch.Tensor | None]
-"""Keys and values of a layer, where new ones go, attention over the batch, and the rows that are wanted (None: all)."""
+LayerBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention, torch.Tensor | None, torch.Tensor]
+"""Keys and values of a layer, where new ones go, attention over the batch, the rows that are wanted (None: all), and those at
+which an answer goes on."""
 
 _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
@@ -57,6 +58,7 @@ class NativeAttention:
         self._paged = PagedAttention(
             row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, kinds
         )
+        self._decoding = torch.from_numpy(_decoding_rows(plan.ranges))
         self._kept: tuple[PagedAttention, torch.Tensor] | None = None
 
     def keep(self, rows: Ints) -> None:
@@ -77,7 +79,7 @@ class NativeAttention:
             is_last: whether no rows are wanted of it but those that are kept.
         """
         paged, kept = self._kept if is_last and self._kept is not None else (self._paged, None)
-        return self._pool.keys[layer], self._pool.values[layer], self.slots, paged, kept
+        return self._pool.keys[layer], self._pool.values[layer], self.slots, paged, kept, self._decoding
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -118,6 +120,12 @@ def _by_kind(ranges: KeyRanges) -> tuple[Ints, Ints, Ints, NDArray[np.int8]]:
         np.concatenate((key_ranges, decoding_keys), axis=1),
         np.concatenate((kinds, np.full(len(split), _DECODING))),
     )
+
+
+def _decoding_rows(ranges: KeyRanges) -> Ints:
+    """The rows at which an answer goes on, ascending: the last ones of each sequence, whose private ranges are in order."""
+    stops, counts = ranges.row_stop[ranges.num_shared :], ranges.num_decoding[ranges.num_shared :]
+    return concatenated_ranges(stops - counts, counts)
 
 
 def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:

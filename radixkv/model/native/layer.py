@@ -68,7 +68,7 @@ class NativeDecoderLayer(nn.Module):
         batch = None if self.radixkv_runner is None else self.radixkv_runner.native_batch(self.layer_idx)
         if batch is not None:
             cos, sin = (part[0].contiguous() for part in position_embeddings)
-            kept = batch[-1]
+            kept = batch[-2]
             output = self._layer.run(hidden_states[0].contiguous(), cos, sin, *batch).unsqueeze(0)
             return output if kept is None else hidden_states.index_copy(1, kept, output)
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]

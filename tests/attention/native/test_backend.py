@@ -139,6 +139,18 @@ def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
     assert torch.equal(together, apart)
 
 
+def test_a_layer_learns_at_which_rows_answers_go_on() -> None:
+    """The last of a prompt, or a token and drafts behind it; none where a prompt goes on. Prefixes are shared, too."""
+    chunks = [Chunk(Table([*range(64), 100 + i]), 64 * 16, count) for i, count in enumerate((4, 3, 5, 1))]
+    backend = NativeBackend(KVPool([LayerShape(1, 8, 8)], 110, 16, torch.float32), 4, 2000)
+    num_decoding = np.array([1, 3, 0, 1])
+    batch = backend.prepare(replace(query_batch(chunks), num_decoding=num_decoding))
+    *_, decoding = batch.of_layer(0, is_last=False)
+    stops = batch.row_starts[1:]
+    expected = [range(stop - num_decoding[i], stop) for i, stop in zip(batch.order, stops, strict=True)]
+    assert decoding.tolist() == [row for rows in expected for row in rows]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_pools_of_other_types_are_not_taken(dtype: torch.dtype) -> None:
     pool = KVPool([LayerShape(1, 8, 8)], 2, 16, dtype)

@@ -1,0 +1,118 @@
+"""Products of rows at which answers go on, where these are added in an order of their own: see ``src/factored.h``."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from support.cpu_variants import assert_close, each_variant, use
+from torch.nn import functional
+
+from radixkv_cpu import (
+    Blocks,
+    BlockWeight,
+    QuantisedWeight,
+    Weight,
+    dequantise,
+    library,
+    quantise,
+)
+from radixkv_cpu.library import require_library
+from radixkv_cpu.linear import _Linear
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def product(weight: Weight, x: torch.Tensor, decoding: list[int], residual: torch.Tensor | None = None) -> torch.Tensor:
+    """`Weight.multiply` with the rows named at which answers go on; a residual becomes the result in place."""
+    rows = torch.tensor(decoding)
+    out = x.new_empty(len(x), weight.out_features) if residual is None else residual.clone()
+    call = _Linear.from_buffer_copy(_Linear.from_address(weight.address))
+    call.x, call.out, call.rows = x.data_ptr(), out.data_ptr(), len(x)
+    call.residual = None if residual is None else out.data_ptr()
+    call.decoding, call.num_decoding = rows.data_ptr(), len(rows)
+    require_library().linear(ctypes.addressof(call), x.dtype == torch.bfloat16)
+    return out
+
+
+def of_blocks(weight: torch.Tensor, dtype: torch.dtype, numbers: torch.dtype) -> BlockWeight:
+    """With integers from 0 to 15, and scales and centres of 16 or 32 bits."""
+    integers, scales, centres = quantise(weight, "int4")
+    assert centres is not None
+    return BlockWeight([Blocks(4, integers + 8, scales.to(numbers), (centres - 8 * scales).to(numbers))], dtype)
+
+
+@each_variant
+@each_dtype
+@pytest.mark.parametrize("kind", ["int4", "int8", "float16", "float32"])
+def test_a_row_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(
+    variant: str, dtype: torch.dtype, kind: str
+) -> None:
+    """Alone, among others at which answers go on, and among a prompt's, which are what they are without them."""
+    torch.manual_seed(0)
+    matrix = torch.randn(300, 544)
+    x, residual = torch.randn(330, 544).to(dtype), torch.randn(330, 300).to(dtype)
+    with use(variant, 2):
+        weight = (
+            QuantisedWeight([matrix.to(dtype)], kind)
+            if kind.startswith("int")
+            else of_blocks(matrix, dtype, getattr(torch, kind))
+        )
+        of_prompts = weight.multiply(x, residual)
+        answers = product(weight, x, [*range(330)], residual)
+        for count in (1, 2, 4, 5, 9, 17):
+            alone = product(weight, x[:count].clone(), [*range(count)], residual[:count].clone())
+            assert torch.equal(alone, answers[:count]), count
+        for decoding in ([0], [329], [3, 7, 8, 20], [*range(40), 200], [5, *range(100, 130), 300, 329]):
+            given = product(weight, x, decoding, residual)
+            expected = of_prompts.clone()
+            expected[decoding] = answers[decoding]
+            assert torch.equal(given, expected), decoding
+
+
+@each_variant
+@each_dtype
+def test_one_input_at_a_time_finds_every_weight(variant: str, dtype: torch.dtype) -> None:
+    """Exactly, rounded to nearest: no integer, scale or centre is in another's place."""
+    torch.manual_seed(0)
+    matrix = torch.randn(70, 128).to(dtype)
+    quantised = quantise(matrix, "int4")
+    exact, rounded = dequantise(quantised).T.to(dtype), dequantise(quantised, dtype).T
+    x = torch.eye(128).to(dtype)
+    with use(variant):
+        weight = QuantisedWeight([matrix], "int4")
+        for rows in (1, 3, 8, 11):
+            given = torch.cat([product(weight, part.clone(), [*range(len(part))]) for part in x.split(rows)])
+            assert ((given == exact) | (given == rounded)).all()
+
+
+@each_variant
+@pytest.mark.parametrize("rows", [1, 6, 20])
+def test_gated_products_with_weights_that_are_not_rounded(variant: str, rows: int) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 96).bfloat16()
+    weights = [(torch.randn(75, 96) / 10).bfloat16() for _ in range(2)]
+    with use(variant):
+        given = product(QuantisedWeight(weights, "int4", activation="silu"), x, [*range(rows)])
+    # Where weights are rounded, they are wrong by 2^-9 of themselves at most.
+    gates, ups = (x.double() @ dequantise(quantise(weight, "int4")).double().T for weight in weights)
+    expected = functional.silu(gates) * ups
+    size = torch.full_like(expected, 10.0 if variant == "avx512_bf16" else 3000.0)
+    assert_close(given, expected, size)
+
+
+@each_variant
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(variant: str, special: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 64).bfloat16()
+    with use(variant):
+        weight = QuantisedWeight([torch.randn(40, 64).bfloat16()], "int4")
+        expected = product(weight, x, [*range(6)])
+        x[5, 3] = special
+        given = product(weight, x, [*range(6)])
+    assert torch.equal(given[:-1], expected[:-1])
+    assert not given[-1].isfinite().any()
