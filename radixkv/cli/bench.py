@@ -44,18 +44,23 @@ def against(
     steps: Annotated[
         bool, typer.Option("--steps", help="instead, what steps of a tiny model take on one core")
     ] = False,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="instead, a mixture of experts with random weights")
+    ] = False,
 ) -> None:
     """End to end against vLLM or llama.cpp on this processor."""
     from radixkv.bench.peers.against import Kind, run_against
 
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
-    kind: Kind = "steps" if steps else "end-to-end"
+    if steps and experts:
+        raise typer.BadParameter("expected one of --steps and --experts")
+    kind: Kind = "steps" if steps else "experts" if experts else "end-to-end"
     if vllm is not None:
         run_against(Console(), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot)
     if llama_cpp is not None:
-        if steps:
-            raise typer.BadParameter("--steps: expected --vllm, whose steps are those of one process")
+        if kind != "end-to-end":
+            raise typer.BadParameter(f"--{kind}: expected --vllm, which runs such a model in one process")
         run_against(Console(), "llama.cpp", llama_cpp, kind, dtype, quantization, rounds, only, json_path, plot)
 
 

@@ -13,9 +13,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.peers import engine_process
@@ -23,7 +24,7 @@ from radixkv.bench.peers.line_process import LineProcess
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
 
-Kind = Literal["end-to-end", "steps"]
+Kind = Literal["end-to-end", "experts", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def run_against(
     Args:
         peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
             package xllamacpp.
-        kind: "end-to-end" on the default model, or "steps" on a model of one small layer, on one core.
+        kind: "end-to-end" on the default model; "experts", likewise on a mixture of experts with random weights; or "steps"
+            on a model of one small layer, on one core.
         dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
         quantization: of our weights.
 
@@ -88,6 +90,8 @@ def run_against(
     with TemporaryDirectory() as folder, ExitStack() as engines:
         if kind == "steps":
             model = make_one_layer(Path(folder), model)
+        elif kind == "experts":
+            model = make_mixture(Path(folder), model)
         with console.status(f"starting {peer}"):
             if peer == "vllm":
                 theirs = _Engine(peer_python, peer, kind, model, {"dtype": dtype})
@@ -138,7 +142,29 @@ def make_one_layer(folder: Path, tokenizer: Path) -> Path:
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, max_position_embeddings=1024,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    return _save(LlamaForCausalLM(config), folder, tokenizer)
+
+
+def make_mixture(folder: Path, tokenizer: Path) -> Path:
+    """Save a mixture of experts as small as those that people run on a CPU: 535 million weights, of which a token passes 139.
+
+    Args:
+        tokenizer: a model's folder.
+
+    Returns:
+        ``folder``.
+    """
+    config = Qwen3MoeConfig(
+        vocab_size=49152, hidden_size=1024, moe_intermediate_size=384, num_experts=32, num_experts_per_tok=4,
+        num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4, head_dim=64, max_position_embeddings=4096,
+        tie_word_embeddings=True, norm_topk_prob=True, dtype=torch.bfloat16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return _save(Qwen3MoeForCausalLM(config), folder, tokenizer)
+
+
+def _save(model: PreTrainedModel, folder: Path, tokenizer: Path) -> Path:
+    model.save_pretrained(folder)
     for file in tokenizer.glob("*token*.json"):
         shutil.copy(file, folder)
     return folder

@@ -184,7 +184,7 @@ class LlamaCpp:
         """It has no such call. What should be cold is a new prompt in any case."""
 
 
-KINDS: dict[str, type[Workloads]] = {"end-to-end": EndToEnd, "steps": Steps}
+KINDS: dict[str, type[Workloads]] = {"end-to-end": EndToEnd, "experts": EndToEnd, "steps": Steps}
 
 
 def use_one_core() -> None:

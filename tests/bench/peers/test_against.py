@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,24 +80,34 @@ def test_a_drawing_needs_a_known_ending(drawn: list[Any], tmp_path: Path) -> Non
     assert not drawn
 
 
-def test_steps_are_of_a_model_of_one_layer(drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "layers"), [("steps", 1), ("experts", 12)])
+def test_models_that_are_made_for_it(
+    kind: str, layers: int, drawn: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one layer, or of experts, whose weights are none here."""
     started: list[tuple[str, str]] = []
 
     class Noted(Engine):
         def __init__(self, python: Path, engine: str, kind: str, model: Path, options: dict[str, Any]) -> None:
             super().__init__(python, engine, kind, model, options)
             started.append((engine, kind))
-            assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 1
+            assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == layers
 
+    monkeypatch.setattr(against, "Qwen3MoeForCausalLM", configuration_alone)
     monkeypatch.setattr(against, "_Engine", Noted)
     python = tmp_path / "python"
     python.touch()
-    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--vllm", str(python)])
+    result = CliRunner().invoke(app, ["bench", "against", f"--{kind}", "--vllm", str(python)])
     assert result.exit_code == 0, result.output
-    assert started == [("vllm", "steps"), ("radixkv", "steps")]
-    result = CliRunner().invoke(app, ["bench", "against", "--steps", "--llama-cpp", str(python)])
+    assert started == [("vllm", kind), ("radixkv", kind)]
+    result = CliRunner().invoke(app, ["bench", "against", f"--{kind}", "--llama-cpp", str(python)])
     assert result.exit_code == 2
     assert "expected --vllm" in result.output
+
+
+def configuration_alone(config: Any) -> Any:
+    """What saves no weights."""
+    return SimpleNamespace(save_pretrained=config.save_pretrained)
 
 
 def test_the_model_of_one_layer_runs_all_its_sequences_in_one_step(tmp_path: Path) -> None:
