@@ -87,6 +87,19 @@ def float32_against_vllm() -> str:
     return against_vllm("f32")
 
 
+def experts_against_vllm() -> str:
+    rows = [
+        (
+            row["name"],
+            f"{statistics.median(row['ours']):.2f}",
+            f"{statistics.median(row['theirs']):.2f}",
+            f"{row['ratio']:.2f}",
+        )
+        for row in results("against-vllm-experts-amd")["rows"]
+    ]
+    return table(("mixture of experts", "RadixKV", "vLLM", "ratio"), rows)
+
+
 def steps_against_vllm() -> str:
     rows = [
         (
@@ -311,6 +324,7 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
+        (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
         (CPU, against_llama_cpp),
         (OPERATE, fairness),
