@@ -63,9 +63,8 @@ class Experts:
         Raises:
             ValueError: a tensor is of another shape or type, or not on the CPU.
         """
-        shape = x.shape
         if (
-            shape != (len(chosen), self.width)
+            x.shape != (len(chosen), self.width)
             or weights.shape != chosen.shape
             or chosen.dim() != 2
             or not (x.dtype == self.dtype and chosen.dtype == torch.int64 and weights.dtype == torch.float32)
@@ -76,12 +75,8 @@ class Experts:
             check_tensor("weights", weights, [*chosen.shape], [torch.float32])
         out = torch.empty_like(x)
         call = _Experts.from_buffer_copy(self._call)
-        call.x, call.chosen, call.weights, call.out = (
-            x.data_ptr(),
-            chosen.data_ptr(),
-            weights.data_ptr(),
-            out.data_ptr(),
-        )
+        call.x, call.out = x.data_ptr(), out.data_ptr()
+        call.chosen, call.weights = chosen.data_ptr(), weights.data_ptr()
         call.rows, call.per_row = chosen.shape
         self._run(ctypes.addressof(call), self._is_bf16)
         return out

@@ -88,29 +88,27 @@ def float32_against_vllm() -> str:
 
 
 def experts_against_vllm() -> str:
-    rows = [
-        (
-            row["name"],
-            f"{statistics.median(row['ours']):.2f}",
-            f"{statistics.median(row['theirs']):.2f}",
-            f"{row['ratio']:.2f}",
-        )
-        for row in results("against-vllm-experts-amd")["rows"]
-    ]
-    return table(("mixture of experts", "RadixKV", "vLLM", "ratio"), rows)
+    return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
 
 
 def steps_against_vllm() -> str:
+    return against_vllm_on_one_processor("steps-vllm-amd", "milliseconds of a step", "{:.1f}", 1000)
+
+
+def against_vllm_on_one_processor(name: str, title: str, form: str, factor: float = 1) -> str:
+    """
+    Args:
+        factor: of the seconds.
+    """
     rows = [
         (
             row["name"],
-            f"{1000 * statistics.median(row['ours']):.1f}",
-            f"{1000 * statistics.median(row['theirs']):.1f}",
+            *(form.format(factor * statistics.median(row[engine])) for engine in ("ours", "theirs")),
             f"{row['ratio']:.2f}",
         )
-        for row in results("steps-vllm-amd")["rows"]
+        for row in results(name)["rows"]
     ]
-    return table(("milliseconds of a step", "RadixKV", "vLLM", "ratio"), rows)
+    return table((title, "RadixKV", "vLLM", "ratio"), rows)
 
 
 def against_llama_cpp() -> str:
