@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 from radixkv.cache import Pin
 from radixkv.config import LLM_OPTIONS, LLMOptions
-from radixkv.engine.engine import Engine
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
@@ -210,12 +209,7 @@ class AsyncLLM(AsyncEngine):
 
     async def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
-
-        def reset(engine: Engine) -> bool:
-            engine.reset_prefix_cache()
-            return engine.cache.num_held_blocks == 0
-
-        return await self.call(reset)
+        return await self.call(lambda engine: engine.reset_prefix_cache())
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

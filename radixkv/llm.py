@@ -278,8 +278,7 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Drop every cached prefix, pinned ones too; True when nothing is cached any more (no request was running)."""
         with self._engine_lock:
-            self.engine.reset_prefix_cache()
-            return self.engine.cache.num_held_blocks == 0
+            return self.engine.reset_prefix_cache()
 
     def shutdown(self, grace_seconds: float = 30.0) -> None:
         """Write what is cached into the tiers below the pool, and close them; without tiers there is nothing to do.

@@ -307,11 +307,11 @@ class Engine:
             self.tiers.write_hot(seconds_left)
             self.tiers.close(max(_QUEUE_SECONDS, seconds_left()))
 
-    def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix that no running request uses, below the pool too; returns the blocks freed."""
-        freed = self.cache.clear()
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix that no running request uses, below the pool too; True: nothing is cached any more."""
+        self.cache.clear()
         self._publish_events()
-        return freed
+        return self.cache.num_held_blocks == 0
 
     def _publish_events(self) -> None:
         if self._publisher is not None and self.cache.events is not None:
