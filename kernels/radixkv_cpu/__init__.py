@@ -10,7 +10,8 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     blocks        packed weights that were quantised elsewhere, as they are
     attention     partial results over ranges of keys, merged
     experts       mixtures of gated MLPs
-    layer         a decoder layer in one call, of all these
+    layer         a decoder layer, of all these
+    layers        decoder layers in one call
     elementwise   norms, rotary positions, writing into the cache
     rows          blocks of the cache as rows of bytes
     checks        what is refused before compiled code sees a pointer
@@ -29,6 +30,7 @@ from radixkv_cpu.blocks import Blocks, BlockWeight
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.experts import Experts
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
+from radixkv_cpu.layers import DecoderLayers
 from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
@@ -42,6 +44,7 @@ __all__ = [
     "BlockWeight",
     "Blocks",
     "DecoderLayer",
+    "DecoderLayers",
     "Experts",
     "PackedWeight",
     "PagedAttention",

@@ -52,7 +52,7 @@ class Library:
         self.rope = self._function("rope")
         self.write = self._function("write")
         self.experts = self._function("experts")
-        self.layer = self._function("layer")
+        self.layers = self._function("layers")
         self.rows = self._function("rows")
 
     def _function(self, name: str) -> Callable[[int, bool], None]:

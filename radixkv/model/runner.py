@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.native import LayerBatch, NativeAttention
+from radixkv.attention.native import NativeAttention, NativeBackend
 from radixkv.attention.query_batch import concatenated_ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
@@ -36,7 +36,8 @@ from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
-from radixkv.model.native import losing_rows
+from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
+from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -75,6 +76,9 @@ class ModelRunner:
         self._native: NativeAttention | None = None
         # The index of the layer whose rows matter only where logits are wanted, if there is one.
         self._last_layer: int | None = None
+        # Layers that one call computes, where compiled code attends; and the calls over the pool, by the first layer's index.
+        self._chains: list[Chain] = []
+        self._native_layers: dict[int, DecoderLayers] = {}
         self._layer_probe = LayerProbe()
         # By layer index, in the order of the pool's layers.
         self._layers: dict[int, ProbedLayer] = {}
@@ -91,7 +95,7 @@ class ModelRunner:
                 module.radixkv_runner = self
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
-        self._probe(loaded.name)
+        self._probe(loaded.name, loaded.vocab_size)
         # Before they are compiled: on a GPU it is Triton that attends.
         set_rotate_first(self._model, self._device.type != "cuda")
         if enable_torch_compile:
@@ -119,6 +123,8 @@ class ModelRunner:
         self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
+        is_native = isinstance(self._backend, NativeBackend)
+        self._native_layers = layers_over(pool, self._chains, self._layer_of) if is_native else {}
         if self._device.type == "cuda":
             self.check_kernels(pool.block_size, pool.dtype)
         if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
@@ -267,11 +273,12 @@ class ModelRunner:
             return self._layer_probe.attend(layer_idx, query, key, value, options)
         return self._attend(self._layer_of[layer_idx], query, key, value, options)
 
-    def native_batch(self, layer_idx: int) -> LayerBatch | None:
-        """What a layer's one call takes; None where torch or Triton attends."""
+    def native_call(self, chain: Chain) -> NativeCall | None:
+        """What computes a chain's rows of the running batch; None where torch or Triton attends."""
         if self._native is None:
             return None
-        return self._native.of_layer(self._layer_of[layer_idx], layer_idx == self._last_layer)
+        kept = self._native.kept if chain[-1].layer_idx == self._last_layer else None
+        return NativeCall(self._native_layers[chain[0].layer_idx], self._native, kept)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend | None
@@ -331,11 +338,14 @@ class ModelRunner:
         return partials_nbytes(num_tokens, heads, self._dtype, placement)
 
     @torch.inference_mode()
-    def _probe(self, name: str) -> None:
+    def _probe(self, name: str, vocab_size: int) -> None:
         """Three tokens through the model with attention that only looks: configs do not give every layer's shapes."""
         positions = torch.arange(3, device=self._device)
-        with losing_rows(self._model, kept=1) as last:
-            logits = self._forward(torch.zeros_like(positions), positions, positions[1:2], None)
+        # The embedding of padding is zero, and so would be everything after it.
+        padding = getattr(self._model.config, "pad_token_id", None)
+        tokens = torch.tensor([token for token in range(4) if token != padding][:3], device=self._device) % vocab_size
+        with losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
+            logits = self._forward(tokens, positions, positions[1:2], None)
         called = self._layer_probe.layers
         if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
@@ -343,6 +353,12 @@ class ModelRunner:
             self._last_layer = last
         self._layers = dict(sorted(called.items()))
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
+        join_layers(chains)
+        joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
+        if not (torch.equal(joined, logits) and logits.any()):  # something reads what stands between layers
+            chains = [[layer] for chain in chains for layer in chain]
+            join_layers(chains)
+        self._chains = [*chains]
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:

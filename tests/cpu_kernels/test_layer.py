@@ -1,4 +1,4 @@
-"""A decoder layer in one call gives exactly what its parts give, called one by one."""
+"""Decoder layers in one call give exactly what their parts give, called one by one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.cpu_variants import each_variant, use
 
 from radixkv_cpu import (
     DecoderLayer,
+    DecoderLayers,
     PackedWeight,
     PagedAttention,
     QuantisedWeight,
@@ -115,8 +116,17 @@ class Parts:
         norm = self.output_norms[part]
         return x + rms_norm(weight.multiply(inputs), norm.scale, norm.epsilon)
 
+    def run(
+        self, layer: DecoderLayer, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, **changed: Any
+    ) -> torch.Tensor:
+        """One layer, over these caches or its own."""
+        layers = DecoderLayers(
+            [layer], [self.keys if keys is None else keys], [self.values if values is None else values]
+        )
+        return layers.run(**self.arguments(**changed))
+
     def arguments(self, **changed: Any) -> dict[str, Any]:
-        names = "x", "cos", "sin", "keys", "values", "slots", "attention"
+        names = "x", "cos", "sin", "slots", "attention"
         return {name: getattr(self, name) for name in names} | changed
 
 
@@ -146,7 +156,7 @@ def test_one_call_gives_what_the_parts_give(
         keys, values = parts.keys.clone(), parts.values.clone()
         expected = parts.one_by_one(keys, values, is_apart, **options)
         layer = parts.layer_with_an_mlp_of_another_kind(**options) if is_apart else parts.layer(**options)
-        given = layer.run(**parts.arguments())
+        given = parts.run(layer)
     assert torch.equal(given, expected)
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)
@@ -164,9 +174,9 @@ def test_kept_rows_are_what_they_are_beside_the_others(
         parts = Parts(dtype, True, True)
         keys, values = parts.keys.clone(), parts.values.clone()
         layer = parts.layer_with_an_mlp_of_another_kind() if is_apart else parts.layer()
-        expected = layer.run(**parts.arguments(keys=keys, values=values))
+        expected = parts.run(layer, keys, values)
         attention = parts.attention.of_rows(kept.numpy())
-        given = layer.run(**parts.arguments(attention=attention, kept=kept))
+        given = parts.run(layer, kept=(kept, attention))
     assert torch.equal(given, expected[kept])
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)
@@ -176,7 +186,7 @@ def test_kept_rows_are_what_they_are_beside_the_others(
 def test_quantised_weights(quantization: str) -> None:
     parts = Parts(torch.bfloat16, True, quantization=quantization)
     expected = parts.one_by_one(parts.keys.clone(), parts.values.clone())
-    assert torch.equal(parts.layer().run(**parts.arguments()), expected)
+    assert torch.equal(parts.run(parts.layer()), expected)
 
 
 @each_variant
@@ -191,10 +201,10 @@ def test_rows_at_which_answers_go_on_change_no_other_row(
     with use(variant):
         parts = Parts(dtype, True, quantization=quantization)
         keys, values = parts.keys.clone(), parts.values.clone()
-        plain = parts.layer().run(**parts.arguments(keys=keys.clone(), values=values.clone()))
-        marked = parts.layer().run(**parts.arguments(keys=keys, values=values, decoding=decoding))
+        plain = parts.run(parts.layer(), keys.clone(), values.clone())
+        marked = parts.run(parts.layer(), keys, values, decoding=decoding)
         attention = parts.attention.of_rows(kept.numpy())
-        some = parts.layer().run(**parts.arguments(attention=attention, kept=kept, decoding=decoding))
+        some = parts.run(parts.layer(), kept=(kept, attention), decoding=decoding)
     assert torch.equal(marked[prompt], plain[prompt])
     assert torch.equal(some, marked[kept])
     assert torch.equal(parts.keys, keys)
@@ -209,26 +219,88 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"x": torch.zeros(9, WIDTH, dtype=torch.bfloat16)}, "x: expected float32, got bfloat16"),
     "cos": ({"cos": torch.zeros(9, 64), "sin": torch.zeros(9, 64)}, "cos: expected an even number of dimensions up to 32"),
     "sin": ({"sin": torch.zeros(9, 16)}, r"sin: expected shape \[9, 32\]"),
-    "keys": ({"keys": torch.zeros(6, BLOCK, KV_HEADS, 16)}, r"keys: expected shape \[any, 4, 2, 32\]"),
-    "block size": ({"keys": torch.zeros(6, 8, KV_HEADS, DIM)}, r"keys: expected shape \[any, 4, 2, 32\]"),
-    "values": ({"values": torch.zeros(5, BLOCK, KV_HEADS, DIM)}, r"values: expected shape \[6, 4, 2, 32\]"),
     "slots": ({"slots": torch.zeros(9, dtype=torch.int32)}, "slots: expected int64, got int32"),
-    "kept": ({"kept": torch.arange(3)}, r"kept: expected shape \[9\], got \[3\]"),
-    "type of kept": ({"kept": torch.arange(9).int()}, "kept: expected int64, got int32"),
     "type of decoding": ({"decoding": torch.arange(9).int()}, "decoding: expected int64, got int32"),
-    "device": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM, device="meta")}, "values: expected on cpu, got meta"),
+    "device": ({"x": torch.zeros(9, WIDTH, device="meta")}, "x: expected on cpu, got meta"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "message"), BAD.values(), ids=BAD)
 def test_bad_tensors_are_refused_and_nothing_is_written(changed: dict[str, Any], message: str) -> None:
     parts = Parts(torch.float32, False)
-    layer = parts.layer()
     keys, values = parts.keys.clone(), parts.values.clone()
     with pytest.raises(ValueError, match=message):
-        layer.run(**parts.arguments(**changed))
+        parts.run(parts.layer(), **changed)
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)
+
+
+def test_kept_rows_and_blocks_of_another_size_are_refused() -> None:
+    parts = Parts(torch.float32, False)
+    for kept, message in (
+        (torch.arange(3), r"kept: expected shape \[9\], got \[3\]"),
+        (torch.arange(9).int(), "int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parts.run(parts.layer(), kept=(kept, parts.attention))
+    caches = [torch.zeros(6, 8, KV_HEADS, DIM) for _ in range(2)]
+    with pytest.raises(ValueError, match="attention: expected blocks of 8 tokens, got 4"):
+        parts.run(parts.layer(), *caches)
+
+
+CACHES: dict[str, tuple[dict[str, Any], str]] = {
+    "heads": ({"keys": torch.zeros(6, BLOCK, 1, DIM)}, r"keys\[0\]: expected shape \[6, 4, 2, 32\]"),
+    "dimensions": ({"keys": torch.zeros(6, BLOCK, KV_HEADS, 16)}, r"keys\[0\]: expected shape \[6, 4, 2, 32\]"),
+    "blocks": ({"values": torch.zeros(5, BLOCK, KV_HEADS, DIM)}, r"values\[0\]: expected shape \[6, 4, 2, 32\]"),
+    "type": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM).bfloat16()}, r"values\[0\]: expected float32"),
+    "device": ({"values": torch.zeros(6, BLOCK, KV_HEADS, DIM, device="meta")}, r"values\[0\]: expected on cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "message"), CACHES.values(), ids=CACHES)
+def test_caches_that_are_not_the_layers_are_refused(changed: dict[str, Any], message: str) -> None:
+    parts = Parts(torch.float32, False)
+    with pytest.raises(ValueError, match=message):
+        parts.run(parts.layer(), **changed)
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, [2, 8], [*range(9)]], ids=str)
+def test_layers_in_one_call_give_what_each_gives_after_the_other(
+    variant: str, dtype: torch.dtype, rows: list[int] | None
+) -> None:
+    """Layers of other heads and other norms, each over a cache of its own."""
+    decoding = torch.tensor([2, 8])
+    with use(variant):
+        parts = Parts(dtype, True, True)
+        wide, narrow = Parts(dtype, False, quantization="int4"), Parts(dtype, False)
+        layers = [parts.layer(), wide.layer(window=3), narrow.layer(softcap=2.0)]
+        keys, values = ([torch.randn(6, BLOCK, KV_HEADS, DIM).to(dtype) for _ in layers] for _ in range(2))
+        kept = None if rows is None else (torch.tensor(rows), parts.attention.of_rows(np.array(rows)))
+        own_keys, own_values = ([each.clone() for each in caches] for caches in (keys, values))
+        expected = parts.x
+        for i, layer in enumerate(layers):
+            is_last = i + 1 == len(layers)
+            expected = parts.run(
+                layer, own_keys[i], own_values[i], x=expected, kept=kept if is_last else None, decoding=decoding
+            )
+        given = DecoderLayers(layers, keys, values).run(**parts.arguments(kept=kept, decoding=decoding))
+    assert torch.equal(given, expected)
+    assert all(map(torch.equal, keys + values, own_keys + own_values))
+
+
+def test_layers_that_do_not_follow_one_another_are_refused() -> None:
+    parts, other = Parts(torch.float32, False), Parts(torch.bfloat16, False)
+    apart = parts.layer_with_an_mlp_of_another_kind()
+    with pytest.raises(ValueError, match="layers: expected at least one, and keys and values of each, got 0, 0, 0"):
+        DecoderLayers([], [], [])
+    with pytest.raises(
+        ValueError, match=r"layers\[1\]: expected torch.float32 and width 96, got torch.bfloat16 and 96"
+    ):
+        DecoderLayers([parts.layer(), other.layer()], [parts.keys, other.keys], [parts.values, other.values])
+    with pytest.raises(ValueError, match=r"layers\[1\]: expected one with a gated MLP among 2 layers"):
+        DecoderLayers([parts.layer(), apart], [parts.keys] * 2, [parts.values] * 2)
 
 
 def test_parts_that_do_not_belong_together_are_refused() -> None:

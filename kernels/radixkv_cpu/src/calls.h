@@ -98,16 +98,10 @@ struct Attention {
     float scale, softcap;  // softcap 0: none
 };
 
-// A decoder layer: x += attention(norm(x)), x += mlp(norm(x)). A head's keys, values and queries have `head_dim` dimensions.
-// Where the MLP is of another kind, gate_up and down are null: out is what it adds to.
+// A decoder layer, x += attention(norm(x)), x += mlp(norm(x)), and its part of the cache. A head's keys, values and queries have
+// `head_dim` dimensions. Where the MLP is of another kind, gate_up and down are null, and the layer ends with what it adds to.
 struct Layer {
-    const void* x;        // [rows, width] T
-    void* out;            // [attention's rows, width] T
-    void* normed;         // likewise: what an MLP of another kind takes; else null
-    const int64_t* kept;  // [attention's rows]: the rows that are computed to the end, ascending; null: all
-    const int64_t* decoding;  // [num_decoding]: of all rows, as in `Linear`
-    int64_t rows, width, num_decoding;
-
+    int64_t width;
     const float *input_norm, *post_norm;  // [width]
     const float *query_norm, *key_norm;   // [head dim], or both null
     // [width], or both null: of what attention and the MLP give, before it is added. An MLP of another kind leaves its own to the caller.
@@ -117,15 +111,27 @@ struct Layer {
     // Of these, weight, bias, inputs, outputs, activation and format.
     const Linear *project, *project_back, *gate_up, *down;
 
-    int64_t num_query_heads, num_kv_heads, head_dim, rotary_dim;
-    const void *cos, *sin;  // [rows, rotary dim] T
-
-    void *keys, *values;         // [blocks, block size, kv heads, head dim] T
-    const int64_t* slots;        // [rows]
-    const Attention* attention;  // of this, what is the same for all layers: everything from block_ids to block_size
-    const float* sinks;
+    int64_t num_query_heads, num_kv_heads, head_dim;
+    void *keys, *values;  // [blocks, block size, kv heads, head dim] T
+    const float* sinks;   // [query heads], or null
     int64_t window;
     float scale, softcap;
+};
+
+// Rows that pass layers of one width, one after the other. A layer whose MLP is of another kind is the only one.
+struct Layers {
+    const Layer* layers;  // [num_layers]
+    const void* x;        // [rows, width] T
+    void* out;            // [kept rows, width] T
+    void* normed;         // likewise: what an MLP of another kind takes; else null
+    const int64_t* kept;  // [kept rows]: those that the last layer computes to the end, ascending; null: all
+    const int64_t* decoding;  // [num_decoding]: of all rows, as in `Linear`
+    int64_t num_layers, rows, num_decoding, rotary_dim;
+    const void *cos, *sin;  // [rows, rotary dim] T
+    const int64_t* slots;   // [rows]
+    // Over all rows, and of the last layer over the kept rows; of these, what is the same for all layers: everything from block_ids to
+    // block_size.
+    const Attention *attention, *last_attention;
 };
 
 }  // namespace radixkv
@@ -139,4 +145,4 @@ RADIXKV_API void radixkv_rows(const radixkv::Rows* call, int32_t into_rows);
 RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
 RADIXKV_API void radixkv_experts(const radixkv::Experts* call, int32_t is_bf16);
 RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
-RADIXKV_API void radixkv_layer(const radixkv::Layer* call, int32_t is_bf16);
+RADIXKV_API void radixkv_layers(const radixkv::Layers* call, int32_t is_bf16);

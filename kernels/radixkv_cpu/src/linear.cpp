@@ -5,8 +5,9 @@
 //     float32    [features / 32][inputs][32]
 //     bfloat16   [features / 32][inputs / 2][32][2]    pairs of inputs, as dot product instructions and AMX tiles want them
 //
-// quantised.h says what quantised panels are, and factored.h how some rows pass them. With few rows a product takes as long as its weights take to be read, so each
-// thread reads neighbouring panels once, in order. With many rows a panel stays in the second-level cache while all rows pass it.
+// quantised.h says what quantised panels are, and factored.h how some rows pass them. With few rows a product takes as long as its
+// weights take to be read, so each thread reads neighbouring panels once, in order. With many rows a panel stays in the
+// second-level cache while all rows pass it.
 
 #include <omp.h>
 

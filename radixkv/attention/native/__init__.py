@@ -1,5 +1,5 @@
 """The plan carried out by compiled code on a CPU."""
 
-from radixkv.attention.native.backend import LayerBatch, NativeAttention, NativeBackend, is_available
+from radixkv.attention.native.backend import KeptRows, NativeAttention, NativeBackend, is_available
 
-__all__ = ["LayerBatch", "NativeAttention", "NativeBackend", "is_available"]
+__all__ = ["KeptRows", "NativeAttention", "NativeBackend", "is_available"]

@@ -16,9 +16,8 @@ from radixkv_cpu import PagedAttention, RowKind, library, write_cache
 
 DTYPES = (torch.float32, torch.bfloat16)
 
-LayerBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, PagedAttention, torch.Tensor | None, torch.Tensor]
-"""Keys and values of a layer, where new ones go, attention over the batch, the rows that are wanted (None: all), and those at
-which an answer goes on."""
+KeptRows = tuple[torch.Tensor, PagedAttention]
+"""Rows of a batch, int64 and ascending, and attention over these alone."""
 
 _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
@@ -46,6 +45,9 @@ class NativeAttention:
 
     Attributes:
         slots: int64 ``[rows]``: where the new keys and values go.
+        paged: over all rows.
+        decoding: int64, ascending: the rows at which an answer goes on.
+        kept: of the last layer, the rows that are wanted; None: all.
     """
 
     def __init__(self, plan: AttentionPlan, pool: KVPool) -> None:
@@ -55,11 +57,11 @@ class NativeAttention:
         self._pool = pool
         self.slots = torch.from_numpy(plan.slots)
         row_ranges, tables, key_ranges, kinds = _by_kind(plan.ranges)
-        self._paged = PagedAttention(
+        self.paged = PagedAttention(
             row_ranges, tables, key_ranges, plan.block_ids, plan.positions, plan.block_size, kinds
         )
-        self._decoding = torch.from_numpy(_decoding_rows(plan.ranges))
-        self._kept: tuple[PagedAttention, torch.Tensor] | None = None
+        self.decoding = torch.from_numpy(_decoding_rows(plan.ranges))
+        self.kept: KeptRows | None = None
 
     def keep(self, rows: Ints) -> None:
         """Say which rows of the last layer are wanted; all, unless this is called.
@@ -67,19 +69,9 @@ class NativeAttention:
         Args:
             rows: int64, in any order.
         """
-        if len(rows) < self._paged.num_rows:
+        if len(rows) < self.paged.num_rows:
             rows = np.sort(rows)
-            self._kept = self._paged.of_rows(rows), torch.from_numpy(rows)
-
-    def of_layer(self, layer: int, is_last: bool) -> LayerBatch:
-        """What a decoder layer's one call takes.
-
-        Args:
-            layer: index of the pool's layer.
-            is_last: whether no rows are wanted of it but those that are kept.
-        """
-        paged, kept = self._kept if is_last and self._kept is not None else (self._paged, None)
-        return self._pool.keys[layer], self._pool.values[layer], self.slots, paged, kept, self._decoding
+            self.kept = torch.from_numpy(rows), self.paged.of_rows(rows)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -88,7 +80,7 @@ class NativeAttention:
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self.slots)
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
-        output = self._paged.attend(
+        output = self.paged.attend(
             _contiguous_heads(query), keys, values,
             scale=options.scale, softcap=options.softcap, window=options.sliding_window, sinks=sinks,
         )  # fmt: skip

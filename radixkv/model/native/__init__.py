@@ -11,14 +11,30 @@ need not know every model that it fits, and what it does not fit stays as transf
     weights     as they are, quantised, or in the blocks of their file
     panel_cache quantised weights on disk
     attention   query, key and value projected at once, normed and turned in place, attended, projected
-    layer       all of a decoder layer, in one call
+    layer       a decoder layer, of all these
+    layer_chains layers that are computed in one call
     last_layer  the rows of it that are wanted
     replace     finds the modules, compares, replaces
 """
 
 from radixkv.model.native.last_layer import losing_rows
+from radixkv.model.native.layer import NativeCall
+from radixkv.model.native.layer_chains import Chain, join_layers, layers_over, watch_chains
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
 from radixkv.model.native.weights import AnyQuantiser, BlockKeeper, Quantiser, weights_of
 
-__all__ = ["AnyQuantiser", "BlockKeeper", "PanelCache", "Quantiser", "losing_rows", "prepare_for_cpu", "weights_of"]
+__all__ = [
+    "AnyQuantiser",
+    "BlockKeeper",
+    "Chain",
+    "NativeCall",
+    "PanelCache",
+    "Quantiser",
+    "join_layers",
+    "layers_over",
+    "losing_rows",
+    "prepare_for_cpu",
+    "watch_chains",
+    "weights_of",
+]

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from radixkv.attention.native import KeptRows, NativeAttention
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv_cpu import DecoderLayer
+from radixkv_cpu import DecoderLayer, DecoderLayers
 
 if TYPE_CHECKING:
     from radixkv.model.runner import ModelRunner
 
 
+class NativeCall(NamedTuple):
+    """Layers over their caches, the batch that they compute, and which rows are wanted of the last of them; None: all."""
+
+    layers: DecoderLayers
+    batch: NativeAttention
+    kept: KeptRows | None
+
+
 class NativeDecoderLayer(nn.Module):
-    """A layer made of native modules, which is one call where compiled code attends, too.
+    """A layer made of native modules; where compiled code attends, too, one call computes it and those that follow it.
 
     Args:
         output_norms: of what attention and the MLP give, before it is added, as in Gemma 2; None: there are none.
         mlp: of any kind: one that is no `NativeGatedMLP` is called by itself, a mixture of experts or another activation.
 
     Attributes:
+        layer: what compiled code runs.
+        chain: the layers that are computed when this one is called, itself the first; `layer_chains` sets it. None: it was
+            computed when an earlier one was called, and gives what it is given.
         radixkv_runner: set by the runner that the model belongs to.
     """
+
+    chain: Sequence[NativeDecoderLayer] | None
 
     radixkv_runner: ModelRunner | None = None
 
@@ -46,7 +61,8 @@ class NativeDecoderLayer(nn.Module):
         self.attention_norm, self.mlp_norm = output_norms or (nn.Identity(), nn.Identity())
         options = attention.options
         sinks = options.get("s_aux")
-        self._layer = DecoderLayer(
+        self.chain = [self]
+        self.layer = DecoderLayer(
             input_norm, post_norm, attention.norms,
             attention.project, attention.project_back,
             (mlp.gate_up, mlp.down) if isinstance(mlp, NativeGatedMLP) else partial(_run_rows, mlp),
@@ -65,12 +81,23 @@ class NativeDecoderLayer(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **__: Any,
     ) -> torch.Tensor:
-        batch = None if self.radixkv_runner is None else self.radixkv_runner.native_batch(self.layer_idx)
-        if batch is not None:
+        if self.chain is None:
+            return hidden_states
+        call = None if self.radixkv_runner is None else self.radixkv_runner.native_call(self.chain)
+        if call is not None:
             cos, sin = (part[0].contiguous() for part in position_embeddings)
-            kept = batch[-2]
-            output = self._layer.run(hidden_states[0].contiguous(), cos, sin, *batch).unsqueeze(0)
-            return output if kept is None else hidden_states.index_copy(1, kept, output)
+            layers, batch, kept = call
+            x = hidden_states[0].contiguous()
+            output = layers.run(x, cos, sin, batch.slots, batch.paged, kept, batch.decoding).unsqueeze(0)
+            return output if kept is None else hidden_states.index_copy(1, kept[0], output)
+        for layer in self.chain:
+            hidden_states = layer.compute(hidden_states, position_embeddings)
+        return hidden_states
+
+    def compute(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """What this layer alone gives, attention computed by the runner's."""
         attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
         hidden_states = hidden_states + self.attention_norm(attended)
         mlp: torch.Tensor = self.mlp_norm(self.mlp(self.post_norm(hidden_states)))

@@ -15,7 +15,7 @@ from support.cpu_variants import each_variant, use
 
 from radixkv.attention import AttentionOptions, Planner, SharingRule
 from radixkv.attention.cpu import CpuBackend
-from radixkv.attention.native import NativeBackend, cost_model, is_available
+from radixkv.attention.native import NativeAttention, NativeBackend, cost_model, is_available
 from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool, LayerShape
 from radixkv_cpu import library
@@ -145,10 +145,10 @@ def test_a_layer_learns_at_which_rows_answers_go_on() -> None:
     backend = NativeBackend(KVPool([LayerShape(1, 8, 8)], 110, 16, torch.float32), 4, 2000)
     num_decoding = np.array([1, 3, 0, 1])
     batch = backend.prepare(replace(query_batch(chunks), num_decoding=num_decoding))
-    *_, decoding = batch.of_layer(0, is_last=False)
+    assert isinstance(batch, NativeAttention)
     stops = batch.row_starts[1:]
     expected = [range(stop - num_decoding[i], stop) for i, stop in zip(batch.order, stops, strict=True)]
-    assert decoding.tolist() == [row for rows in expected for row in rows]
+    assert batch.decoding.tolist() == [row for rows in expected for row in rows]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

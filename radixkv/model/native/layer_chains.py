@@ -1,0 +1,78 @@
+"""Decoder layers that follow one another, and are computed in one call.
+
+A layer belongs to the chain of the one before it if it is called with that one's very output, and with the same positions.
+Nothing about a model says that nothing else reads what stands between them: it is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from radixkv.memory import KVPool
+from radixkv.model.native.layer import NativeDecoderLayer
+from radixkv_cpu import DecoderLayers
+
+Chain = Sequence[NativeDecoderLayer]
+
+
+@contextmanager
+def watch_chains(model: nn.Module) -> Iterator[list[list[NativeDecoderLayer]]]:
+    """While the model runs, each of its layers by itself, note which of them could be chains.
+
+    Yields:
+        The chains, as they are found.
+    """
+    layers = [module for module in model.modules() if isinstance(module, NativeDecoderLayer)]
+    join_layers([[layer] for layer in layers])
+    chains: list[list[NativeDecoderLayer]] = []
+    # What a layer has given, and its positions. They are kept alive: another tensor could come to lie in the same place.
+    given: list[tuple[torch.Tensor, tuple[torch.Tensor, ...]]] = []
+
+    def note(layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: torch.Tensor) -> None:
+        assert isinstance(layer, NativeDecoderLayer)
+        positions = tuple(options["position_embeddings"])
+        follows = (
+            bool(given and args)
+            and args[0] is given[-1][0]
+            and all(mine is its for mine, its in zip(positions, given[-1][1], strict=True))
+            and all(each.layer.is_whole and each.layer.dtype == layer.layer.dtype for each in (layer, chains[-1][-1]))
+        )
+        if follows:
+            chains[-1].append(layer)
+        else:
+            chains.append([layer])
+        given.append((output, positions))
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        yield chains
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def join_layers(chains: Sequence[Chain]) -> None:
+    """Have the first layer of each chain compute all of it."""
+    for first, *others in chains:
+        first.chain = [first, *others]
+        for layer in others:
+            layer.chain = None
+
+
+def layers_over(pool: KVPool, chains: Sequence[Chain], layer_of: Mapping[int, int]) -> dict[int, DecoderLayers]:
+    """The call that computes each chain over a pool, by the index of its first layer.
+
+    Args:
+        layer_of: by a layer's index, which of the pool's it is.
+    """
+    calls = {}
+    for chain in chains:
+        in_pool = [layer_of[layer.layer_idx] for layer in chain]
+        keys, values = ([caches[i] for i in in_pool] for caches in (pool.keys, pool.values))
+        calls[chain[0].layer_idx] = DecoderLayers([layer.layer for layer in chain], keys, values)
+    return calls
