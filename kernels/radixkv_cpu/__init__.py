@@ -14,10 +14,13 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     layers        decoder layers in one call
     elementwise   norms, rotary positions, writing into the cache
     rows          blocks of the cache as rows of bytes
+    draw          one token per row of logits
+    logprobs      log-probabilities of tokens
     checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
       calls.h       the functions and their arguments
       simd.h        sixteen lanes of float32
+      vocabulary.h  the likeliest tokens of a row
       panel.h       rows times a panel of 32 columns, the product that the others are made of
       quantised.h   panels of integers
 
@@ -27,12 +30,14 @@ torch's threads. They raise RuntimeError where no variant runs on this machine: 
 
 from radixkv_cpu.attention import PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
+from radixkv_cpu.draw import Truncation, draw_tokens
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.experts import Experts
 from radixkv_cpu.layer import DecoderLayer, RMSNorm
 from radixkv_cpu.layers import DecoderLayers
 from radixkv_cpu.library import VARIANTS, cpu_flags, library, supported_variants
 from radixkv_cpu.linear import ACTIVATIONS, PackedWeight, Weight, is_packable
+from radixkv_cpu.logprobs import Logprobs, token_logprobs
 from radixkv_cpu.quantised import QUANTIZATIONS, Quantised, QuantisedWeight, dequantise, is_quantisable, quantise
 from radixkv_cpu.rows import BlockParts
 
@@ -46,15 +51,18 @@ __all__ = [
     "DecoderLayer",
     "DecoderLayers",
     "Experts",
+    "Logprobs",
     "PackedWeight",
     "PagedAttention",
     "Quantised",
     "QuantisedWeight",
     "RMSNorm",
     "RowKind",
+    "Truncation",
     "Weight",
     "cpu_flags",
     "dequantise",
+    "draw_tokens",
     "is_packable",
     "is_quantisable",
     "library",
@@ -62,5 +70,6 @@ __all__ = [
     "rms_norm",
     "rope_",
     "supported_variants",
+    "token_logprobs",
     "write_cache",
 ]

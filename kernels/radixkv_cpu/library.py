@@ -45,7 +45,7 @@ class Library:
                 f"{path}: expected a library compiled from the sources {expected} in {FOLDER / 'src'}, got one of "
                 f"{compiled}: compile it again (pip install -e . in a checkout), or do without (RADIXKV_CPU_VARIANT=none)"
             )
-        # Each takes the address of its arguments, and whether the numbers are bfloat16.
+        # Each takes the address of its arguments, and mostly whether the numbers are bfloat16: see calls.h.
         self.linear = self._function("linear")
         self.attention = self._function("attention")
         self.rms_norm = self._function("rms_norm")
@@ -54,6 +54,8 @@ class Library:
         self.experts = self._function("experts")
         self.layers = self._function("layers")
         self.rows = self._function("rows")
+        self.draw = self._function("draw")
+        self.logprobs = self._function("logprobs")
 
     def _function(self, name: str) -> Callable[[int, bool], None]:
         function = getattr(self._dll, f"radixkv_{name}")

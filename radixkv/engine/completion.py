@@ -10,7 +10,8 @@ from typing import Any
 
 from radixkv.outputs import Logprob
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.sampler import SampledToken, SamplingState
+from radixkv.sampling.logprobs import SampledToken
+from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.request import TokenSequence
 

@@ -12,7 +12,8 @@ from radixkv.cache import PrefixCache
 from radixkv.engine.completion import TokenDecoder, logprobs_with_text, prepare_sampling
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.runner import ModelRunner
-from radixkv.sampling.sampler import InFlightTokens, prompt_logprobs
+from radixkv.sampling.logprobs import prompt_logprobs
+from radixkv.sampling.sampler import InFlightTokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, BeamStep, SampledRow, ScheduledChunk
 from radixkv.scheduling.request import SequenceGroup

@@ -11,7 +11,8 @@ import torch
 from radixkv.engine.completion import TokenDecoder, append_logprobs, append_token
 from radixkv.errors import StructuredOutputError
 from radixkv.sampling.grammar_budget import costs, settle
-from radixkv.sampling.sampler import SampledToken, sample
+from radixkv.sampling.logprobs import SampledToken
+from radixkv.sampling.sampler import sample
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST, GENERATED_TOKEN_COST
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence

@@ -24,12 +24,10 @@ from radixkv.sampling.exponential import FIRST_NUM_CANDIDATES, draw
 from radixkv.sampling.grammar_mask import apply_grammar_bitmask
 from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.logprobs import SampledToken, with_logprobs
 from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling.variates import SamplingRow
 from radixkv.sampling_params import SamplingParams
-
-# (token id, log-probability, rank from 1)
-TokenLogprob = tuple[int, float, int]
 
 
 @dataclass(eq=False)
@@ -103,15 +101,6 @@ class SamplingState:
             del self.output_token_ids[num_tokens:]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A sampled token; with ``logprobs`` asked for, the likeliest tokens and itself as ``top_logprobs``."""
-
-    token_id: int
-    logprob: float | None = None
-    top_logprobs: tuple[TokenLogprob, ...] = ()
-
-
 def sample(
     logits: torch.Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]] | None = None
 ) -> list[SampledToken]:
@@ -135,11 +124,12 @@ def sample(
         states = [state for state, draft in zip(states, drafts, strict=True) for _ in range(1 + len(draft))]
     token_ids, _ = InFlightTokens(logits, states, num_placeholders).fetch()
     described: dict[int, SampledToken] = {}
-    with_logprobs = [i for i, state in enumerate(states) if state.params.logprobs is not None]
-    if with_logprobs:
-        counts = [states[i].params.logprobs or 0 for i in with_logprobs]
-        tokens = _with_logprobs(raw[with_logprobs], [token_ids[i] for i in with_logprobs], counts)
-        described = dict(zip(with_logprobs, tokens, strict=True))
+    wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
+    if wanted:
+        counts = [states[i].params.logprobs or 0 for i in wanted]
+        rows = raw if len(wanted) == len(states) else raw[wanted]
+        tokens = with_logprobs(rows, [token_ids[i] for i in wanted], counts)
+        described = dict(zip(wanted, tokens, strict=True))
     return [described.get(i) or SampledToken(token_id) for i, token_id in enumerate(token_ids)]
 
 
@@ -161,11 +151,6 @@ def _changed_logits(
     for i in changed:
         states[i].change_logits(logits[rows[i]] if drafts[i] else logits[rows[i].start], drafts[i])
     return logits
-
-
-def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], count: int) -> list[SampledToken]:
-    """What ``logits`` (``[tokens, vocabulary]``) say of the tokens that follow, and of the ``count`` likeliest."""
-    return _with_logprobs(logits, targets, [count] * len(targets))
 
 
 class InFlightTokens:
@@ -221,25 +206,3 @@ class InFlightTokens:
                 token_ids[i] = int(token_id)
             pending = [part for part, done in zip(pending, final.tolist(), strict=True) if not done]
         return token_ids, frozenset(i for i, token_id in enumerate(token_ids) if token_id != first[i])
-
-
-def _with_logprobs(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
-    """Each row's token with its log-probability, and those of the row's ``counts`` likeliest."""
-    if not token_ids:
-        return []
-    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    totals = torch.logsumexp(logits, -1, keepdim=True)
-    own = logits.gather(1, chosen)
-    ranks = ((logits > own).sum(-1) + 1).tolist()
-    values, ids = torch.topk(logits, max(counts))
-    tokens = []
-    for i, (token_id, count, logprob, likeliest, logprobs) in enumerate(
-        zip(
-            token_ids, counts, (own - totals).squeeze(1).tolist(), ids.tolist(), (values - totals).tolist(), strict=True
-        )
-    ):
-        entries = list(zip(likeliest[:count], logprobs[:count], range(1, count + 1), strict=True))
-        if token_id not in likeliest[:count]:
-            entries.append((token_id, logprob, ranks[i]))
-        tokens.append(SampledToken(token_id, logprob, tuple(entries)))
-    return tokens

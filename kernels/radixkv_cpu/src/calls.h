@@ -134,6 +134,26 @@ struct Layers {
     const Attention *attention, *last_attention;
 };
 
+struct Draw {
+    const float* logits;                           // [rows, vocabulary]
+    const float* temperatures;                     // [rows], above 0
+    const uint64_t* states;                        // [rows], from which variates are counted
+    const int64_t* top_k;                          // [rows], at least 1
+    const float *top_p, *min_p;                    // [rows]
+    int64_t* token_ids;                            // [rows]
+    int64_t rows, vocab_size;
+};
+
+struct Logprobs {
+    const float* logits;       // [rows, vocabulary]
+    const int64_t* token_ids;  // [rows]: one token of each
+    float* totals;             // [rows]: their log-sum-exp
+    int64_t* ranks;            // [rows]: of the token, from 1
+    int64_t* top_ids;          // [rows, count]: the likeliest tokens, the likeliest first
+    float* top_logits;         // [rows, count]
+    int64_t rows, vocab_size, count;
+};
+
 }  // namespace radixkv
 
 // The last argument says whether T is bfloat16.
@@ -145,4 +165,8 @@ RADIXKV_API void radixkv_rows(const radixkv::Rows* call, int32_t into_rows);
 RADIXKV_API void radixkv_linear(const radixkv::Linear* call, int32_t is_bf16);
 RADIXKV_API void radixkv_experts(const radixkv::Experts* call, int32_t is_bf16);
 RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf16);
+// The last argument says whether top_k, top_p and min_p are looked at.
+RADIXKV_API void radixkv_draw(const radixkv::Draw* call, int32_t truncates);
+// The last argument says nothing.
+RADIXKV_API void radixkv_logprobs(const radixkv::Logprobs* call, int32_t);
 RADIXKV_API void radixkv_layers(const radixkv::Layers* call, int32_t is_bf16);

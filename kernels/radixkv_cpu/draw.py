@@ -1,0 +1,77 @@
+"""One token per row of logits, in one call of the library."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+
+from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.library import require_library
+
+
+class Truncation(NamedTuple):
+    """Which tokens are left of each row, in this order; of tokens as likely as one another, those of the lowest ids.
+
+    Attributes:
+        min_p: float32 ``[rows]``: those at least so likely, as a part of the likeliest one's probability.
+        top_k: int64 ``[rows]``, at least 1: so many of the likeliest.
+        top_p: float32 ``[rows]``, above 0: each while the likelier ones together have less than this part of what is left.
+    """
+
+    min_p: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+
+
+class _Draw(ctypes.Structure):
+    """`Draw` of ``src/calls.h``."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("logits", "temperatures", "states", "top_k", "top_p", "min_p", "token_ids")
+        ),
+        *((name, ctypes.c_int64) for name in ("rows", "vocab_size")),
+    )
+
+
+def draw_tokens(
+    logits: torch.Tensor, temperatures: torch.Tensor, states: torch.Tensor, truncation: Truncation | None = None
+) -> torch.Tensor:
+    """Draw by an exponential race: the largest ratio of probability to an exponential variate of mean 1 wins.
+
+    A token's variate is SplitMix64's (Steele, Lea, Flood 2014), so many steps from the row's state as its id says. Without
+    truncation, blocks of 256 neighbouring ids race first, of which block b counts as the id -2 - b, then the block's tokens.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        temperatures: float32 ``[rows]``, above 0, by which logits are divided. The caller answers for what it holds, and for
+            the truncation's numbers.
+        states: int64 ``[rows]``.
+        truncation: None: every token may be drawn.
+
+    Returns:
+        Token ids, int64 ``[rows]``; of a row that is not of numbers, 0.
+
+    Raises:
+        ValueError: a tensor is not as above, or there is no token.
+    """
+    check_tensor("logits", logits, [None, None], [torch.float32])
+    rows, vocab_size = logits.shape
+    if not vocab_size:
+        raise ValueError(f"logits: expected at least one token, got shape {list(logits.shape)}")
+    check_tensor("temperatures", temperatures, [rows], [torch.float32])
+    check_tensor("states", states, [rows], [torch.int64])
+    if truncation is not None:
+        for name, column in zip(truncation._fields, truncation, strict=True):
+            check_tensor(name, column, [rows], [torch.int64 if name == "top_k" else torch.float32])
+    token_ids = torch.empty(rows, dtype=torch.int64)
+    min_p, top_k, top_p = (None, None, None) if truncation is None else (column.data_ptr() for column in truncation)
+    call = _Draw(
+        logits.data_ptr(), temperatures.data_ptr(), states.data_ptr(), top_k, top_p, min_p, token_ids.data_ptr(),
+        rows, vocab_size,
+    )  # fmt: skip
+    require_library().draw(ctypes.addressof(call), truncation is not None)
+    return token_ids

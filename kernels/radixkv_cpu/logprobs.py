@@ -1,0 +1,66 @@
+"""Log-probabilities of one token and of the likeliest ones of each row of logits, in one call of the library."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+
+from radixkv_cpu.checks import check_tensor
+from radixkv_cpu.library import require_library
+
+
+class Logprobs(NamedTuple):
+    """What rows of logits say.
+
+    Attributes:
+        totals: float32 ``[rows]``: the log-sum-exp, by which a log-probability is less than its logit.
+        ranks: int64 ``[rows]``: of the rows' tokens, from 1; as likely ones share the first.
+        top_ids: int64 ``[rows, count]``: the likeliest tokens, the likeliest first; of those as likely as one another, those
+            of the lowest ids.
+        top_logits: float32 ``[rows, count]``: theirs.
+    """
+
+    totals: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_logits: torch.Tensor
+
+
+class _Logprobs(ctypes.Structure):
+    """`Logprobs` of ``src/calls.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "token_ids", *Logprobs._fields)),
+        *((name, ctypes.c_int64) for name in ("rows", "vocab_size", "count")),
+    )
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) -> Logprobs:
+    """Describe one token of each row and the ``count`` likeliest.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``. Where a row is not of numbers, its total is none, and the order of its tokens
+            means nothing.
+        token_ids: int64 ``[rows]``.
+
+    Raises:
+        ValueError: a tensor is not as above, a token is not of the vocabulary, or it has fewer than ``count``.
+    """
+    check_tensor("logits", logits, [None, None], [torch.float32])
+    rows, vocab_size = logits.shape
+    check_tensor("token_ids", token_ids, [rows], [torch.int64])
+    if not 0 <= count <= vocab_size:
+        raise ValueError(f"count: expected 0 to {vocab_size}, as many as the vocabulary has tokens, got {count}")
+    if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ValueError(f"token_ids: expected 0 to {vocab_size - 1}, got {token_ids.tolist()}")
+    found = Logprobs(
+        torch.empty(rows), torch.empty(rows, dtype=torch.int64),
+        torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count),
+    )  # fmt: skip
+    call = _Logprobs(
+        logits.data_ptr(), token_ids.data_ptr(), *(column.data_ptr() for column in found), rows, vocab_size, count
+    )
+    require_library().logprobs(ctypes.addressof(call), False)
+    return found

@@ -1,0 +1,58 @@
+// The likeliest tokens of a row of a vocabulary: numbers of which most are too small to matter.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "simd.h"
+
+namespace radixkv {
+
+struct Candidate {
+    float weight;
+    int32_t id;
+};
+
+// Of tokens as likely as one another, those of the lowest ids come first.
+inline bool is_likelier(const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; }
+
+// A bit for each lane.
+inline uint32_t lanes_at_least(F32 weights, float least) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(least), _CMP_GE_OQ);
+#else
+    const I32 found = weights >= least;
+    __m256 halves[2];
+    std::memcpy(halves, &found, sizeof halves);
+    return uint32_t(_mm256_movemask_ps(halves[0]) | _mm256_movemask_ps(halves[1]) << kLanes / 2);
+#endif
+}
+
+// Those of the lanes that are of a row, `left` numbers before its end.
+inline uint32_t lanes_left(int64_t left) { return left >= kLanes ? (1u << kLanes) - 1 : (1u << left) - 1; }
+
+// A weight than which at least `count` tokens are not less likely. Peaks are the largest weights of some tokens each, none of which is
+// NaN; they are reordered. If there are too few, `lowest`.
+inline float bound_of_likeliest(std::vector<float>& peaks, int64_t count, float lowest) {
+    if (count > int64_t(peaks.size())) return lowest;
+    std::nth_element(peaks.begin(), peaks.begin() + (count - 1), peaks.end(), std::greater<float>());
+    return peaks[count - 1];
+}
+
+// The tokens with at least this weight, in the order of their ids.
+inline void gather_candidates(const float* weights, int64_t vocab_size, float least, std::vector<Candidate>& candidates) {
+    candidates.clear();
+    const auto add = [&](F32 some, int64_t from) {
+        for (uint32_t found = lanes_at_least(some, least) & lanes_left(vocab_size - from); found; found &= found - 1) {
+            const int64_t id = from + __builtin_ctz(found);
+            candidates.push_back({weights[id], int32_t(id)});
+        }
+    };
+    int64_t from = 0;
+    for (; from + kLanes <= vocab_size; from += kLanes) add(load(weights + from), from);
+    if (from < vocab_size) add(load_part(weights + from, vocab_size - from), from);
+}
+
+}  // namespace radixkv
