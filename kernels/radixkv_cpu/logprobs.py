@@ -56,8 +56,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, count: int) ->
     if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
         raise ValueError(f"token_ids: expected 0 to {vocab_size - 1}, got {token_ids.tolist()}")
     found = Logprobs(
-        torch.empty(rows), torch.empty(rows, dtype=torch.int64),
-        torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count),
+        torch.empty(rows, dtype=torch.float32), torch.empty(rows, dtype=torch.int64),
+        torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count, dtype=torch.float32),
     )  # fmt: skip
     call = _Logprobs(
         logits.data_ptr(), token_ids.data_ptr(), *(column.data_ptr() for column in found), rows, vocab_size, count

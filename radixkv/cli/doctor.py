@@ -86,7 +86,7 @@ def _read_bandwidth() -> float:
     """Bytes per second that all threads read from memory: what a decoding step is bound by."""
     import torch
 
-    numbers = torch.ones(2**26)
+    numbers = torch.ones(2**26, dtype=torch.float32)
     seconds = []
     for _ in range(3):
         start = time.perf_counter()

@@ -69,8 +69,12 @@ def error_of(replacement: nn.Module, original: nn.Module, call: Call) -> float:
     x = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
         return math.inf
-    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) + _PROBE_MEAN
-    sizes = torch.tensor(_PROBE_SIZES).repeat(x.numel())[: x.numel() // x.shape[-1]].view(*x.shape[:-1], 1)
+    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _PROBE_MEAN
+    sizes = (
+        torch.tensor(_PROBE_SIZES, dtype=torch.float32)
+        .repeat(x.numel())[: x.numel() // x.shape[-1]]
+        .view(*x.shape[:-1], 1)
+    )
     probe = (numbers * sizes).to(x.device, x.dtype)
     if args:
         args = (probe, *args[1:])

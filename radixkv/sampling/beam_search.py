@@ -167,7 +167,7 @@ class BeamSearch:
         top_logits, token_ids = torch.topk(allowed, per_beam)
         logprobs = top_logits - torch.logsumexp(logits, dim=-1, keepdim=True)
         parent_scores = [[history[-1].score if history else 0.0] for history in self._histories]
-        scores = logprobs + torch.tensor(parent_scores, device=logits.device)
+        scores = logprobs + torch.tensor(parent_scores, dtype=torch.float32, device=logits.device)
         top_scores, flat_indices = torch.topk(scores.view(-1), min(count, scores.numel()))
         top_logprobs = [
             [

@@ -67,7 +67,7 @@ def draw_in_every_way(logits: torch.Tensor) -> None:
 
 
 def _temperatures(rows: Sequence[SamplingRow], device: torch.device) -> torch.Tensor:
-    return to_device(torch.tensor([row.params.temperature for row in rows]), device)
+    return to_device(torch.tensor([row.params.temperature for row in rows], dtype=torch.float32), device)
 
 
 def _draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -95,7 +95,7 @@ def _draw_from_likeliest(
     device, vocab_size = logits.device, logits.shape[1]
     limits = [row.params.top_k if 0 < row.params.top_k < vocab_size else vocab_size for row in rows]
     numbers = [[limit, row.params.top_p, row.params.min_p] for limit, row in zip(limits, rows, strict=True)]
-    top_k, top_p, min_p = to_device(torch.tensor(numbers), device).unsqueeze(2).unbind(1)
+    top_k, top_p, min_p = to_device(torch.tensor(numbers, dtype=torch.float32), device).unsqueeze(2).unbind(1)
     count = min(num_candidates, vocab_size, max(limits))
     # Probabilities stay those of the whole vocabulary until truncation is complete.
     probs, ids = _likeliest(logits, _temperatures(rows, device), count)

@@ -81,7 +81,8 @@ def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
 
 def draw_from_vocabulary(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """One token per row, by a race of blocks of `BLOCK_IDS` neighbouring ids and one within the block that won."""
-    temperatures, states = torch.tensor([row.params.temperature for row in rows]), rng_states(rows, _CPU)
+    temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32)
+    states = rng_states(rows, _CPU)
     if library() is not None:
         return draw_tokens(logits.contiguous(), temperatures, states)
     temperatures, states = temperatures.unsqueeze(1), states.unsqueeze(1)
@@ -127,7 +128,7 @@ class _Scratch:
     def __init__(self, logits: torch.Tensor) -> None:
         num_rows, vocab_size = logits.shape
         shape = min(num_rows, _rows_per_pass(vocab_size)), vocab_size
-        self._scaled, self._probs = torch.empty(shape), torch.empty(shape)
+        self._scaled, self._probs = (torch.empty(shape, dtype=torch.float32) for _ in range(2))
         self._mask = np.empty(vocab_size, dtype=np.bool_)
 
     def probs(self, logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:

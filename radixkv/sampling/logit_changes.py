@@ -117,7 +117,8 @@ class LogitChanges:
             logits.masked_fill_(self._disallowed, float("-inf"))
         if params.biases:
             if self._bias is None:
-                ids, values = torch.tensor(list(params.biases)), torch.tensor(list(params.biases.values()))
+                ids = torch.tensor(list(params.biases))
+                values = torch.tensor(list(params.biases.values()), dtype=torch.float32)
                 self._bias = to_device(ids, logits.device), to_device(values, logits.device)
             ids, values = self._bias
             logits[ids] += values
@@ -147,4 +148,4 @@ class LogitChanges:
         penalty = params.repetition_penalty
         if penalty != 1.0:
             values = torch.where(values > 0, values / penalty, values * penalty)
-        logits[seen] = values - params.presence_penalty * (times > 0) - params.frequency_penalty * times
+        logits[seen] = values - params.presence_penalty * (times > 0).float() - params.frequency_penalty * times

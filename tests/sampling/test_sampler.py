@@ -269,6 +269,26 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     assert together == backwards == alone
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_changes_no_draw_and_no_log_probability(dtype: torch.dtype) -> None:
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0))
+    asked = [
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.0, "logit_bias": {7: 0.3}},
+        {"temperature": 1.3, "top_k": 40, "repetition_penalty": 1.1},
+    ]
+    answers = []
+    for default in (torch.float32, dtype):
+        torch.set_default_dtype(default)
+        try:
+            states = [sampling_state(SamplingParams(logprobs=3, **params)) for params in asked]
+            answers.append(sample(logits.clone(), states))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert answers[0] == answers[1]
+
+
 def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(2))
     params = SamplingParams(temperature=0.0, logit_bias={9: 100.0}, logprobs=3)

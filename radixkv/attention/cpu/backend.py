@@ -69,9 +69,11 @@ class CpuAttention:
                 merged = partial
                 break
             if merged is None:
+                # In the precision of the sums, at least float32.
+                dtype = partial[1].dtype
                 merged = (
-                    torch.zeros(num_rows, num_kv_heads, group, value_dim),
-                    torch.full((num_rows, num_kv_heads, group), float("-inf")),
+                    torch.zeros(num_rows, num_kv_heads, group, value_dim, dtype=dtype),
+                    torch.full((num_rows, num_kv_heads, group), float("-inf"), dtype=dtype),
                 )
             _merge(merged, call, partial)
 

@@ -218,7 +218,7 @@ class _Problem:
         shape, count = self._layer.shape, self._block_size + 3
         query = self._random(count, self._layer.num_query_heads, shape.key_dim)
         key, value = (self._random(count, shape.num_kv_heads, dim) for dim in (shape.key_dim, shape.value_dim))
-        angles = torch.rand(count, rotary_dim // 2, generator=self._generator).repeat(1, 2)
+        angles = torch.rand(count, rotary_dim // 2, generator=self._generator, dtype=torch.float32).repeat(1, 2)
         slots, cosines, sines = torch.arange(count), angles.cos().to(self._dtype), angles.sin().to(self._dtype)
         truth, true_query = [cache.clone() for cache in self._caches], torch.empty_like(query)
         ours, (our_query,) = self._to_device(*self._caches), self._to_device(true_query)
@@ -263,7 +263,8 @@ class _Problem:
     def _partials(self, count: int) -> list[torch.Tensor]:
         heads = self._layer.num_query_heads
         return [
-            torch.full(size, float("nan")) for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
+            torch.full(size, float("nan"), dtype=torch.float32)
+            for size in ((count, heads, self._layer.shape.value_dim), (count, heads))
         ]
 
     def _items(self, tile_rows: int, beside_narrow: bool = False, dependent: bool = False) -> Pairs:
@@ -331,8 +332,9 @@ class _Problem:
     def _draw(self) -> Pairs:
         """Of each row one id alone can be drawn."""
         drawn = torch.tensor([4999, 0, 3000])
-        logits = torch.full((3, 5000), float("-inf")).index_put((torch.arange(3), drawn), torch.tensor(2.0))
-        return [(draw_tokens(*self._to_device(logits, torch.ones(3), torch.arange(3))), drawn)]
+        logits = torch.full((3, 5000), float("-inf"), dtype=torch.float32)
+        logits[torch.arange(3), drawn] = 2.0
+        return [(draw_tokens(*self._to_device(logits, torch.ones(3, dtype=torch.float32), torch.arange(3))), drawn)]
 
     def _on_device(self, options: dict[str, Any]) -> dict[str, Any]:
         return {
