@@ -87,6 +87,10 @@ def float32_against_vllm() -> str:
     return against_vllm("f32")
 
 
+def float32_against_vllm_without_amx() -> str:
+    return against_vllm_on_one_processor("against-vllm-f32-icelake", "Intel without AMX, float32", "{:.2f}")
+
+
 def experts_against_vllm() -> str:
     return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
 
@@ -322,6 +326,7 @@ def reserved_memory() -> str:
         (README, bfloat16_against_vllm),
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
+        (CPU, float32_against_vllm_without_amx),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
         (CPU, against_llama_cpp),
