@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -41,26 +41,24 @@ def against(
     plot: Annotated[Path | None, typer.Option(callback=writable_plot, help="where to draw the ratios")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")] = 3,
     only: Annotated[str | None, typer.Option(help="workloads whose name contains this")] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="instead, what steps of a tiny model take on one core")
-    ] = False,
-    experts: Annotated[
-        bool, typer.Option("--experts", help="instead, a mixture of experts with random weights")
-    ] = False,
+    kind: Annotated[
+        Literal["end-to-end", "requests", "experts", "steps"],
+        typer.Option(
+            help="requests: sampling, schemas and other lengths; experts: a mixture with random weights; "
+            "steps: a tiny model's on one core"
+        ),
+    ] = "end-to-end",
 ) -> None:
     """End to end against vLLM or llama.cpp on this processor."""
-    from radixkv.bench.peers.against import Kind, run_against
+    from radixkv.bench.peers.against import run_against
 
     if (vllm is None) == (llama_cpp is None):
         raise typer.BadParameter("expected one of --vllm and --llama-cpp")
-    if steps and experts:
-        raise typer.BadParameter("expected one of --steps and --experts")
-    kind: Kind = "steps" if steps else "experts" if experts else "end-to-end"
     if vllm is not None:
         run_against(Console(), "vllm", vllm, kind, dtype, quantization, rounds, only, json_path, plot)
     if llama_cpp is not None:
         if kind != "end-to-end":
-            raise typer.BadParameter(f"--{kind}: expected --vllm, which runs such a model in one process")
+            raise typer.BadParameter(f"--kind {kind}: expected --vllm, whose API has what it takes")
         run_against(Console(), "llama.cpp", llama_cpp, kind, dtype, quantization, rounds, only, json_path, plot)
 
 

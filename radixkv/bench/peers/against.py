@@ -24,7 +24,7 @@ from radixkv.bench.peers.line_process import LineProcess
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
 
-Kind = Literal["end-to-end", "experts", "steps"]
+Kind = Literal["end-to-end", "requests", "experts", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def run_against(
     Args:
         peer_python: the interpreter of an environment in which the peer is installed: vLLM for CPUs, or llama.cpp as the
             package xllamacpp.
-        kind: "end-to-end" on the default model; "experts", likewise on a mixture of experts with random weights; or "steps"
-            on a model of one small layer, on one core.
+        kind: "end-to-end" on the default model; "requests", on it too, of other kinds; "experts", end to end on a mixture of
+            experts with random weights; or "steps" on a model of one small layer, on one core.
         dtype: of both, "float32" or "bfloat16"; llama.cpp computes as the default model's file is, which has 4 bits a weight.
         quantization: of our weights.
 

@@ -125,6 +125,42 @@ class EndToEnd(Workloads):
         return time.perf_counter() - start
 
 
+class Requests(Workloads):
+    """What requests ask for beside a greedy answer, and other shapes of them, on a real model."""
+
+    MAX_NUM_SEQS = 128
+    FIRST = "16 prompts of 100, greedy"
+    PENALTIES: ClassVar[dict[str, float]] = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2}
+    # Longer than any answer, so that every engine generates as many tokens.
+    SCHEMA: ClassVar[dict[str, Any]] = {
+        "type": "array", "minItems": 100, "items": {
+            "type": "object", "additionalProperties": False, "required": ["name", "age"],
+            "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        },
+    }  # fmt: skip
+
+    def names(self) -> dict[str, Callable[[], float]]:
+        top_p = {"temperature": 0.8, "top_p": 0.95}
+        schema = self._api.StructuredOutputsParams(json=json.dumps(self.SCHEMA))
+        lengths = range(50, 1600, 100)
+        return {
+            self.FIRST: lambda: self._answers(16),
+            "the same, top-p": lambda: self._answers(16, **top_p),
+            "the same, penalties": lambda: self._answers(16, **self.PENALTIES),
+            "the same, 5 log-probabilities": lambda: self._answers(16, logprobs=5),
+            "the same, by a JSON schema": lambda: self._answers(16, structured_outputs=schema),
+            "64 prompts of 100, greedy": lambda: self._answers(64),
+            "64 prompts of 100, top-p": lambda: self._answers(64, **top_p),
+            "128 prompts of 100, 8 new": lambda: self._answers(128, max_tokens=8),
+            "16 prompts of 50 to 1,550": lambda: self._seconds([self._tokens(length) for length in lengths], 64),
+            "512 tokens, their log-probabilities": lambda: self._seconds([self._tokens(512)], 1, prompt_logprobs=5),
+            "first token of 4,000, cold": lambda: self._seconds([self._tokens(4000)], 1),
+        }
+
+    def _answers(self, count: int, max_tokens: int = 64, **sampling: Any) -> float:
+        return self._seconds([self._tokens(100) for _ in range(count)], max_tokens, **sampling)
+
+
 class Steps(Workloads):
     """What a decoding step takes, where the model takes next to nothing: seconds of one step, the mean of 64."""
 
@@ -184,7 +220,9 @@ class LlamaCpp:
         """It has no such call. What should be cold is a new prompt in any case."""
 
 
-KINDS: dict[str, type[Workloads]] = {"end-to-end": EndToEnd, "experts": EndToEnd, "steps": Steps}
+KINDS: dict[str, type[Workloads]] = {
+    "end-to-end": EndToEnd, "requests": Requests, "experts": EndToEnd, "steps": Steps,
+}  # fmt: skip
 
 
 def use_one_core() -> None:
@@ -203,9 +241,9 @@ def main(engine: str, kind: str, model: str, options: str) -> None:
     if engine == "vllm":
         os.environ.update(VLLM_ENVIRONMENT)
         import vllm as api
-        from vllm.sampling_params import BeamSearchParams
+        from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
-        api.BeamSearchParams = BeamSearchParams
+        api.BeamSearchParams, api.StructuredOutputsParams = BeamSearchParams, StructuredOutputsParams
     elif engine == "llama.cpp":
         api = SimpleNamespace(LLM=LlamaCpp, SamplingParams=dict)
     else:

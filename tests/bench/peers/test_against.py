@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import radixkv
 from radixkv.bench.peers import against
 from radixkv.bench.peers.against import make_one_layer
-from radixkv.bench.peers.engine_process import Steps
+from radixkv.bench.peers.engine_process import Requests, Steps
 from radixkv.cli.main import app
 from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
@@ -97,10 +97,10 @@ def test_models_that_are_made_for_it(
     monkeypatch.setattr(against, "_Engine", Noted)
     python = tmp_path / "python"
     python.touch()
-    result = CliRunner().invoke(app, ["bench", "against", f"--{kind}", "--vllm", str(python)])
+    result = CliRunner().invoke(app, ["bench", "against", "--kind", kind, "--vllm", str(python)])
     assert result.exit_code == 0, result.output
     assert started == [("vllm", kind), ("radixkv", kind)]
-    result = CliRunner().invoke(app, ["bench", "against", f"--{kind}", "--llama-cpp", str(python)])
+    result = CliRunner().invoke(app, ["bench", "against", "--kind", kind, "--llama-cpp", str(python)])
     assert result.exit_code == 2
     assert "expected --vllm" in result.output
 
@@ -119,3 +119,22 @@ def test_the_model_of_one_layer_runs_all_its_sequences_in_one_step(tmp_path: Pat
     llm.engine.step = lambda: steps.append(1) or run()  # type: ignore[method-assign]
     assert Steps(radixkv, llm).names()["256 sequences, top-p"]() != 0
     assert 2 + 66 <= len(steps) < 80  # a few more are of prompts
+
+
+def test_a_schema_does_not_end_an_answer_early(tiny_model_folder: Path) -> None:
+    """All engines generate as many tokens, whatever is asked of them."""
+    llm = radixkv.LLM(str(tiny_model_folder), dtype="float32", num_blocks=400)
+    requests = Requests(radixkv, llm)
+    generated: list[list[int]] = []
+    generate = llm.generate
+
+    def watch(*args: Any, **options: Any) -> list[Any]:
+        outputs = generate(*args, **options)
+        generated.append([len(output.outputs[0].token_ids) for output in outputs])
+        return outputs
+
+    llm.generate = watch  # type: ignore[method-assign]
+    rows = requests.names()
+    assert rows["the same, by a JSON schema"]() > 0
+    assert rows["128 prompts of 100, 8 new"]() > 0
+    assert generated == [[64] * 16, [8] * 128]
