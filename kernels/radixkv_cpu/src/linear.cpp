@@ -104,9 +104,11 @@ class FloatProduct {
 
     void multiply_packed(int64_t rows, const T* packed, const uint8_t* panel, int64_t inputs, float* sums) {
         const auto* weights = reinterpret_cast<const T*>(panel);
-        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>)
-            product_.multiply_packed(rows, packed, inputs, start, std::min(kPanelDepth<T>, inputs - start), weights + start * kPanel, sums,
-                                     kPanel);
+        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
+            const int64_t count = std::min(kPanelDepth<T>, inputs - start);
+            product_.multiply_packed(rows, packed, inputs, start, count, weights + start * kPanel, sums, kPanel,
+                                     weights + (start + count) * kPanel, count * kPanel * sizeof(T));
+        }
     }
 
    private:
@@ -128,13 +130,14 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
 #pragma omp parallel
     {
         if (packs) {
-            for (const Chunk& chunk : chunks)
+            for (const Chunk& chunk : chunks) {
+                const int64_t block = PanelProduct<T>::rows_at_once(chunk.rows);
 #pragma omp for schedule(static) nowait
-                for (int64_t row = 0; row < chunk.rows; row += kMaxRows) {
+                for (int64_t row = 0; row < chunk.rows; row += block) {
                     const int64_t first = (chunk.first + row) * linear.inputs;
-                    PanelProduct<T>::pack(std::min<int64_t>(kMaxRows, chunk.rows - row), x + first, linear.inputs, linear.inputs,
-                                          x_packed.get() + first);
+                    PanelProduct<T>::pack(std::min(block, chunk.rows - row), x + first, linear.inputs, linear.inputs, x_packed.get() + first);
                 }
+            }
 #pragma omp barrier
         }
         Product product;
@@ -154,9 +157,9 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
             }
             write<T>(linear, chunk, unit * kPanel, sums.get(), sums.get() + (panels_per_unit - 1) * most_rows * kPanel);
         };
-        // Few rows take so little time that asking for the next panels would be felt. With many, equal numbers of tasks are not
-        // equal work: the last chunk has fewer rows, and a core may be shared.
-        if (most_rows <= kMaxRows) {
+        // Where memory is what takes time, each thread reads on where it has begun. Elsewhere equal numbers of tasks are not equal
+        // work: chunks have different numbers of rows, and a core may be shared.
+        if (most_rows <= (chunks.size() == 1 ? kMemoryBoundRows : kMaxRows)) {
 #pragma omp for schedule(static)
             for (int64_t task = 0; task < num_tasks; task++) multiply(task);
         } else {

@@ -28,53 +28,28 @@ void copy_padded(const T* from, int64_t dim, T* to) {
     std::memset(static_cast<void*>(to + dim), 0, (padded(dim) - dim) * sizeof(T));
 }
 
-// A square of 16 x 16 words, mirrored.
-#if defined(__AVX512F__)
-__attribute__((always_inline))  // all of it fits into registers
-#endif
-inline void transpose(const U32* from, U32* to) {
-    U32 a[16], b[16];
-    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(from[i], from[i + 8]);
-        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        b[2 * i] = interleave_low(a[i], a[i + 8]);
-        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(b[i], b[i + 8]);
-        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        to[2 * i] = interleave_low(a[i], a[i + 8]);
-        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-}
-
 // Keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions become zeros. Meanwhile the
 // `next` ones are fetched: they lie scattered, where no processor foresees them.
 template <typename T>
 void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
     constexpr int64_t kWord = 4 / sizeof(T);
     const int64_t words = padded(dim) / kWord;
-    for (int first = 0; first < kKeys; first += kLanes) {
+    for (int first = 0; first < kKeys; first += kRegisterLanes) {
         auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
-        for (int64_t word = 0; word < words; word += kLanes) {
-            U32 rows[kLanes], columns[kLanes];
-            const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
-            for (int i = 0; i < kLanes; i++) __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
-            if (first + kLanes <= count && left == kLanes * kWord) {
-                for (int i = 0; i < kLanes; i++) std::memcpy(&rows[i], keys[first + i] + word * kWord, sizeof rows[i]);
+        for (int64_t word = 0; word < words; word += kRegisterLanes) {
+            Words rows[kRegisterLanes], columns[kRegisterLanes];
+            const int64_t left = std::min<int64_t>(dim - word * kWord, kRegisterLanes * kWord);
+            for (int i = 0; i < kRegisterLanes; i++) __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
+            if (first + kRegisterLanes <= count && left == kRegisterLanes * kWord) {
+                for (int i = 0; i < kRegisterLanes; i++) rows[i] = load_as<Words>(keys[first + i] + word * kWord);
             } else {
-                for (int i = 0; i < kLanes; i++) {
-                    rows[i] = U32{};
+                for (int i = 0; i < kRegisterLanes; i++) {
+                    rows[i] = Words{};
                     if (first + i < count && left > 0) std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
                 }
             }
             transpose(rows, columns);
-            for (int i = 0; i < kLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
+            for (int i = 0; i < kRegisterLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
         }
     }
 }

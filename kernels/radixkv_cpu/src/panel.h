@@ -15,8 +15,12 @@
 namespace radixkv {
 
 constexpr int kPanel = 32;
-// Accumulators of so many rows by 32 columns fill 24 of 32 registers.
+// Sums of so many rows by 32 columns fill 24 of 32 registers, or by 16 columns 12 of 16.
+#if defined(__AVX512F__)
 constexpr int kMaxRows = 12;
+#else
+constexpr int kMaxRows = 6;
+#endif
 // So many inputs of a panel stay in a first-level cache: 24 KiB, or 36 where there are AMX tiles, of which it has 48.
 #if defined(__AMX_BF16__)
 constexpr int64_t kPanelBytes = 36 * 1024;
@@ -26,34 +30,57 @@ constexpr int64_t kPanelBytes = 24 * 1024;
 template <typename T>
 constexpr int64_t kPanelDepth = kPanelBytes / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
+// For up to so many rows, a product takes about as long as its weights take to be read.
+constexpr int64_t kMemoryBoundRows = 96;
 // Columns of a narrow tile.
 constexpr int kTileColumns = 4;
 
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
 
+constexpr int kPanelRegisters = kPanel / kRegisterLanes;
+
 // What sums begin with. A row's products are added one after the other to what is there, however many rows and parts there are: so
 // its sums are the same numbers to the last bit, whatever else is in the batch.
-template <int ROWS>
-void load_sums(F32 (&total)[ROWS][2], const float* sums, int64_t stride, bool add) {
+//
+// All loops over sums are unrolled, or they would lie in memory.
+template <int ROWS, int WIDTH>
+void load_sums(Register (&total)[ROWS][WIDTH], const float* sums, int64_t stride, bool add) {
+#pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
-        for (int half = 0; half < 2; half++) total[row][half] = add ? load(sums + row * stride + half * kLanes) : F32{};
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) total[row][i] = add ? load_as<Register>(sums + row * stride + i * kRegisterLanes) : Register{};
 }
 
-template <int ROWS>
-void store_sums(const F32 (&total)[ROWS][2], float* sums, int64_t stride) {
+template <int ROWS, int WIDTH, typename V>
+void store_sums(const V (&total)[ROWS][WIDTH], float* sums, int64_t stride) {
+#pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
-        for (int half = 0; half < 2; half++) store(sums + row * stride + half * kLanes, total[row][half]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) store_as(sums + row * stride + i * int64_t(sizeof(V) / 4), total[row][i]);
 }
+
+// What is fetched into the second-level cache while rows pass a panel's lines: so many bytes for each of them.
+struct Upcoming {
+    const char* from = nullptr;
+    int64_t step = 0;
+};
 
 // Where row r's word k is, of rows that are packed word by word or lie apart.
 template <int ROWS>
 struct PackedRows {
+    static constexpr bool kFetchesUpcoming = false;
     static int64_t at(int64_t row, int64_t word, int64_t) { return word * ROWS + row; }
 };
 template <int ROWS>
 struct StridedRows {
+    static constexpr bool kFetchesUpcoming = false;
     static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
+};
+// Of a few blocks of rows the first alone would read memory, which would rest while the others pass what is in a cache.
+template <int ROWS>
+struct FetchingPackedRows : PackedRows<ROWS> {
+    static constexpr bool kFetchesUpcoming = true;
 };
 
 #if defined(__AVX512BF16__)
@@ -65,69 +92,96 @@ inline __m512bh broadcast_pair(const BF16* from) {
 }
 #endif
 
-// sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
-template <int ROWS, template <int> typename Rows>
-void multiply(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
-    F32 total[ROWS][2];
-    load_sums<ROWS>(total, sums, sum_stride, add);
+// sums[row] (+)= x[row] . panel for ROWS rows, and as many of a panel's columns as WIDTH registers have: all sums stay in registers.
+template <int ROWS, int WIDTH, typename Rows>
+void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+                   [[maybe_unused]] Upcoming upcoming) {
+    Register total[ROWS][WIDTH];
+    load_sums(total, sums, sum_stride, add);
     for (int64_t k = 0; k < inputs; k++) {
-        // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
-        __builtin_prefetch(panel + (k + kAhead) * kPanel);
-        __builtin_prefetch(panel + (k + kAhead) * kPanel + kLanes);
-        const F32 low = load(panel + k * kPanel), high = load(panel + k * kPanel + kLanes);
+        const float* line = panel + k * kPanel;
+        if constexpr (Rows::kFetchesUpcoming) {
+            __builtin_prefetch(upcoming.from + k * upcoming.step, 0, 2);
+        } else {
+            // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
+            __builtin_prefetch(line + kAhead * kPanel);
+            __builtin_prefetch(line + kAhead * kPanel + kLanes);
+        }
+        Register weights[WIDTH];
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) weights[i] = load_as<Register>(line + i * kRegisterLanes);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
-            const F32 input = broadcast(x[Rows<ROWS>::at(row, k, stride)]);
-            total[row][0] += input * low;
-            total[row][1] += input * high;
+            const Register input = x[Rows::at(row, k, stride)] - Register{};
+#pragma GCC unroll 4
+            for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
         }
     }
-    store_sums<ROWS>(total, sums, sum_stride);
+    store_sums(total, sums, sum_stride);
 }
 
-template <int ROWS, template <int> typename Rows>
-void multiply(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
-    F32 total[ROWS][2];
-    load_sums<ROWS>(total, sums, sum_stride, add);
-#if defined(__AVX512BF16__)
+template <int ROWS, int WIDTH, typename Rows>
+void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+                   [[maybe_unused]] Upcoming upcoming) {
+    Register total[ROWS][WIDTH];
+    load_sums(total, sums, sum_stride, add);
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
         const BF16* line = panel + pair * 2 * kPanel;
+        if constexpr (Rows::kFetchesUpcoming) __builtin_prefetch(upcoming.from + pair * upcoming.step, 0, 2);
+#if defined(__AVX512BF16__)
         // Few rows pass as fast as memory is read, which the processor foresees by itself; many leave it no room to.
-        if constexpr (ROWS > 8) {
+        if constexpr (!Rows::kFetchesUpcoming && ROWS > 8) {
             __builtin_prefetch(line + kAhead * 2 * kPanel);
             __builtin_prefetch(line + kAhead * 2 * kPanel + kPanel);
         }
-        const __m512bh low = (__m512bh)_mm512_loadu_si512(line), high = (__m512bh)_mm512_loadu_si512(line + kPanel);
+        __m512bh weights[WIDTH];
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) weights[i] = load_as<__m512bh>(line + i * kPanel);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
-            const __m512bh input = broadcast_pair(x + Rows<ROWS>::at(row, pair, stride / 2) * 2);
-            total[row][0] = _mm512_dpbf16_ps(total[row][0], input, low);
-            total[row][1] = _mm512_dpbf16_ps(total[row][1], input, high);
+            const __m512bh input = broadcast_pair(x + Rows::at(row, pair, stride / 2) * 2);
+#pragma GCC unroll 4
+            for (int i = 0; i < WIDTH; i++) total[row][i] = _mm512_dpbf16_ps(total[row][i], input, weights[i]);
         }
-    }
 #else
-    for (int64_t k = 0; k < inputs; k += 2) {
-        U32 lines[2];
-        std::memcpy(lines, panel + k * kPanel, sizeof lines);
-        for (int half = 0; half < 2; half++) {
-            const F32 even = reinterpret_cast<F32>(lines[half] << 16), odd = reinterpret_cast<F32>(lines[half] & 0xffff0000);
+        // First the even inputs of all rows, then the odd ones: a pair at a time, there would not be registers for both.
+        for (int odd = 0; odd < 2; odd++) {
+            Register weights[WIDTH];
+#pragma GCC unroll 4
+            for (int i = 0; i < WIDTH; i++) {
+                const Words words = load_as<Words>(line + i * 2 * kRegisterLanes);
+                weights[i] = reinterpret_cast<Register>(odd ? words & 0xffff0000 : words << 16);
+            }
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                const BF16* input = x + Rows<ROWS>::at(row, k / 2, stride / 2) * 2;
-                total[row][half] += to_float(input[0]) * even + to_float(input[1]) * odd;
+                const Register input = to_float(x[Rows::at(row, pair, stride / 2) * 2 + odd]) - Register{};
+    #pragma GCC unroll 4
+            for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
             }
         }
-    }
 #endif
-    store_sums<ROWS>(total, sums, sum_stride);
+    }
+    store_sums(total, sums, sum_stride);
+}
+
+// How many registers' columns so many rows pass at once: the others wait in the first-level cache.
+constexpr int width_of(int64_t rows) { return kRegisterLanes == 16 || rows <= 2 ? kPanelRegisters : kPanelRegisters / 2; }
+
+// sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
+template <int ROWS, template <int> typename Rows, typename T>
+void multiply(const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add, Upcoming upcoming) {
+    constexpr int kWidth = width_of(ROWS);
+    for (int column = 0; column < kPanel; column += kWidth * kRegisterLanes)
+        multiply_tile<ROWS, kWidth, Rows<ROWS>>(x, stride, panel + column * (4 / sizeof(T)), inputs, sums + column, sum_stride, add, upcoming);
 }
 
 template <template <int> typename Rows, typename T, int ROWS = kMaxRows>
-void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add) {
+void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+                   Upcoming upcoming = {}) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return multiply_rows<Rows, T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride, add);
+        if (rows < ROWS) return multiply_rows<Rows, T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride, add, upcoming);
     }
-    multiply<ROWS, Rows>(x, stride, panel, inputs, sums, sum_stride, add);
+    multiply<ROWS, Rows>(x, stride, panel, inputs, sums, sum_stride, add, upcoming);
 }
 
 // Memory that is read next, fetched into the second-level cache a few lines a step: tile loads leave the processor no room to
@@ -273,8 +327,8 @@ class PanelProduct {
                   bool add = false, const T* next = nullptr) {
         const int64_t block = rows_at_once(rows);
         Ahead ahead(next, inputs * kPanel * int64_t(sizeof(T)), (rows + block - 1) / block * ((inputs + 31) / 32));
-        // What many rows pass again and again should stay in the first-level cache.
-        const int64_t depth = rows > block ? kPanelDepth<T> : inputs;
+        // What is passed again and again should stay in the first-level cache.
+        const int64_t depth = rows > block || width_of(block) < kPanelRegisters ? kPanelDepth<T> : inputs;
         for (int64_t start = 0; start < inputs; start += depth) {
             const int64_t count = std::min(depth, inputs - start);
             for (int64_t row = 0; row < rows; row += block)
@@ -285,23 +339,58 @@ class PanelProduct {
 
     Tiles& tiles() { return tiles_; }
 
+    // As equal parts of all rows as the registers allow.
+    static int64_t rows_at_once(int64_t rows) {
+#if defined(__AMX_BF16__)
+        if (kPairs<T>) return Tiles::kBlock;
+#endif
+        const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
+        return (rows + parts - 1) / parts;
+    }
+
     // Whether that many rows should be packed first, so that they are read in one stream. AMX gains nothing.
     static bool packs(int64_t rows) { return rows > kMaxRows && rows_at_once(rows) <= kMaxRows; }
 
     // Up to `kMaxRows` rows, word by word; a word is two inputs in bfloat16.
     static void pack(int64_t rows, const T* x, int64_t stride, int64_t inputs, T* to) {
         constexpr int64_t kWord = 4 / sizeof(T);
-        for (int64_t k = 0; k < inputs; k += kWord)
-            for (int64_t row = 0; row < rows; row++, to += kWord) std::memcpy(static_cast<void*>(to), x + row * stride + k, 4);
+        const int64_t words = inputs / kWord;
+        auto* out = reinterpret_cast<uint32_t*>(to);
+        int64_t word = 0;
+        for (; word + kRegisterLanes <= words; word += kRegisterLanes) {
+            Words lines[kRegisterLanes], columns[kRegisterLanes];
+            for (int i = 0; i < kRegisterLanes; i++) lines[i] = i < rows ? load_as<Words>(x + i * stride + word * kWord) : Words{};
+            transpose(lines, columns);
+            // What is behind a word's rows is overwritten by the next one, but not what is behind the last.
+            const bool whole = (word + kRegisterLanes - 1) * rows + kRegisterLanes <= words * rows;
+            for (int i = 0; i < kRegisterLanes; i++)
+                std::memcpy(out + (word + i) * rows, &columns[i], whole ? sizeof columns[i] : rows * 4);
+        }
+        for (; word < words; word++)
+            for (int64_t row = 0; row < rows; row++) std::memcpy(out + word * rows + row, x + row * stride + word * kWord, 4);
     }
 
-    // As `multiply`, with rows packed `kMaxRows` at a time, of whose inputs the panel holds `count` from `start` on.
+    // As `multiply`, with rows packed `rows_at_once(rows)` at a time, of whose inputs the panel holds `count` from `start` on.
+    // Meanwhile the bytes from `next` on are fetched, if rows are few.
     static void multiply_packed(int64_t rows, const T* packed, int64_t inputs, int64_t start, int64_t count, const T* panel, float* sums,
-                                int64_t sum_stride) {
-        for (int64_t row = 0; row < rows; row += kMaxRows) {
-            const int64_t num_rows = std::min<int64_t>(kMaxRows, rows - row);
-            multiply_rows<PackedRows, T>(int(num_rows), packed + row * inputs + start * num_rows, 0, panel, count, sums + row * sum_stride,
-                                         sum_stride, start > 0);
+                                int64_t sum_stride, const void* next, int64_t next_bytes) {
+        const int64_t block = rows_at_once(rows), lines = count * int64_t(sizeof(T)) / 4;
+        const auto multiply_blocks = [&](auto multiply) {
+            for (int64_t row = 0; row < rows; row += block) {
+                const int64_t num_rows = std::min(block, rows - row);
+                multiply(int(num_rows), packed + row * inputs + start * num_rows, sums + row * sum_stride);
+            }
+        };
+        if (rows > kMemoryBoundRows) {
+            multiply_blocks([&](int num_rows, const T* x, float* to) {
+                multiply_rows<PackedRows, T>(num_rows, x, 0, panel, count, to, sum_stride, start > 0);
+            });
+        } else {
+            Upcoming upcoming{static_cast<const char*>(next), next_bytes * block / (rows * lines)};
+            multiply_blocks([&](int num_rows, const T* x, float* to) {
+                multiply_rows<FetchingPackedRows, T>(num_rows, x, 0, panel, count, to, sum_stride, start > 0, upcoming);
+                upcoming.from += lines * upcoming.step;
+            });
         }
     }
 
@@ -313,15 +402,6 @@ class PanelProduct {
         if constexpr (kPairs<T>) return tiles_.multiply(rows, x, stride, panel, inputs, sums, sum_stride, add, ahead);
 #endif
         multiply_rows<StridedRows, T>(rows, x, stride, panel, inputs, sums, sum_stride, add);
-    }
-
-    // As equal parts of all rows as the registers allow.
-    static int64_t rows_at_once(int64_t rows) {
-#if defined(__AMX_BF16__)
-        if (kPairs<T>) return Tiles::kBlock;
-#endif
-        const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
-        return (rows + parts - 1) / parts;
     }
 
     Tiles tiles_;

@@ -172,20 +172,21 @@ void multiply_group(const float* x, int64_t stride, const uint8_t* group, F32 (&
 #pragma GCC unroll 4
             for (int row = 0; row < ROWS; row++) {
                 const F32 first = broadcast(x[row * stride + input]), second = broadcast(x[row * stride + input + 1]);
-                if constexpr (kPairs<T>) {
 #if defined(__AMX_BF16__)
+                if constexpr (kPairs<T>) {
                     sums[0][row][half] += first * pair[0];
                     sums[1][row][half] += second * pair[1];
-#elif defined(__AVX512BF16__)
-                    total[row][half] += second * pair[1];
-                    total[row][half] += first * pair[0];
-#else
-                    total[row][half] += first * pair[0] + second * pair[1];
-#endif
-                } else {
-                    total[row][half] += first * pair[0];
-                    total[row][half] += second * pair[1];
+                    continue;
                 }
+#elif defined(__AVX512BF16__)
+                if constexpr (kPairs<T>) {
+                    total[row][half] += second * pair[1];
+                    total[row][half] += first * pair[0];
+                    continue;
+                }
+#endif
+                total[row][half] += first * pair[0];
+                total[row][half] += second * pair[1];
             }
         }
     });
@@ -220,14 +221,14 @@ class QuantisedProduct {
     // sums[row][0..31] = x[row] . panel; sums of rows are next to each other.
     void multiply(int64_t rows, const T* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
         if (rows <= kFewRows) return multiply_few(int(rows), x, stride, panel, inputs, sums);
-        for_blocks(panel, inputs, [&](int64_t start, int64_t count) {
+        for_blocks(panel, inputs, [&](int64_t start, int64_t count, const uint8_t*) {
             product_.multiply(rows, x + start, stride, block_.get(), count, sums, kPanel, start > 0);
         });
     }
 
     void multiply_packed(int64_t rows, const T* packed, const uint8_t* panel, int64_t inputs, float* sums) {
-        for_blocks(panel, inputs, [&](int64_t start, int64_t count) {
-            product_.multiply_packed(rows, packed, inputs, start, count, block_.get(), sums, kPanel);
+        for_blocks(panel, inputs, [&](int64_t start, int64_t count, const uint8_t* next) {
+            product_.multiply_packed(rows, packed, inputs, start, count, block_.get(), sums, kPanel, next, panel_bytes(count));
         });
     }
 
@@ -241,7 +242,7 @@ class QuantisedProduct {
                 prefetch<Format>(panel);
                 dequantise<Format>(panel, block_.get() + k * kPanel);
             }
-            multiply(start, count);
+            multiply(start, count, panel);
         }
     }
 

@@ -22,6 +22,15 @@ typedef uint32_t U32 __attribute__((vector_size(64)));
 typedef uint16_t U16 __attribute__((vector_size(32)));
 typedef uint8_t U8 __attribute__((vector_size(16)));
 
+// What the processor's registers hold: loops whose sums have to stay in them are written with these.
+#if defined(__AVX512F__)
+constexpr int kRegisterLanes = 16;
+#else
+constexpr int kRegisterLanes = 8;
+#endif
+typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kRegisterLanes)));
+
 // bfloat16 is the upper half of a float32.
 struct BF16 {
     uint16_t bits;
@@ -87,6 +96,18 @@ inline F32 load(const E4M3* from) {
     return load(numbers) * 256.0f;
 }
 
+template <typename V, typename T>
+V load_as(const T* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <typename V, typename T>
+void store_as(T* to, V v) {
+    std::memcpy(static_cast<void*>(to), &v, sizeof v);
+}
+
 inline void store(float* to, F32 v) { std::memcpy(to, &v, sizeof v); }
 
 // Rounds to nearest, ties to even, as torch does; a NaN stays one.
@@ -148,6 +169,49 @@ template <typename V>
 V interleave_high(V a, V b) {
     return __builtin_shuffle(a, b, I32{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
 }
+
+// As many rows of words as a register has, mirrored.
+#if defined(__AVX512F__)
+__attribute__((always_inline))  // all of it fits into registers
+inline void transpose(const Words* from, Words* to) {
+    Words a[16], b[16];
+    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = interleave_low(from[i], from[i + 8]);
+        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        b[2 * i] = interleave_low(a[i], a[i + 8]);
+        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        a[2 * i] = interleave_low(b[i], b[i + 8]);
+        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
+    }
+    for (int i = 0; i < 8; i++) {
+        to[2 * i] = interleave_low(a[i], a[i + 8]);
+        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
+    }
+}
+#else
+inline void transpose(const Words* from, Words* to) {
+    // Squares of one word change places, then of two, within halves of a register; then of four.
+    Words a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = __builtin_shuffle(from[i], from[i + 1], Words{0, 8, 1, 9, 4, 12, 5, 13});
+        a[i + 1] = __builtin_shuffle(from[i], from[i + 1], Words{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], Words{0, 1, 8, 9, 4, 5, 12, 13});
+            b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], Words{2, 3, 10, 11, 6, 7, 14, 15});
+        }
+    for (int i = 0; i < 4; i++) {
+        to[i] = __builtin_shuffle(b[i], b[i + 4], Words{0, 1, 2, 3, 8, 9, 10, 11});
+        to[i + 4] = __builtin_shuffle(b[i], b[i + 4], Words{4, 5, 6, 7, 12, 13, 14, 15});
+    }
+}
+#endif
 
 // Halves meet until one lane is left.
 inline float sum(F32 v) {
