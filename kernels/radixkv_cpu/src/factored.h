@@ -56,7 +56,7 @@ class FactoredProduct {
             prefetch<Format>(panel);
             F32 part[ROWS][2] = {};
             add_products<ROWS>(x + group * kGroup, inputs, panel + Format::Header::kBytes, integers, part);
-            const typename Format::Header numbers(panel, 0);
+            const typename Format::Header numbers(panel, 0, 0);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++) {
                 const F32 x_sum = broadcast(x_sums[row * num_groups + group]);
@@ -66,7 +66,7 @@ class FactoredProduct {
                 }
             }
         }
-        store_sums<ROWS>(total, sums, kPanel);
+        store_sums(total, sums, kPanel);
     }
 
     // part[row] += x[row] . integers of a group.
@@ -90,7 +90,7 @@ class FactoredProduct {
 
     // What the lowest five bits of 16 stand for, of which the fifth belongs to another integer.
     static __m512i looked_up() {
-        const F32 integers = F32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + float(Format::kLowest);
+        const F32 integers = __builtin_convertvector(kLaneNumbers, F32) + float(Format::kLowest);
         return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(integers));
     }
 };

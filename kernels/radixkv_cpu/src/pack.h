@@ -34,22 +34,22 @@ template <typename T>
 void pack_keys(const T* const* keys, const T* const* next, int count, int64_t dim, T* to) {
     constexpr int64_t kWord = 4 / sizeof(T);
     const int64_t words = padded(dim) / kWord;
-    for (int first = 0; first < kKeys; first += kRegisterLanes) {
+    for (int first = 0; first < kKeys; first += kLanes) {
         auto* panel = reinterpret_cast<uint32_t*>(to) + first / kPanel * words * kPanel + first % kPanel;
-        for (int64_t word = 0; word < words; word += kRegisterLanes) {
-            Words rows[kRegisterLanes], columns[kRegisterLanes];
-            const int64_t left = std::min<int64_t>(dim - word * kWord, kRegisterLanes * kWord);
-            for (int i = 0; i < kRegisterLanes; i++) __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
-            if (first + kRegisterLanes <= count && left == kRegisterLanes * kWord) {
-                for (int i = 0; i < kRegisterLanes; i++) rows[i] = load_as<Words>(keys[first + i] + word * kWord);
+        for (int64_t word = 0; word < words; word += kLanes) {
+            U32 rows[kLanes], columns[kLanes];
+            const int64_t left = std::min<int64_t>(dim - word * kWord, kLanes * kWord);
+            for (int i = 0; i < kLanes; i++) __builtin_prefetch(next[first + i] + word * kWord, 0, 2);
+            if (first + kLanes <= count && left == kLanes * kWord) {
+                for (int i = 0; i < kLanes; i++) rows[i] = load_as<U32>(keys[first + i] + word * kWord);
             } else {
-                for (int i = 0; i < kRegisterLanes; i++) {
-                    rows[i] = Words{};
+                for (int i = 0; i < kLanes; i++) {
+                    rows[i] = U32{};
                     if (first + i < count && left > 0) std::memcpy(&rows[i], keys[first + i] + word * kWord, left * sizeof(T));
                 }
             }
             transpose(rows, columns);
-            for (int i = 0; i < kRegisterLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
+            for (int i = 0; i < kLanes; i++) std::memcpy(panel + (word + i) * kPanel, &columns[i], sizeof columns[i]);
         }
     }
 }

@@ -38,26 +38,26 @@ constexpr int kTileColumns = 4;
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
 
-constexpr int kPanelRegisters = kPanel / kRegisterLanes;
+constexpr int kPanelVectors = kPanel / kLanes;
 
 // What sums begin with. A row's products are added one after the other to what is there, however many rows and parts there are: so
 // its sums are the same numbers to the last bit, whatever else is in the batch.
 //
 // All loops over sums are unrolled, or they would lie in memory.
 template <int ROWS, int WIDTH>
-void load_sums(Register (&total)[ROWS][WIDTH], const float* sums, int64_t stride, bool add) {
+void load_sums(F32 (&total)[ROWS][WIDTH], const float* sums, int64_t stride, bool add) {
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
-        for (int i = 0; i < WIDTH; i++) total[row][i] = add ? load_as<Register>(sums + row * stride + i * kRegisterLanes) : Register{};
+        for (int i = 0; i < WIDTH; i++) total[row][i] = add ? load(sums + row * stride + i * kLanes) : F32{};
 }
 
-template <int ROWS, int WIDTH, typename V>
-void store_sums(const V (&total)[ROWS][WIDTH], float* sums, int64_t stride) {
+template <int ROWS, int WIDTH>
+void store_sums(const F32 (&total)[ROWS][WIDTH], float* sums, int64_t stride) {
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
-        for (int i = 0; i < WIDTH; i++) store_as(sums + row * stride + i * int64_t(sizeof(V) / 4), total[row][i]);
+        for (int i = 0; i < WIDTH; i++) store(sums + row * stride + i * kLanes, total[row][i]);
 }
 
 // What is fetched into the second-level cache while rows pass a panel's lines: so many bytes for each of them.
@@ -96,7 +96,7 @@ inline __m512bh broadcast_pair(const BF16* from) {
 template <int ROWS, int WIDTH, typename Rows>
 void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                    [[maybe_unused]] Upcoming upcoming) {
-    Register total[ROWS][WIDTH];
+    F32 total[ROWS][WIDTH];
     load_sums(total, sums, sum_stride, add);
     for (int64_t k = 0; k < inputs; k++) {
         const float* line = panel + k * kPanel;
@@ -105,14 +105,14 @@ void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t i
         } else {
             // Few rows pass so fast that a panel's lines must be on their way before the processor sees them coming.
             __builtin_prefetch(line + kAhead * kPanel);
-            __builtin_prefetch(line + kAhead * kPanel + kLanes);
+            __builtin_prefetch(line + kAhead * kPanel + kPanel / 2);
         }
-        Register weights[WIDTH];
+        F32 weights[WIDTH];
 #pragma GCC unroll 4
-        for (int i = 0; i < WIDTH; i++) weights[i] = load_as<Register>(line + i * kRegisterLanes);
+        for (int i = 0; i < WIDTH; i++) weights[i] = load(line + i * kLanes);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++) {
-            const Register input = x[Rows::at(row, k, stride)] - Register{};
+            const F32 input = broadcast(x[Rows::at(row, k, stride)]);
 #pragma GCC unroll 4
             for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
         }
@@ -123,7 +123,7 @@ void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t i
 template <int ROWS, int WIDTH, typename Rows>
 void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                    [[maybe_unused]] Upcoming upcoming) {
-    Register total[ROWS][WIDTH];
+    F32 total[ROWS][WIDTH];
     load_sums(total, sums, sum_stride, add);
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
         const BF16* line = panel + pair * 2 * kPanel;
@@ -146,15 +146,15 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
 #else
         // First the even inputs of all rows, then the odd ones: a pair at a time, there would not be registers for both.
         for (int odd = 0; odd < 2; odd++) {
-            Register weights[WIDTH];
+            F32 weights[WIDTH];
 #pragma GCC unroll 4
             for (int i = 0; i < WIDTH; i++) {
-                const Words words = load_as<Words>(line + i * 2 * kRegisterLanes);
-                weights[i] = reinterpret_cast<Register>(odd ? words & 0xffff0000 : words << 16);
+                const U32 words = load_as<U32>(line + i * 2 * kLanes);
+                weights[i] = reinterpret_cast<F32>(odd ? words & 0xffff0000 : words << 16);
             }
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                const Register input = to_float(x[Rows::at(row, pair, stride / 2) * 2 + odd]) - Register{};
+                const F32 input = broadcast(to_float(x[Rows::at(row, pair, stride / 2) * 2 + odd]));
     #pragma GCC unroll 4
             for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
             }
@@ -165,13 +165,13 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
 }
 
 // How many registers' columns so many rows pass at once: the others wait in the first-level cache.
-constexpr int width_of(int64_t rows) { return kRegisterLanes == 16 || rows <= 2 ? kPanelRegisters : kPanelRegisters / 2; }
+constexpr int width_of(int64_t rows) { return kLanes == 16 || rows <= 2 ? kPanelVectors : kPanelVectors / 2; }
 
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
 template <int ROWS, template <int> typename Rows, typename T>
 void multiply(const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add, Upcoming upcoming) {
     constexpr int kWidth = width_of(ROWS);
-    for (int column = 0; column < kPanel; column += kWidth * kRegisterLanes)
+    for (int column = 0; column < kPanel; column += kWidth * kLanes)
         multiply_tile<ROWS, kWidth, Rows<ROWS>>(x, stride, panel + column * (4 / sizeof(T)), inputs, sums + column, sum_stride, add, upcoming);
 }
 
@@ -328,7 +328,7 @@ class PanelProduct {
         const int64_t block = rows_at_once(rows);
         Ahead ahead(next, inputs * kPanel * int64_t(sizeof(T)), (rows + block - 1) / block * ((inputs + 31) / 32));
         // What is passed again and again should stay in the first-level cache.
-        const int64_t depth = rows > block || width_of(block) < kPanelRegisters ? kPanelDepth<T> : inputs;
+        const int64_t depth = rows > block || width_of(block) < kPanelVectors ? kPanelDepth<T> : inputs;
         for (int64_t start = 0; start < inputs; start += depth) {
             const int64_t count = std::min(depth, inputs - start);
             for (int64_t row = 0; row < rows; row += block)
@@ -357,13 +357,13 @@ class PanelProduct {
         const int64_t words = inputs / kWord;
         auto* out = reinterpret_cast<uint32_t*>(to);
         int64_t word = 0;
-        for (; word + kRegisterLanes <= words; word += kRegisterLanes) {
-            Words lines[kRegisterLanes], columns[kRegisterLanes];
-            for (int i = 0; i < kRegisterLanes; i++) lines[i] = i < rows ? load_as<Words>(x + i * stride + word * kWord) : Words{};
+        for (; word + kLanes <= words; word += kLanes) {
+            U32 lines[kLanes], columns[kLanes];
+            for (int i = 0; i < kLanes; i++) lines[i] = i < rows ? load_as<U32>(x + i * stride + word * kWord) : U32{};
             transpose(lines, columns);
             // What is behind a word's rows is overwritten by the next one, but not what is behind the last.
-            const bool whole = (word + kRegisterLanes - 1) * rows + kRegisterLanes <= words * rows;
-            for (int i = 0; i < kRegisterLanes; i++)
+            const bool whole = (word + kLanes - 1) * rows + kLanes <= words * rows;
+            for (int i = 0; i < kLanes; i++)
                 std::memcpy(out + (word + i) * rows, &columns[i], whole ? sizeof columns[i] : rows * 4);
         }
         for (; word < words; word++)

@@ -30,16 +30,12 @@ namespace radixkv {
 
 constexpr int kGroup = 32;
 
-typedef int8_t I8 __attribute__((vector_size(16)));
-
-// Sixteen signed bytes.
+// Signed bytes. The compiler would widen them in several steps.
 inline F32 load(const int8_t* from) {
-    I8 bytes;
-    std::memcpy(&bytes, from, sizeof bytes);
 #if defined(__AVX512F__)
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(bytes)));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
-    return __builtin_convertvector(__builtin_convertvector(bytes, I32), F32);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 #endif
 }
 
@@ -47,35 +43,38 @@ inline F32 load(const int8_t* from) {
 template <int LOWEST>
 F32 lowest_nibbles(U32 v) {
 #if defined(__AVX512F__)
-    const F32 integers = F32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + float(LOWEST);
+    const F32 integers = __builtin_convertvector(kLaneNumbers, F32) + float(LOWEST);
     return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(v), integers);
 #else
     return __builtin_convertvector(reinterpret_cast<I32>(v & 15) + LOWEST, F32);
 #endif
 }
 
-// The weights of two inputs, each of 32 features in two vectors.
-typedef F32 InputPair[2][2];
+// So many vectors of a panel's features are made at once: they and their scales stay in registers.
+constexpr int kVectors = 2, kColumns = kVectors * kLanes;
 
-// Scales of one part of a group in two vectors, and centres if there are any.
+// The weights of two inputs.
+typedef F32 InputPair[2][kVectors];
+
+// Scales of one part of a group, of the features from `column` on, and centres if there are any.
 template <typename Number, int PARTS, bool CENTRED>
 struct Numbers {
     static constexpr int64_t kBytes = PARTS * (CENTRED ? 2 : 1) * kPanel * sizeof(Number);
 
-    Numbers(const uint8_t* group, int part) {
-        const Number* from = reinterpret_cast<const Number*>(group) + part * kPanel;
-        for (int half = 0; half < 2; half++) {
-            scale[half] = load(from + half * kLanes);
-            if constexpr (CENTRED) centre[half] = load(from + PARTS * kPanel + half * kLanes);
+    Numbers(const uint8_t* group, int part, int column) {
+        const Number* from = reinterpret_cast<const Number*>(group) + part * kPanel + column;
+        for (int j = 0; j < kVectors; j++) {
+            scale[j] = load(from + j * kLanes);
+            if constexpr (CENTRED) centre[j] = load(from + PARTS * kPanel + j * kLanes);
         }
     }
 
-    F32 weight(F32 integer, int half) const {
-        if constexpr (CENTRED) return integer * scale[half] + centre[half];
-        return integer * scale[half];
+    F32 weight(F32 integer, int j) const {
+        if constexpr (CENTRED) return integer * scale[j] + centre[j];
+        return integer * scale[j];
     }
 
-    F32 scale[2], centre[2];
+    F32 scale[kVectors], centre[kVectors];
 };
 
 template <typename Integer, typename Number, int PARTS, bool CENTRED>
@@ -83,17 +82,16 @@ struct Bytes {
     using Header = Numbers<Number, PARTS, CENTRED>;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel;
 
-    // Calls use(input, weights) for every second input of a group.
+    // Calls use(input, weights) for every second input of a group, and its features from `column` on.
     template <typename Use>
-    static void for_pairs(const uint8_t* group, Use use) {
-        const auto* from = reinterpret_cast<const Integer*>(group + Header::kBytes);
+    static void for_pairs(const uint8_t* group, int column, Use use) {
+        const auto* from = reinterpret_cast<const Integer*>(group + Header::kBytes) + column;
         for (int part = 0; part < PARTS; part++) {
-            const Header numbers(group, part);
+            const Header numbers(group, part, column);
             for (int input = part * kGroup / PARTS; input < (part + 1) * kGroup / PARTS; input += 2) {
                 InputPair weights;
                 for (int i = 0; i < 2; i++)
-                    for (int half = 0; half < 2; half++)
-                        weights[i][half] = numbers.weight(load(from + (input + i) * kPanel + half * kLanes), half);
+                    for (int j = 0; j < kVectors; j++) weights[i][j] = numbers.weight(load(from + (input + i) * kPanel + j * kLanes), j);
                 use(input, weights);
             }
         }
@@ -105,20 +103,23 @@ struct Nibbles {
     using Header = Numbers<Number, 1, true>;
     static constexpr int kLowest = LOWEST;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel / 2;
+    // Of as many features; the others are in the next nibble.
+    static constexpr int kWords = 16;
 
     template <typename Use>
-    static void for_pairs(const uint8_t* group, Use use) {
-        const Header numbers(group, 0);
-        const uint8_t* from = group + Header::kBytes;
-        for (int input = 0; input < kGroup; input += 4, from += sizeof(U32)) {
-            U32 words;
-            std::memcpy(&words, from, sizeof words);
+    static void for_pairs(const uint8_t* group, int column, Use use) {
+        const Header numbers(group, 0, column);
+        const auto* from = reinterpret_cast<const uint32_t*>(group + Header::kBytes);
+        for (int input = 0; input < kGroup; input += 4, from += kWords) {
+            U32 words[kVectors];
+            for (int j = 0; j < kVectors; j++)
+                words[j] = load_as<U32>(from + (column + j * kLanes) % kWords) >> (column + j * kLanes) / kWords * 4;
 #pragma GCC unroll 2
             for (int pair = 0; pair < 4; pair += 2) {
                 InputPair weights;
                 for (int i = 0; i < 2; i++)
-                    for (int half = 0; half < 2; half++)
-                        weights[i][half] = numbers.weight(lowest_nibbles<LOWEST>(words >> (16 * i + 4 * (pair + half))), half);
+                    for (int j = 0; j < kVectors; j++)
+                        weights[i][j] = numbers.weight(lowest_nibbles<LOWEST>(words[j] >> (16 * i + 4 * pair)), j);
                 use(input + pair, weights);
             }
         }
@@ -145,28 +146,29 @@ inline U32 rounded_pairs(F32 first, F32 second) { return (rounded(first) >> 16) 
 // A group to its part of an ordinary panel.
 template <typename Format, typename T>
 void dequantise(const uint8_t* group, T* to) {
-    Format::for_pairs(group, [to](int input, const InputPair& weights) {
-        for (int half = 0; half < 2; half++)
-            if constexpr (kPairs<T>) {
-                const U32 pairs = rounded_pairs(weights[0][half], weights[1][half]);
-                std::memcpy(static_cast<void*>(to + input * kPanel + half * 2 * kLanes), &pairs, sizeof pairs);
-            } else {
-                for (int i = 0; i < 2; i++) store(to + (input + i) * kPanel + half * kLanes, weights[i][half]);
-            }
-    });
+    for (int column = 0; column < kPanel; column += kColumns)
+        Format::for_pairs(group, column, [=](int input, const InputPair& weights) {
+            for (int j = 0; j < kVectors; j++)
+                if constexpr (kPairs<T>) {
+                    const U32 pairs = rounded_pairs(weights[0][j], weights[1][j]);
+                    std::memcpy(static_cast<void*>(to + input * kPanel + 2 * (column + j * kLanes)), &pairs, sizeof pairs);
+                } else {
+                    for (int i = 0; i < 2; i++) store(to + (input + i) * kPanel + column + j * kLanes, weights[i][j]);
+                }
+        });
 }
 
 // total[row] += x[row] . group, of weights in T, without anything written between. Multiplications in float32 are faster here
 // than dot products in bfloat16, whose instructions take at least twice as long. Products of two numbers in bfloat16 are exact, so
 // they have only to be added in the order of the instructions by which many rows are multiplied, to give the same to the last bit.
 template <typename Format, typename T, int ROWS>
-void multiply_group(const float* x, int64_t stride, const uint8_t* group, F32 (&total)[ROWS][2]) {
+void multiply_group(const float* x, int64_t stride, const uint8_t* group, int column, F32 (&total)[ROWS][kVectors]) {
 #if defined(__AMX_BF16__)
-    F32 sums[2][ROWS][2] = {};  // of every second input, as in a tile
+    F32 sums[2][ROWS][kVectors] = {};  // of every second input, as in a tile
 #endif
-    Format::for_pairs(group, [&](int input, const InputPair& weights) {
-        for (int half = 0; half < 2; half++) {
-            F32 pair[2] = {weights[0][half], weights[1][half]};
+    Format::for_pairs(group, column, [&](int input, const InputPair& weights) {
+        for (int j = 0; j < kVectors; j++) {
+            F32 pair[2] = {weights[0][j], weights[1][j]};
             if constexpr (kPairs<T>)
                 for (F32& weight : pair) weight = reinterpret_cast<F32>(rounded(weight) & kUpperHalf);
 #pragma GCC unroll 4
@@ -174,26 +176,26 @@ void multiply_group(const float* x, int64_t stride, const uint8_t* group, F32 (&
                 const F32 first = broadcast(x[row * stride + input]), second = broadcast(x[row * stride + input + 1]);
 #if defined(__AMX_BF16__)
                 if constexpr (kPairs<T>) {
-                    sums[0][row][half] += first * pair[0];
-                    sums[1][row][half] += second * pair[1];
+                    sums[0][row][j] += first * pair[0];
+                    sums[1][row][j] += second * pair[1];
                     continue;
                 }
 #elif defined(__AVX512BF16__)
                 if constexpr (kPairs<T>) {
-                    total[row][half] += second * pair[1];
-                    total[row][half] += first * pair[0];
+                    total[row][j] += second * pair[1];
+                    total[row][j] += first * pair[0];
                     continue;
                 }
 #endif
-                total[row][half] += first * pair[0];
-                total[row][half] += second * pair[1];
+                total[row][j] += first * pair[0];
+                total[row][j] += second * pair[1];
             }
         }
     });
 #if defined(__AMX_BF16__)
     if constexpr (kPairs<T>)
         for (int row = 0; row < ROWS; row++)
-            for (int half = 0; half < 2; half++) total[row][half] += sums[0][row][half] + sums[1][row][half];
+            for (int j = 0; j < kVectors; j++) total[row][j] += sums[0][row][j] + sums[1][row][j];
 #endif
 }
 
@@ -251,17 +253,18 @@ class QuantisedProduct {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) return multiply_few<ROWS - 1>(rows, x, stride, panel, inputs, sums);
         }
-        F32 total[ROWS][2] = {};
+        F32 total[kPanel / kColumns][ROWS][kVectors] = {};
         for (int64_t start = 0; start < inputs; start += kFewDepth) {
             const int64_t count = std::min(kFewDepth, inputs - start);
             for (int row = 0; row < ROWS; row++)
                 for (int64_t k = 0; k < count; k += kLanes) store(few_.get() + row * kFewStride + k, load(x + row * stride + start + k));
             for (int64_t k = 0; k < count; k += kGroup, panel += Format::kGroupBytes) {
                 prefetch<Format>(panel);
-                multiply_group<Format, T>(few_.get() + k, kFewStride, panel, total);
+                for (int column = 0; column < kPanel; column += kColumns)
+                    multiply_group<Format, T>(few_.get() + k, kFewStride, panel, column, total[column / kColumns]);
             }
         }
-        store_sums<ROWS>(total, sums, kPanel);
+        for (int column = 0; column < kPanel; column += kColumns) store_sums(total[column / kColumns], sums + column, kPanel);
     }
 
     PanelProduct<T> product_;

@@ -1,4 +1,5 @@
-// Sixteen lanes of float32, written with the compiler's vector extensions: one AVX-512 register, two of AVX2, four of NEON.
+// As many lanes of float32 as a register has, written with the compiler's vector extensions. Wider vectors than the processor has
+// would lie in memory.
 #pragma once
 
 #include <cmath>
@@ -6,30 +7,29 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
-#endif
 
 #define RADIXKV_API extern "C" __attribute__((visibility("default")))
 
 namespace radixkv {
 
-constexpr int kLanes = 16;
-
-typedef float F32 __attribute__((vector_size(64)));
-typedef int32_t I32 __attribute__((vector_size(64)));
-typedef uint32_t U32 __attribute__((vector_size(64)));
-typedef uint16_t U16 __attribute__((vector_size(32)));
-typedef uint8_t U8 __attribute__((vector_size(16)));
-
-// What the processor's registers hold: loops whose sums have to stay in them are written with these.
 #if defined(__AVX512F__)
-constexpr int kRegisterLanes = 16;
+constexpr int kLanes = 16;
 #else
-constexpr int kRegisterLanes = 8;
+constexpr int kLanes = 8;
 #endif
-typedef float Register __attribute__((vector_size(4 * kRegisterLanes)));
-typedef uint32_t Words __attribute__((vector_size(4 * kRegisterLanes)));
+
+typedef float F32 __attribute__((vector_size(4 * kLanes)));
+typedef int32_t I32 __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t U32 __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t U16 __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t U8 __attribute__((vector_size(kLanes)));
+
+#if defined(__AVX512F__)
+constexpr I32 kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+constexpr I32 kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
 
 // bfloat16 is the upper half of a float32.
 struct BF16 {
@@ -67,21 +67,8 @@ inline F32 load(const BF16* from) {
 inline F32 load(const F16* from) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__F16C__)
-    F32 v;
-    for (int half = 0; half < 2; half++) {
-        const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + half));
-        std::memcpy(reinterpret_cast<float*>(&v) + 8 * half, &eight, sizeof eight);
-    }
-    return v;
 #else
-    F32 v;
-    for (int i = 0; i < kLanes; i++) {
-        _Float16 number;
-        std::memcpy(&number, from + i, sizeof number);
-        v[i] = number;
-    }
-    return v;
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #endif
 }
 
@@ -101,11 +88,6 @@ V load_as(const T* from) {
     V v;
     std::memcpy(&v, from, sizeof v);
     return v;
-}
-
-template <typename V, typename T>
-void store_as(T* to, V v) {
-    std::memcpy(static_cast<void*>(to), &v, sizeof v);
 }
 
 inline void store(float* to, F32 v) { std::memcpy(to, &v, sizeof v); }
@@ -163,18 +145,26 @@ inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 // What two vectors begin with, lane by lane in turns, and what they end with: a perfect shuffle.
 template <typename V>
 V interleave_low(V a, V b) {
+#if defined(__AVX512F__)
     return __builtin_shuffle(a, b, I32{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+#else
+    return __builtin_shuffle(a, b, I32{0, 8, 1, 9, 2, 10, 3, 11});
+#endif
 }
 template <typename V>
 V interleave_high(V a, V b) {
+#if defined(__AVX512F__)
     return __builtin_shuffle(a, b, I32{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+#else
+    return __builtin_shuffle(a, b, I32{4, 12, 5, 13, 6, 14, 7, 15});
+#endif
 }
 
 // As many rows of words as a register has, mirrored.
 #if defined(__AVX512F__)
 __attribute__((always_inline))  // all of it fits into registers
-inline void transpose(const Words* from, Words* to) {
-    Words a[16], b[16];
+inline void transpose(const U32* from, U32* to) {
+    U32 a[16], b[16];
     // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
     for (int i = 0; i < 8; i++) {
         a[2 * i] = interleave_low(from[i], from[i + 8]);
@@ -194,36 +184,33 @@ inline void transpose(const Words* from, Words* to) {
     }
 }
 #else
-inline void transpose(const Words* from, Words* to) {
+inline void transpose(const U32* from, U32* to) {
     // Squares of one word change places, then of two, within halves of a register; then of four.
-    Words a[8], b[8];
+    U32 a[8], b[8];
     for (int i = 0; i < 8; i += 2) {
-        a[i] = __builtin_shuffle(from[i], from[i + 1], Words{0, 8, 1, 9, 4, 12, 5, 13});
-        a[i + 1] = __builtin_shuffle(from[i], from[i + 1], Words{2, 10, 3, 11, 6, 14, 7, 15});
+        a[i] = __builtin_shuffle(from[i], from[i + 1], U32{0, 8, 1, 9, 4, 12, 5, 13});
+        a[i + 1] = __builtin_shuffle(from[i], from[i + 1], U32{2, 10, 3, 11, 6, 14, 7, 15});
     }
     for (int i = 0; i < 8; i += 4)
         for (int j = 0; j < 2; j++) {
-            b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], Words{0, 1, 8, 9, 4, 5, 12, 13});
-            b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], Words{2, 3, 10, 11, 6, 7, 14, 15});
+            b[i + 2 * j] = __builtin_shuffle(a[i + j], a[i + j + 2], U32{0, 1, 8, 9, 4, 5, 12, 13});
+            b[i + 2 * j + 1] = __builtin_shuffle(a[i + j], a[i + j + 2], U32{2, 3, 10, 11, 6, 7, 14, 15});
         }
     for (int i = 0; i < 4; i++) {
-        to[i] = __builtin_shuffle(b[i], b[i + 4], Words{0, 1, 2, 3, 8, 9, 10, 11});
-        to[i + 4] = __builtin_shuffle(b[i], b[i + 4], Words{4, 5, 6, 7, 12, 13, 14, 15});
+        to[i] = __builtin_shuffle(b[i], b[i + 4], U32{0, 1, 2, 3, 8, 9, 10, 11});
+        to[i + 4] = __builtin_shuffle(b[i], b[i + 4], U32{4, 5, 6, 7, 12, 13, 14, 15});
     }
 }
 #endif
 
 // Halves meet until one lane is left.
 inline float sum(F32 v) {
-    v += __builtin_shuffle(v, I32{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    v += __builtin_shuffle(v, I32{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    v += __builtin_shuffle(v, I32{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    v += __builtin_shuffle(v, I32{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
+    for (int half = kLanes / 2; half > 0; half /= 2) v += __builtin_shuffle(v, kLaneNumbers ^ half);
     return v[0];
 }
 
-// Sixteen vectors at once, in a sixth of the time that each by itself would take: lane i is what is left of vector i. Vectors i
-// and i + 8 come to share one, then i and i + 4, and so on, in registers.
+// As many vectors at once as they have lanes, in a sixth of the time that each by itself would take: lane i is what is left of vector
+// i. Of sixteen, vectors i and i + 8 come to share one, then i and i + 4, and so on, in registers.
 template <int COUNT, typename Combine>
 F32 reduce_each(const F32 (&v)[COUNT], Combine combine) {
     if constexpr (COUNT == 1) {

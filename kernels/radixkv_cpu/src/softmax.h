@@ -51,7 +51,7 @@ class RunningSoftmax {
           scales_first_(call.softcap > 0 || !(call.scale > 0)),
           factor_(scales_first_ ? kLog2E : call.scale * kLog2E) {}
 
-    // From the scores of up to 16 rows with keys `start` to `stop`, multiples of 16, of the `count` from `first` on to these keys'
+    // From the scores of up to `kLanes` rows with keys `start` to `stop`, multiples of it, of the `count` from `first` on to these keys'
     // weights, which may take the scores' place. Returns the factor by which what each row, a lane, has so far shrinks.
     template <typename Weight>
     F32 weigh(const Seen* seen, int num_rows, int64_t first, int count, int start, int stop, float* scores, Weight* weights, float* maxima,
@@ -92,7 +92,7 @@ class RunningSoftmax {
                 if (softcap_ > 0) score = softcap_ * tanh(score / softcap_);
             }
             if (hides) {
-                const I32 key = I32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + at;
+                const I32 key = kLaneNumbers + at;
                 score = (key >= low) & (key < high) ? score : broadcast(-INFINITY);
             }
             if (hides || scales_first_) store(scores + at, score);

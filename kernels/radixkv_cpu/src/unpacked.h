@@ -8,11 +8,11 @@
 
 namespace radixkv {
 
-// So many rows and vectors of 16 dimensions share a loop: their sums, and what they are made of, fit into the registers.
+// So many rows and vectors of dimensions share a loop: their sums, and what they are made of, fit into the registers.
 #if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 4, kVectorsAtOnce = 4;
 #else
-constexpr int kRowsAtOnce = 2, kVectorsAtOnce = 2;
+constexpr int kRowsAtOnce = 2, kVectorsAtOnce = 4;
 #endif
 
 // With AMX tiles, whose products many rows use, few rows have the same sums to the last bit: what a row attends to does not depend on
@@ -45,7 +45,7 @@ void fetch(const T* from) {
     for (size_t byte = 0; byte < VECTORS * kLanes * sizeof(T); byte += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + byte, 0, 2);
 }
 
-// sums[row][key] (+)= query[row] . key over VECTORS x 16 dimensions, of which `left` are there, before the lanes are added up.
+// sums[row][key] (+)= query[row] . key over VECTORS vectors of dimensions, of which `left` are there, before the lanes are added up.
 template <int ROWS, int VECTORS, typename T>
 void add_dots(const T* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, int64_t left, bool add,
               F32 (&sums)[ROWS][kLanes]) {
@@ -66,7 +66,7 @@ void add_dots(const T* query, int64_t stride, const T* const* keys, const T* con
     }
 }
 
-// scores[row][0..15] = query[row] . keys[0..15].
+// scores[row][key] = query[row] . keys[key], of as many keys as a vector has lanes.
 template <typename T, int ROWS = kRowsAtOnce>
 void dots(int64_t rows, const T* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, float* scores,
           int64_t score_stride) {
@@ -82,7 +82,7 @@ void dots(int64_t rows, const T* query, int64_t stride, const T* const* keys, co
     if (rows > ROWS) dots<T>(rows - ROWS, query + ROWS * stride, stride, keys, nullptr, dim, scores + ROWS * score_stride, score_stride);
 }
 
-// total[row] += weights[row][key] * values[key] over VECTORS x 16 dimensions, of which `left` are there.
+// total[row] += weights[row][key] * values[key] over VECTORS vectors of dimensions, of which `left` are there.
 template <int ROWS, int VECTORS, typename T>
 __attribute__((always_inline)) inline void add_key(const float* weights, int64_t stride, const T* value, int64_t left,
                                                    F32 (&total)[ROWS][VECTORS]) {
@@ -97,7 +97,7 @@ __attribute__((always_inline)) inline void add_key(const float* weights, int64_t
     }
 }
 
-// outputs[row] = outputs[row] * shrink[row] + weights[row] . values over VECTORS x 16 dimensions, of which `left` are there.
+// outputs[row] = outputs[row] * shrink[row] + weights[row] . values over VECTORS vectors of dimensions, of which `left` are there.
 template <int ROWS, int VECTORS, typename T>
 void add_weighted_part(const float* weights, int64_t stride, const T* const* values, const T* const* next, const T* const* next_keys,
                        int count, int64_t left, int64_t dim, const float* shrink, float* outputs, int64_t output_stride) {
@@ -131,7 +131,7 @@ void add_weighted_part(const float* weights, int64_t stride, const T* const* val
         for (int i = 0; i < VECTORS; i++) store(outputs + row * output_stride + dim + i * kLanes, total[row][i]);
 }
 
-// outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key]. Outputs are padded to 16 dimensions.
+// outputs[row] = outputs[row] * shrink[row] + the sum of weights[row][key] * values[key]. Outputs are padded to whole vectors.
 // Meanwhile the next values are fetched, and the next keys, if given, where there is time for both.
 template <typename T, int ROWS = kRowsAtOnce>
 void add_weighted(int64_t rows, const float* weights, int64_t stride, const T* const* values, const T* const* next,
@@ -209,6 +209,12 @@ void add_pairs(int64_t rows, const BF16* weights, const BF16* const* values, con
 #endif
 
 // Up to four rows, `stride` apart, as columns [stride / 2][4][2].
+void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to);
+// Sums of 16 keys by four rows, [16][4], to scores[row][0..15].
+void unpack_columns(const float* sums, int64_t rows, float* scores, int64_t stride);
+
+// Tiles alone call them.
+#if defined(__AMX_BF16__)
 inline void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* to) {
     static_assert(kTileColumns == 4);
     for (int64_t dim = 0; dim < stride; dim += 2 * kLanes, to += 4 * 2 * kLanes) {
@@ -222,7 +228,6 @@ inline void pack_columns(int64_t rows, const BF16* from, int64_t stride, BF16* t
     }
 }
 
-// Sums of 16 keys by four rows, [16][4], to scores[row][0..15].
 inline void unpack_columns(const float* sums, int64_t rows, float* scores, int64_t stride) {
     const I32 first = {0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29};
     const I32 low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
@@ -234,5 +239,6 @@ inline void unpack_columns(const float* sums, int64_t rows, float* scores, int64
         store(scores + (2 * pair + 1) * stride, __builtin_shuffle(left, right, low + 8));
     }
 }
+#endif
 
 }  // namespace radixkv

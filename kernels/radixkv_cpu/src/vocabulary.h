@@ -23,10 +23,7 @@ inline uint32_t lanes_at_least(F32 weights, float least) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask(weights, _mm512_set1_ps(least), _CMP_GE_OQ);
 #else
-    const I32 found = weights >= least;
-    __m256 halves[2];
-    std::memcpy(halves, &found, sizeof halves);
-    return uint32_t(_mm256_movemask_ps(halves[0]) | _mm256_movemask_ps(halves[1]) << kLanes / 2);
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(weights, _mm256_set1_ps(least), _CMP_GE_OQ)));
 #endif
 }
 
