@@ -91,6 +91,10 @@ def float32_against_vllm_without_amx() -> str:
     return against_vllm_on_one_processor("against-vllm-f32-icelake", "Intel without AMX, float32", "{:.2f}")
 
 
+def requests_against_vllm() -> str:
+    return against_vllm_on_one_processor("against-vllm-requests-amd", "requests on the EPYC, bfloat16", "{:.2f}")
+
+
 def experts_against_vllm() -> str:
     return against_vllm_on_one_processor("against-vllm-experts-amd", "mixture of experts", "{:.2f}")
 
@@ -327,6 +331,7 @@ def reserved_memory() -> str:
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
         (CPU, float32_against_vllm_without_amx),
+        (CPU, requests_against_vllm),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
         (CPU, against_llama_cpp),

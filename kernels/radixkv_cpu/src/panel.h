@@ -155,8 +155,8 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
                 const F32 input = broadcast(to_float(x[Rows::at(row, pair, stride / 2) * 2 + odd]));
-    #pragma GCC unroll 4
-            for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
+#pragma GCC unroll 4
+                for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
             }
         }
 #endif
