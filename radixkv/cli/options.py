@@ -83,6 +83,8 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
             )
         if kind == list[str]:
             settings["help"] += " May be repeated; the variable separates several by spaces."
+        if kind is Path:
+            settings |= {"parser": _path, "metavar": "<path>"}
         if name == "record_trace":
             settings["callback"] = writable
         if name in _CHECKED:
@@ -106,6 +108,13 @@ def _as_configured(parameter: typer.CallbackParam, value: str | None) -> str | N
     except ValueError as error:
         raise typer.BadParameter(str(error).removeprefix(f"{name}: ")) from None
     return value
+
+
+def _path(given: str) -> Path:
+    # Of an unset variable of a shell, perhaps; a Path would be the folder that the program was started in.
+    if not given:
+        raise typer.BadParameter("expected a path, got ''")
+    return Path(given)
 
 
 def _option_type(accepted: Accepted) -> Any:

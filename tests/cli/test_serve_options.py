@@ -170,6 +170,14 @@ def test_a_mistyped_variable_is_ignored_with_a_hint(serve: Serve) -> None:
     assert mistyped_variables({**of_a_kubernetes_service, "RADIXKV_CACHE": "/x"}, ["port", "host", "config"]) == {}
 
 
+@pytest.mark.parametrize("option", ["--disk-cache", "--store-key-file", "--record-trace"])
+def test_an_empty_path_is_no_path(option: str) -> None:
+    result = CliRunner().invoke(app, ["serve", option, ""])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
+    assert "expected a path, got ''" in result.output
+
+
 def test_the_help_shows_every_option_its_variable_and_the_precedence() -> None:
     output = command("--help", COLUMNS="80").output
     assert "\nEngine options:\n" in output

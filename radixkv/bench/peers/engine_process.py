@@ -130,7 +130,11 @@ class Requests(Workloads):
 
     MAX_NUM_SEQS = 128
     FIRST = "16 prompts of 100, greedy"
-    PENALTIES: ClassVar[dict[str, float]] = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2}
+    PENALTIES: ClassVar[dict[str, Any]] = {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.2,
+    }
     # Longer than any answer, so that every engine generates as many tokens.
     SCHEMA: ClassVar[dict[str, Any]] = {
         "type": "array", "minItems": 100, "items": {
@@ -140,7 +144,7 @@ class Requests(Workloads):
     }  # fmt: skip
 
     def names(self) -> dict[str, Callable[[], float]]:
-        top_p = {"temperature": 0.8, "top_p": 0.95}
+        top_p: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
         schema = self._api.StructuredOutputsParams(json=json.dumps(self.SCHEMA))
         lengths = range(50, 1600, 100)
         return {
