@@ -5,7 +5,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
 
     library       which compiled variant this processor runs
     source_digest whether it was compiled from the sources that are here
-    linear        products with packed weights
+    linear        products with packed weights; src/features.cpp reads single ones
     quantised     packed weights of 8 or 4 bits
     blocks        packed weights that were quantised elsewhere, as they are
     attention     partial results over ranges of keys, merged
@@ -19,9 +19,10 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     checks        what is refused before compiled code sees a pointer
     src/          the C++, one file of the same name for each, and
       calls.h       the functions and their arguments
-      simd.h        sixteen lanes of float32
+      simd.h        as many lanes of float32 as a register has
       vocabulary.h  the likeliest tokens of a row
       panel.h       rows times a panel of 32 columns, the product that the others are made of
+      tiles.h       the same product by AMX
       quantised.h   panels of integers
 
 The functions take contiguous torch tensors in float32 or bfloat16 on the CPU, where they do not say otherwise, and share

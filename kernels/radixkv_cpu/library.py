@@ -47,6 +47,7 @@ class Library:
             )
         # Each takes the address of its arguments, and mostly whether the numbers are bfloat16: see calls.h.
         self.linear = self._function("linear")
+        self.features = self._function("features")
         self.attention = self._function("attention")
         self.rms_norm = self._function("rms_norm")
         self.rope = self._function("rope")

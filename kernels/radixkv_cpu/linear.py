@@ -31,6 +31,15 @@ class _Linear(ctypes.Structure):
     )
 
 
+class _Features(ctypes.Structure):
+    """`Features` of ``src/calls.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "features", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "words")),
+    )
+
+
 class Weight:
     """What rows are multiplied by: one or more weights ``[features, inputs]``, one below the other, in panels.
 
@@ -129,7 +138,7 @@ class Weight:
         """Refuse numbers of features whose weights cannot be read one by one."""
         if self._call.activation:
             raise ValueError("rows: the weights of a gated product lie in turns")
-        if features.numel() and not 0 <= features.min() <= features.max() < self.out_features:
+        if features.numel() and not 0 <= int(features.min()) <= int(features.max()) < self.out_features:
             raise IndexError(f"features: expected numbers from 0 to {self.out_features - 1}, got {features.tolist()}")
 
 
@@ -171,11 +180,13 @@ class PackedWeight(Weight):
             IndexError: there is no such feature.
         """
         self._check_features(features)
-        # A word is a number in float32, and a pair of inputs in bfloat16. Words of a feature lie PANEL apart.
-        words = self.panels.view(torch.int32).view(-1)
-        num_words = words.numel() // (len(self.panels) * PANEL)
-        first = features // PANEL * (num_words * PANEL) + features % PANEL
-        rows: torch.Tensor = words[first.unsqueeze(-1) + torch.arange(0, num_words * PANEL, PANEL)].view(self.dtype)
+        numbers = features.to(torch.int64).contiguous()
+        rows = torch.empty(*features.shape, self.in_features, dtype=self.dtype)
+        call = _Features(
+            self.panels.data_ptr(), numbers.data_ptr(), rows.data_ptr(),
+            numbers.numel(), self.in_features * self.dtype.itemsize // 4,
+        )  # fmt: skip
+        require_library().features(ctypes.addressof(call), False)
         return rows
 
 

@@ -134,6 +134,14 @@ struct Layers {
     const Attention *attention, *last_attention;
 };
 
+// A word is a number in float32, and two inputs in bfloat16.
+struct Features {
+    const uint32_t* panels;   // [features / 32][words][32]
+    const int64_t* features;  // [rows]
+    uint32_t* out;            // [rows, words]
+    int64_t rows, words;
+};
+
 struct Draw {
     const float* logits;                           // [rows, vocabulary]
     const float* temperatures;                     // [rows], above 0
@@ -168,5 +176,6 @@ RADIXKV_API void radixkv_attention(const radixkv::Attention* call, int32_t is_bf
 // The last argument says whether top_k, top_p and min_p are looked at.
 RADIXKV_API void radixkv_draw(const radixkv::Draw* call, int32_t truncates);
 // The last argument says nothing.
+RADIXKV_API void radixkv_features(const radixkv::Features* call, int32_t);
 RADIXKV_API void radixkv_logprobs(const radixkv::Logprobs* call, int32_t);
 RADIXKV_API void radixkv_layers(const radixkv::Layers* call, int32_t is_bf16);

@@ -11,10 +11,10 @@
 #include <type_traits>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace radixkv {
 
-constexpr int kPanel = 32;
 // Sums of so many rows by 32 columns fill 24 of 32 registers, or by 16 columns 12 of 16.
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12;
@@ -32,8 +32,6 @@ constexpr int64_t kPanelDepth = kPanelBytes / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
 // For up to so many rows, a product takes about as long as its weights take to be read.
 constexpr int64_t kMemoryBoundRows = 96;
-// Columns of a narrow tile.
-constexpr int kTileColumns = 4;
 
 template <typename T>
 constexpr bool kPairs = std::is_same_v<T, BF16>;
@@ -183,134 +181,6 @@ void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t
     }
     multiply<ROWS, Rows>(x, stride, panel, inputs, sums, sum_stride, add, upcoming);
 }
-
-// Memory that is read next, fetched into the second-level cache a few lines a step: tile loads leave the processor no room to
-// see that far ahead by itself.
-class Ahead {
-   public:
-    Ahead(const void* next, int64_t bytes, int64_t steps)
-        : next_(static_cast<const char*>(next)), lines_(next ? int((bytes / 64 + steps - 1) / steps) : 0) {}
-
-    void step() {
-        for (int line = 0; line < lines_; line++, next_ += 64) __builtin_prefetch(next_, 0, 2);
-    }
-
-   private:
-    const char* next_;
-    int lines_;
-};
-
-// A thread's configuration of AMX tiles, kept while the number of rows stays the same.
-class Tiles {
-   public:
-#if defined(__AMX_BF16__)
-    static constexpr int kBlock = 32;
-    // Inputs that a tile instruction takes.
-    static constexpr int kStep = 32;
-
-    ~Tiles() {
-        if (rows_) _tile_release();
-    }
-
-    // sums[row][0..31] (+)= x[row] . panel for up to 32 rows; inputs are a multiple of 32.
-    void multiply(int rows, const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
-                  Ahead& ahead) {
-        constexpr int kLineBytes = kPanel * 2 * sizeof(BF16);
-        configure(rows);
-        if (add) {
-            _tile_loadd(0, sums, sum_stride * sizeof(float));
-            _tile_loadd(1, sums + kLanes, sum_stride * sizeof(float));
-            if (rows > 16) {
-                _tile_loadd(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
-                _tile_loadd(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
-            }
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int64_t k = 0; k < inputs; k += kStep) {
-            ahead.step();
-            _tile_loadd(6, panel + k * kPanel, kLineBytes);
-            _tile_loadd(7, panel + k * kPanel + kPanel, kLineBytes);
-            _tile_loadd(4, x + k, stride * sizeof(BF16));
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            if (rows > 16) {
-                _tile_loadd(5, x + 16 * stride + k, stride * sizeof(BF16));
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-        }
-        _tile_stored(0, sums, sum_stride * sizeof(float));
-        _tile_stored(1, sums + kLanes, sum_stride * sizeof(float));
-        if (rows > 16) {
-            _tile_stored(2, sums + 16 * sum_stride, sum_stride * sizeof(float));
-            _tile_stored(3, sums + 16 * sum_stride + kLanes, sum_stride * sizeof(float));
-        }
-    }
-
-    // sums[row][0..3] = x[row] . columns for `parts` times 16 rows, up to 4 times, each beginning anywhere; columns are
-    // [inputs / 2][4][2], and inputs a multiple of 32. The sums are those of `multiply` with the factors' roles exchanged.
-    void multiply_columns(int parts, const BF16* const* x, int64_t stride, const BF16* columns, int64_t inputs, float* sums) {
-        constexpr int kBytes = kTileColumns * sizeof(float);
-        configure(kOfColumns);
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t k = 0; k < inputs; k += kStep) {
-            _tile_loadd(4, columns + k * kTileColumns, kBytes);
-            _tile_loadd(5, x[0] + k, stride * sizeof(BF16));
-            _tile_dpbf16ps(0, 5, 4);
-            if (parts > 1) {
-                _tile_loadd(6, x[1] + k, stride * sizeof(BF16));
-                _tile_dpbf16ps(1, 6, 4);
-            }
-            if (parts > 2) {
-                _tile_loadd(5, x[2] + k, stride * sizeof(BF16));
-                _tile_dpbf16ps(2, 5, 4);
-            }
-            if (parts > 3) {
-                _tile_loadd(6, x[3] + k, stride * sizeof(BF16));
-                _tile_dpbf16ps(3, 6, 4);
-            }
-        }
-        _tile_stored(0, sums, kBytes);
-        _tile_stored(1, sums + 16 * kTileColumns, kBytes);
-        _tile_stored(2, sums + 32 * kTileColumns, kBytes);
-        _tile_stored(3, sums + 48 * kTileColumns, kBytes);
-    }
-
-   private:
-    // What `rows_` is while tiles are those of `multiply_columns`.
-    static constexpr int kOfColumns = -1;
-
-    struct Config {
-        uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {};
-        uint8_t rows[16] = {};
-    };
-
-    // Tiles 0..3 are sums of 2 x 2, 4 and 5 inputs, 6 and 7 weights. Of columns, 0..3 are sums, 4 columns, 5 and 6 inputs.
-    void configure(int rows) {
-        if (rows == rows_) return;
-        rows_ = rows;
-        const bool of_columns = rows == kOfColumns;
-        const int first = of_columns ? 16 : std::min(rows, 16), second = of_columns ? 16 : std::max(rows - 16, 1);
-        const int tile_rows[8] = {first, first, second, second, first, second, 16, 16};
-        Config config;
-        for (int tile = 0; tile < 8; tile++) {
-            config.rows[tile] = uint8_t(tile_rows[tile]);
-            config.row_bytes[tile] = of_columns && tile < 5 ? kTileColumns * sizeof(float) : 64;
-        }
-        _tile_loadconfig(&config);
-    }
-
-    int rows_ = 0;
-#endif
-};
 
 template <typename T>
 class PanelProduct {

@@ -12,8 +12,8 @@ from radixkv_cpu import BlockWeight, PackedWeight, Weight
 class NativeEmbedding(nn.Module):
     """Reads tokens' embeddings out of packed weights: the head's, so that a tied weight is held once, or their own blocks.
 
-    A row is not in one piece there. For 1,000 different tokens of a model of 576 dimensions, reading them takes 10 to
-    20 ms instead of one, of the 600 to 1,200 that the model takes; a token more often used is in a processor's cache.
+    A row is not in one piece there. For 1,000 different tokens of a model of 576 dimensions, reading them takes 0.7 ms in
+    bfloat16 and 1.6 in float32, of the 300 and 600 that the model takes on two cores of a Zen 5.
 
     Args:
         weight: of the head, or the embeddings alone, kept in blocks.
