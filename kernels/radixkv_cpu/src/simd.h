@@ -248,7 +248,7 @@ inline F32 exp(F32 x) {
     return vanishes ? F32{} : F32(_mm512_scalef_ps(p, n));
 #else
     // 2^n is added to the exponent.
-    const F32 result = reinterpret_cast<F32>(reinterpret_cast<I32>(p) + (reinterpret_cast<I32>(shifted) << 23));
+    const F32 result = reinterpret_cast<F32>(reinterpret_cast<U32>(p) + (reinterpret_cast<U32>(shifted) << 23));
     return x < -87.0f ? F32{} : (x > 88.0f ? broadcast(INFINITY) : (x == x ? result : x));
 #endif
 }
@@ -273,7 +273,7 @@ inline F32 exp2(F32 x) {
 #if defined(__AVX512F__)
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), p, n);
 #else
-    const F32 result = reinterpret_cast<F32>(reinterpret_cast<I32>(p) + (reinterpret_cast<I32>(shifted) << 23));
+    const F32 result = reinterpret_cast<F32>(reinterpret_cast<U32>(p) + (reinterpret_cast<U32>(shifted) << 23));
     return x < -126.0f ? F32{} : (x == x ? result : x);
 #endif
 }
