@@ -26,6 +26,7 @@ class Describer {
         const float total = log_sum_exp(logits);
         call_.totals[row] = total;
         call_.ranks[row] = rank_;
+        if (!call_.count) return;
         int64_t* ids = call_.top_ids + row * call_.count;
         float* values = call_.top_logits + row * call_.count;
         if (!std::isfinite(total)) {  // no numbers: no order either

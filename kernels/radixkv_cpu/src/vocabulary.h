@@ -30,8 +30,8 @@ inline uint32_t lanes_at_least(F32 weights, float least) {
 // Those of the lanes that are of a row, `left` numbers before its end.
 inline uint32_t lanes_left(int64_t left) { return left >= kLanes ? (1u << kLanes) - 1 : (1u << left) - 1; }
 
-// A weight than which at least `count` tokens are not less likely. Peaks are the largest weights of some tokens each, none of which is
-// NaN; they are reordered. If there are too few, `lowest`.
+// A weight than which at least `count` tokens, 1 or more, are not less likely. Peaks are the largest weights of some tokens each, none
+// of which is NaN; they are reordered. If there are too few, `lowest`.
 inline float bound_of_likeliest(std::vector<float>& peaks, int64_t count, float lowest) {
     if (count > int64_t(peaks.size())) return lowest;
     std::nth_element(peaks.begin(), peaks.begin() + (count - 1), peaks.end(), std::greater<float>());
