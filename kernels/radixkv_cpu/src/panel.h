@@ -162,7 +162,7 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
     store_sums(total, sums, sum_stride);
 }
 
-// How many registers' columns so many rows pass at once: the others wait in the first-level cache.
+// How many registers' columns so many rows pass at once; they pass the others after that, out of the first-level cache.
 constexpr int width_of(int64_t rows) { return kLanes == 16 || rows <= 2 ? kPanelVectors : kPanelVectors / 2; }
 
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
