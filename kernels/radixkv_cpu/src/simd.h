@@ -162,26 +162,21 @@ V interleave_high(V a, V b) {
 
 // As many rows of words as a register has, mirrored.
 #if defined(__AVX512F__)
+// A perfect shuffle of rows i and i + 8: it turns one bit of the row's number into one of the column's.
+__attribute__((always_inline)) inline void shuffle_rows(const U32* from, U32* to) {
+    for (int i = 0; i < 8; i++) {
+        to[2 * i] = interleave_low(from[i], from[i + 8]);
+        to[2 * i + 1] = interleave_high(from[i], from[i + 8]);
+    }
+}
+
 __attribute__((always_inline))  // all of it fits into registers
 inline void transpose(const U32* from, U32* to) {
     U32 a[16], b[16];
-    // Four times a perfect shuffle of rows i and i + 8: each turns one bit of the row's number into one of the column's.
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(from[i], from[i + 8]);
-        a[2 * i + 1] = interleave_high(from[i], from[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        b[2 * i] = interleave_low(a[i], a[i + 8]);
-        b[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        a[2 * i] = interleave_low(b[i], b[i + 8]);
-        a[2 * i + 1] = interleave_high(b[i], b[i + 8]);
-    }
-    for (int i = 0; i < 8; i++) {
-        to[2 * i] = interleave_low(a[i], a[i + 8]);
-        to[2 * i + 1] = interleave_high(a[i], a[i + 8]);
-    }
+    shuffle_rows(from, a);
+    shuffle_rows(a, b);
+    shuffle_rows(b, a);
+    shuffle_rows(a, to);
 }
 #else
 inline void transpose(const U32* from, U32* to) {
