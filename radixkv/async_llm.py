@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from radixkv.cache import Pin
+from radixkv.cache import Explanation, Pin
+from radixkv.cache.tokens import encode
 from radixkv.config import LLM_OPTIONS, LLMOptions
+from radixkv.engine.engine import Engine
+from radixkv.engine.kv_tiers import KVTiers
 from radixkv.llm import LLM
 from radixkv.model.loader import LoadedModel
 from radixkv.model.tokenizer import with_chat_template
+from radixkv.observe.explain import PromptExplanation, decode_explanation
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
@@ -171,6 +177,61 @@ class AsyncLLM(AsyncEngine):
             stream.close()
         assert isinstance(output, BeamSearchOutput)
         return output
+
+    async def explain(
+        self,
+        prompt: PromptInput | Sequence[Message],
+        *,
+        cache_salt: str | None = None,
+        cache: Mapping[str, bool] | None = None,
+        tenant: str = "",
+    ) -> PromptExplanation:
+        """Which tokens of a prompt would be reused now, and why not more, as `LLM.explain` says. Runs and changes nothing."""
+        single = await self.run_tokenizer(
+            lambda loaded: as_single_prompt(prompt, loaded, cache_salt, cache), tenant=tenant
+        )
+        (explanation,) = await self.explain_prompts([single], tenant=tenant)
+        return explanation
+
+    async def explain_prompts(
+        self, prompts: Sequence[Prompt], *, tenant: str = "", look_elsewhere: bool = True
+    ) -> list[PromptExplanation]:
+        """Explain prompts that have been tokenized already; otherwise like `explain`.
+
+        All streams wait while the tree is asked, so that is done for few prompts at once, and all else in other threads.
+
+        Args:
+            look_elsewhere: also say where another namespace has the same tokens; not for those who must not know.
+        """
+
+        def explain(engine: Engine) -> tuple[list[Explanation], KVTiers | None]:
+            result = []
+            for prompt in prompts:
+                read = prompt.read_cache and engine.enable_prefix_caching
+                result.append(
+                    engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=look_elsewhere)
+                )
+            return result, engine.tiers if engine.enable_prefix_caching else None
+
+        def decode(loaded: LoadedModel) -> list[PromptExplanation]:
+            decode = loaded.require_tokenizer().decode
+            return [
+                decode_explanation(one, list(prompt.token_ids), decode)
+                for one, prompt in zip(explained, prompts, strict=True)
+            ]
+
+        def add_tiers(decoded: list[PromptExplanation], tiers: KVTiers) -> list[PromptExplanation]:
+            return [
+                replace(one, below=tiers.find(encode(prompt.token_ids), prompt.namespace, one.num_reused_tokens))
+                if prompt.read_cache
+                else one
+                for one, prompt in zip(decoded, prompts, strict=True)
+            ]
+
+        explained, tiers = await self.call(explain)
+        decoded = await self.run_tokenizer(decode, tenant=tenant)
+        # A shared store may take its time.
+        return decoded if tiers is None else await asyncio.to_thread(add_tiers, decoded, tiers)
 
     async def pin(
         self,

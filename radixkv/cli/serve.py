@@ -42,7 +42,7 @@ ConfigFile = Annotated[
 
 @with_options_of(*_CONFIGS)
 def serve(config: ConfigFile = None, **options: Any) -> None:
-    """Serve a model over OpenAI's HTTP API.
+    """Serve a model over OpenAI's and Anthropic's HTTP APIs.
 
     Every option can also be set by its environment variable (RADIXKV_ and its name in capitals) or in the file that
     --config names. Precedence: command line > environment > file > default.

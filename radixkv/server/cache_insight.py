@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +10,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from radixkv.cache import Explanation, PinQuotaExceeded
-from radixkv.cache.tokens import encode
-from radixkv.observe.explain import PromptExplanation, decode_explanation
+from radixkv.cache import PinQuotaExceeded
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.server.authentication import administrator
@@ -25,8 +21,6 @@ from radixkv.server.strict import StrictModel
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
     from radixkv.engine.engine import Engine
-    from radixkv.engine.kv_tiers import KVTiers
-    from radixkv.model.loader import LoadedModel
 
 # Of one request.
 MAX_EXPLAINED = 16
@@ -132,8 +126,6 @@ async def snapshot_json(llm: AsyncLLM) -> str:
 async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
 
-    All streams wait while the tree is asked, so that is done for a few prompts only, and all else in other threads.
-
     Args:
         service: that of the routes.
         prompts: tokenized.
@@ -150,32 +142,5 @@ async def explanations(service: Service, prompts: Sequence[Prompt], tenant: str)
         raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message, param="explain_cache")
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
-
-    def explain(engine: Engine) -> tuple[list[Explanation], KVTiers | None]:
-        result = []
-        for prompt in prompts:
-            read = prompt.read_cache and engine.enable_prefix_caching
-            result.append(engine.cache.explain(prompt.token_ids, prompt.namespace, read, look_elsewhere=False))
-        return result, engine.tiers if engine.enable_prefix_caching else None
-
-    def decode(loaded: LoadedModel) -> list[PromptExplanation]:
-        decode = loaded.require_tokenizer().decode
-        return [
-            decode_explanation(one, list(prompt.token_ids), decode)
-            for one, prompt in zip(explained, prompts, strict=True)
-        ]
-
-    def add_tiers(decoded: list[PromptExplanation], tiers: KVTiers) -> list[PromptExplanation]:
-        return [
-            replace(one, below=tiers.find(encode(prompt.token_ids), prompt.namespace, one.num_reused_tokens))
-            if prompt.read_cache
-            else one
-            for one, prompt in zip(decoded, prompts, strict=True)
-        ]
-
-    explained, tiers = await llm.call(explain)
-    decoded = await llm.run_tokenizer(decode, tenant=tenant)
-    if tiers is not None:
-        # A shared store may take its time.
-        decoded = await asyncio.to_thread(add_tiers, decoded, tiers)
+    decoded = await llm.explain_prompts(prompts, tenant=tenant, look_elsewhere=False)
     return [CacheExplanation(text=str(one), **one.as_dict()) for one in decoded]

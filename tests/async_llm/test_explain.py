@@ -1,0 +1,54 @@
+"""Why a prompt would not be reused, asked of an engine that answers others."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.async_streams import ENDLESS, run
+from support.replica_servers import tiny_model
+
+from radixkv import LLM, AsyncLLM
+
+MESSAGES = [{"role": "user", "content": "What is a radix tree, and what is it good for? Answer in two sentences."}]
+PROMPT = "The library opens at nine. Today is the 20th of November. Who are you?"
+
+
+def worded(tokenizer: Any, **options: Any) -> LLM:
+    return LLM(tiny_model(len(tokenizer)), tokenizer=tokenizer, **{"block_size": 4, "num_blocks": 200, **options})
+
+
+def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_tokenizer: Any) -> None:
+    offline = worded(default_tokenizer)
+
+    async def test(llm: AsyncLLM) -> None:
+        unknown = await llm.explain(PROMPT)
+        assert (unknown.num_reused_tokens, unknown.difference) == (0, None)
+        async with contextlib.aclosing(llm.generate(PROMPT, ENDLESS)) as stream:
+            await anext(stream)
+            seen = await llm.explain(PROMPT.replace("20th", "21st"))
+            assert seen.num_reused_tokens > 8
+            assert seen.difference is not None
+            assert "".join(seen.difference.prompt) != "".join(seen.difference.cached)
+            assert seen == await llm.call(lambda _: offline.explain(PROMPT.replace("20th", "21st")))
+            await anext(stream)
+        assert "another cache salt" in str(await llm.explain(PROMPT, cache_salt="ann"))
+        assert (await llm.explain(MESSAGES)).num_prompt_tokens == offline.explain(MESSAGES).num_prompt_tokens
+        with pytest.raises(TypeError, match="prompt: expected a string, a dictionary or a list of messages, got int"):
+            await llm.explain(5)  # type: ignore[arg-type]
+
+    run(test, offline)
+
+
+def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_path: Path) -> None:
+    with worded(default_tokenizer, disk_cache=tmp_path) as before:
+        before.generate(PROMPT, ENDLESS, use_tqdm=False)
+
+    async def look(llm: AsyncLLM) -> None:
+        explanation = await llm.explain(PROMPT)
+        assert [below.medium for below in explanation.below] == ["disk"]
+        assert "in the tier 'disk'" in str(explanation)
+
+    run(look, worded(default_tokenizer, disk_cache=tmp_path))
