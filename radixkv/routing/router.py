@@ -128,7 +128,6 @@ class Router:
 
     Args:
         block_size: tokens per block of every replica's cache.
-        max_blocks: as for `BlockIndex`.
         decode_weight: what a sequence that decodes counts, in tokens of a prompt.
         seconds_per_token: of prefill, as long as no replica has reported it.
         settle_seconds: by when, after a prompt's first token, events have reported what is held of it.
@@ -142,7 +141,6 @@ class Router:
         self,
         block_size: int,
         *,
-        max_blocks: int = 2_000_000,
         decode_weight: float = 128.0,
         seconds_per_token: float = 5e-4,
         settle_seconds: float = 5.0,
@@ -158,7 +156,7 @@ class Router:
             if not (is_number(value) and value > 0):
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")
         self.block_size = block_size
-        self._held = BlockIndex(max_blocks)
+        self._held = BlockIndex()
         self._decode_weight = decode_weight
         self._seconds_per_token = seconds_per_token
         self._settle_seconds = settle_seconds
@@ -227,6 +225,7 @@ class Router:
         """
         if seconds_per_token is not None and not seconds_per_token > 0:
             raise ValueError(f"seconds_per_token: expected a number above 0 or None, got {seconds_per_token!r}")
+        self._settle(self._clock())
         replica = self._replicas.get(name)
         if replica is None:
             return
@@ -274,7 +273,6 @@ class Router:
             Where it goes; None: there is no replica that may be chosen.
         """
         now = self._clock()
-        self._settle(now)
         hits: dict[int, int] = {}
         for mask, depth in self._held.hits(block_hashes):
             while mask:
@@ -347,6 +345,7 @@ class Router:
             del replica.waiting[placement]
             replica.queued -= placement.num_tokens
         self._settling.append((now + self._settle_seconds, placement))
+        self._settle(now)
 
     def _average_speeds(self) -> None:
         """What is not known of one replica is taken from the others."""
@@ -355,8 +354,13 @@ class Router:
             self._seconds_per_token = sum(known) / len(known)
 
     def _settle(self, now: float) -> None:
-        """Expect no longer what events must have reported by now."""
-        while self._settling and self._settling[0][0] <= now:
+        """Expect no longer what events must have reported by now.
+
+        That takes about as long as a choice does. So it is done between choices, and for a few placements at a time.
+        """
+        for _ in range(2):
+            if not self._settling or self._settling[0][0] > now:
+                return
             _, placement = self._settling.popleft()
             replica = self._replicas.get(placement.replica)
             if replica is not None:

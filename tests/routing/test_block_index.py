@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-
-import pytest
+from collections import deque
 
 from radixkv.routing import BlockIndex
 
@@ -40,16 +39,24 @@ def test_what_is_removed_or_cleared_is_held_by_nobody() -> None:
     assert len(index) == 0
 
 
-def test_memory_is_bounded_and_what_is_stored_again_is_kept() -> None:
-    index = BlockIndex(max_blocks=100)
-    for block in range(1000, 2000):
-        index.add([1, block], block % 3)
-        assert len(index) <= 100
+def test_all_that_is_held_is_known_and_nothing_else_is_kept() -> None:
+    """What replicas stored long ago is the prefix of all that came since: a bound by age forgot it first."""
+    rng = random.Random(0)
+    index, held = BlockIndex(), [deque([1]) for _ in range(3)]
+    for number in range(3):
+        index.add([1], number)
+    for block in range(10, 5000):
+        number = rng.randrange(3)
+        index.add([block], number)
+        held[number].append(block)
+        if len(held[number]) > 500:
+            held[number].rotate(-1)  # the first block is never evicted
+            index.discard([held[number].popleft()], number)
+            held[number].rotate(1)
     assert index.replicas(1) == 0b111
-    assert index.replicas(1999) == 0b010
-    assert index.replicas(1000) == 0
-
-
-def test_a_bound_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_blocks: expected a whole number of at least 2, got 1"):
-        BlockIndex(1)
+    for number, blocks in enumerate(held):
+        assert all(index.replicas(block) >> number & 1 for block in blocks)
+    assert len(index) == len(set().union(*held))
+    for number in range(3):
+        index.clear(number)
+    assert len(index) == 0

@@ -90,7 +90,23 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
     clock.now = 5.9
     assert send(router, 1, 2, 3).num_hit_tokens == 3 * BLOCK
     clock.now = 6.1
+    router.report("b", 0, 0, 0)
     assert send(router, 1, 2, 3).num_hit_tokens == 0
+
+
+def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once(router: Router, clock: Clock) -> None:
+    """A burst of long prompts took a tenth of a second of the choice that came five seconds later."""
+    for number in range(100):
+        placement = send(router, *range(1000 * number, 1000 * number + 50))
+        router.prefilled(placement)
+        router.finish(placement)
+    clock.now = 60.0
+    for num_left in (100, 98, 96):
+        assert num_left * 50 == sum(len(replica.expected) for replica in router._replicas.values())
+        router.report("a", 0, 0, 0)
+    for number in range(200, 250):
+        router.prefilled(send(router, number))
+    assert sum(len(replica.expected) for replica in router._replicas.values()) == 50
 
 
 def test_a_hot_prefix_gets_a_second_replica_once_waiting_costs_more_than_computing_it_again(router: Router) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,10 @@ from radixkv.routing import Router, prompt_hashes
 
 NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 16, 1_000_000, 16
 _NUM_SYSTEM_PROMPTS, _SYSTEM_BLOCKS = 20, 64
+# Of a prompt that nobody knows.
+_NEW_TOKENS = 32_000
+# Between decisions, by the router's clock: what was sent a while ago is forgotten at the same rate.
+_SECONDS_BETWEEN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +48,56 @@ def fill(router: Router, num_blocks: int, rng: random.Random) -> list[list[int]]
     return prompts
 
 
+class _Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def measure(num_blocks: int, num_decisions: int) -> list[Row]:
-    """Decisions about prompts that are partly known, each sent to the first token at once; and hashing a prompt."""
-    rng = random.Random(0)
-    router = Router(BLOCK_SIZE)
+    """Decisions about prompts that are partly known or new, what is noted of them later, and hashing a prompt."""
+    rng, clock = random.Random(0), _Clock()
+    router = Router(BLOCK_SIZE, clock=clock)
     for number in range(NUM_REPLICAS):
         router.add(str(number))
     prompts = fill(router, num_blocks, rng)
-    decisions, hashing = [], []
+
+    def known() -> list[int]:
+        prompt = rng.choice(prompts)
+        return [*prompt[: rng.randint(1, len(prompt))], *(rng.getrandbits(63) for _ in range(10))]
+
+    def unknown() -> list[int]:
+        return [rng.getrandbits(63) for _ in range(_NEW_TOKENS // BLOCK_SIZE)]
+
+    def microseconds(call: Callable[[], object]) -> float:
+        start = time.thread_time_ns()
+        call()
+        return (time.thread_time_ns() - start) / 1e3
+
+    def decide(prompt: list[int]) -> tuple[float, float]:
+        clock.seconds += _SECONDS_BETWEEN
+        start = time.thread_time_ns()
+        placement = router.choose(prompt, len(prompt) * BLOCK_SIZE)
+        taken = (time.thread_time_ns() - start) / 1e3
+        assert placement is not None
+        noting = microseconds(lambda: router.prefilled(placement)) + microseconds(lambda: router.finish(placement))
+        return taken, noting
+
     with frozen_garbage():
-        for _ in range(num_decisions):
-            known = rng.choice(prompts)
-            prompt = [*known[: rng.randint(1, len(known))], *(rng.getrandbits(63) for _ in range(10))]
-            start = time.thread_time_ns()
-            placement = router.choose(prompt, len(prompt) * BLOCK_SIZE)
-            decisions.append((time.thread_time_ns() - start) / 1e3)
-            assert placement is not None
-            router.prefilled(placement)
-            router.finish(placement)
+        decisions, notes = zip(*(decide(known()) for _ in range(num_decisions)), strict=True)
+        new = [decide(unknown())[0] for _ in range(max(1, num_decisions // 10))]
         tokens = [rng.randrange(50_000) for _ in range(4096)]
-        for _ in range(100):
-            start = time.thread_time_ns()
-            prompt_hashes(tokens, "", BLOCK_SIZE)
-            hashing.append((time.thread_time_ns() - start) / 1e3)
-    return [_row("choose a replica", decisions), _row("hash a prompt of 4,096 tokens", hashing)]
+        hashing = [microseconds(lambda: prompt_hashes(tokens, "", BLOCK_SIZE)) for _ in range(100)]
+    return [
+        _row("choose a replica", decisions),
+        _row("note its first token and its end", notes),
+        _row(f"choose one for {_NEW_TOKENS:,} tokens that are new", new),
+        _row("hash a prompt of 4,096 tokens", hashing),
+    ]
 
 
-def _row(name: str, times: list[float]) -> Row:
+def _row(name: str, times: Sequence[float]) -> Row:
     return Row(name, median(times), sorted(times)[len(times) * 99 // 100])
 
 
