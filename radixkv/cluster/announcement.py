@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.async_llm import AsyncLLM
+from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
-from radixkv.engine.stats import COUNTS
+from radixkv.engine.stats import GAUGES
 from radixkv.errors import EngineDeadError
 
 # Between two looks at what there is to do.
@@ -104,7 +104,7 @@ def _load(llm: AsyncLLM) -> dict[str, Any]:
     stats = llm.stats
     return {
         "draining": llm.draining,
-        **{name: getattr(stats, name) for name in COUNTS},
+        **{name: getattr(stats, name) for name in GAUGES},
         "prefill_seconds_per_token": stats.prefill_seconds_per_token,
-        "cache": asdict(stats.cache),
+        "counters": counters_of(stats),
     }

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from radixkv.cache.stats import CacheStats
+from radixkv.cluster.counters import stats_of
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
-from radixkv.engine.stats import COUNTS, BatchSize, EngineStats
+from radixkv.engine.stats import GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
@@ -229,13 +229,11 @@ class ClusterLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """The sums of what the replicas that are up reported last."""
+        """How the replicas that are up stand together, and what all that ever were have counted."""
         loads = list(self.replicas.loads.values())
-        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in COUNTS}
+        sums: dict[str, Any] = {name: sum(load.get(name, 0) for load in loads) for name in GAUGES}
         sums["num_blocks"] = sums["num_blocks"] or 1  # parts of it are computed
-        counters = [load["cache"] for load in loads if load]
-        cache = CacheStats(**{each.name: sum(one[each.name] for one in counters) for each in fields(CacheStats)})
-        return EngineStats(**sums, last_batch=BatchSize(0, 0), cache=cache, drafts={})
+        return EngineStats(**sums, **stats_of(self.replicas.counters.totals()), last_batch=BatchSize(0, 0))
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 

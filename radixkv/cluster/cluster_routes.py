@@ -69,12 +69,20 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
     @admin.get("/replicas/{name:path}/snapshot", response_class=Response)
     async def snapshot(name: str) -> Response:
         """All that one replica has cached, of every tenant, with texts, for `radixkv inspect`. It runs no step meanwhile."""
+        return await ask(name, "/snapshot")
+
+    @admin.get("/replicas/{name:path}/metrics", response_class=Response)
+    async def metrics(name: str) -> Response:
+        """The metrics of one replica's engine, in Prometheus' text format."""
+        return await ask(name, "/metrics")
+
+    async def ask(name: str, path: str) -> Response:
         if name not in llm.replicas.names:
             raise ApiError(HTTPStatus.NOT_FOUND, f"there is no replica {name!r}")
-        answer = await llm.replicas.ask(name, "GET", "/snapshot")
+        answer = await llm.replicas.ask(name, "GET", path)
         if answer is None or not answer.is_success:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, f"replica {name!r}: {_failure(answer)}")
-        return Response(answer.content, media_type="application/json")
+        return Response(answer.content, media_type=answer.headers["content-type"])
 
     @admin.post("/check")
     async def check() -> CheckResponse:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
 from radixkv.cluster.cluster_routes import cluster_routes
+from radixkv.cluster.replica_metrics import ReplicaCollector
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import ModelConfig
 from radixkv.server.assembly import assemble_app, assemble_service
@@ -90,5 +91,6 @@ def create_ingress(
         tenants=tenants.shares,
     )
     service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
+    service.metrics.registry.register(ReplicaCollector(replicas))
     app = assemble_app(service, config, write_log, tracer, engine_routes=[cluster_routes(service, llm)])
     return Ingress(llm, service, app)

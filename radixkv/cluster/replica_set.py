@@ -19,6 +19,7 @@ import httpx
 
 from radixkv.cache.arguments import check_count, is_number
 from radixkv.cluster.connection import connect
+from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.member import Member
 from radixkv.cluster.records import Kind, RecordReader, as_event
@@ -54,6 +55,7 @@ class ReplicaSet:
     Attributes:
         secret: the replicas'.
         description: of the replica that was up first, which all others must equal; None: none was up yet.
+        counters: of all replicas that ever were up.
         capacities: of the replicas that are up, see `ReplicaDescription`; where none is, of those that were up last.
 
     Raises:
@@ -73,6 +75,7 @@ class ReplicaSet:
             raise ValueError(f"wait_seconds: expected a number of at least 0, got {wait_seconds!r}")
         self.description: ReplicaDescription | None = None
         self.capacities: list[Mapping[str, int]] = []
+        self.counters = CounterTotals()
         self.secret = secret
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._max_attempts = max_attempts
@@ -368,6 +371,8 @@ class ReplicaSet:
         elif was_draining and member.name not in router.replicas:
             router.add(member.name)
         load = member.load
+        assert member.description is not None
+        self.counters.report(member.description.instance, load["counters"])
         router.report(
             member.name,
             load["num_queued_tokens"],

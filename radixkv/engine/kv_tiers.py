@@ -38,7 +38,7 @@ from radixkv.tiers.loader import BlockLoader
 from radixkv.tiers.prefix_keys import PrefixKeys
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
-from radixkv.tiers.stats import StoreStats
+from radixkv.tiers.stats import TierTotals
 from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
@@ -55,25 +55,6 @@ MANY_BLOCKS = 1 << 20
 _IDLE_SECONDS = 0.01
 # Of the time at the end, what is kept for tiers to be closed at most: one that hangs does not take it from the others.
 _CLOSE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class TierTotals:
-    """What has happened below the pool.
-
-    Attributes:
-        tiers: by medium, what each counts, in order.
-        loads: prefixes that were loaded, or were begun to be.
-        loads_given_up: those that took longer than computing would have.
-        loads_not_worth_it: prefixes that were there, and were computed because that is faster.
-        dropped_blocks: blocks that were not written because too many waited to be.
-    """
-
-    tiers: tuple[tuple[str, StoreStats], ...]
-    loads: int
-    loads_given_up: int
-    loads_not_worth_it: int
-    dropped_blocks: int
 
 
 def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.cache.stats import CacheStats
@@ -11,7 +11,7 @@ from radixkv.outputs import DraftCounts
 
 if TYPE_CHECKING:
     from radixkv.engine.engine import Engine
-    from radixkv.engine.kv_tiers import TierTotals
+    from radixkv.tiers.stats import TierTotals
 
 
 class BatchSize(NamedTuple):
@@ -61,8 +61,17 @@ class EngineStats:
         return self.num_blocks - self.num_free_blocks - self.num_evictable_blocks
 
 
-# What several engines' numbers are sums of.
-COUNTS = tuple(each.name for each in fields(EngineStats) if each.name.startswith("num_"))
+# What several engines have together at a time.
+GAUGES = (
+    "num_running",
+    "num_waiting",
+    "num_blocks",
+    "num_free_blocks",
+    "num_evictable_blocks",
+    "num_queued_tokens",
+    "num_queued",
+    "num_decoding",
+)
 
 
 def engine_stats(engine: Engine) -> EngineStats:

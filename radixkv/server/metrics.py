@@ -18,7 +18,7 @@ from radixkv.server.served import ServedModel
 from radixkv.serving.request_stream import OutputDelta
 
 if TYPE_CHECKING:
-    from radixkv.engine.kv_tiers import TierTotals
+    from radixkv.tiers.stats import TierTotals
 
 _PREFIX = "radixkv:"
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

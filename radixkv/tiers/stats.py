@@ -74,3 +74,22 @@ class StoreCounters:
         """The totals now."""
         with self._lock:
             return StoreStats(**self._totals)
+
+
+@dataclass(frozen=True, slots=True)
+class TierTotals:
+    """What has happened below the pool.
+
+    Attributes:
+        tiers: by medium, what each counts, in order.
+        loads: prefixes that were loaded, or were begun to be.
+        loads_given_up: those that took longer than computing would have.
+        loads_not_worth_it: prefixes that were there, and were computed because that is faster.
+        dropped_blocks: blocks that were not written because too many waited to be.
+    """
+
+    tiers: tuple[tuple[str, StoreStats], ...]
+    loads: int
+    loads_given_up: int
+    loads_not_worth_it: int
+    dropped_blocks: int

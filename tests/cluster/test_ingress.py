@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +11,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from support.in_process_server import make_client
-from support.replica_servers import SECRET, local_replicas, tiny_llm
+from support.replica_servers import SECRET, ingress_client, local_replicas, tiny_llm
 
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
@@ -57,17 +56,6 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 REFUSED = ("no field", "outside the vocabulary", "no schema", "too long", "too many")
 VARYING = ("id", "created", "created_at", "completed_at", "usage", "model", "system_fingerprint")
-
-
-@asynccontextmanager
-async def ingress_client(replicas: ReplicaSet, tokenizer: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    ingress = create_ingress(
-        ServerConfig(admin_key="admin", **options), replicas, model_config=ModelConfig(tokenizer=tokenizer)
-    )
-    transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield client
-    await ingress.llm.shutdown()
 
 
 def without_ids(value: Any) -> Any:

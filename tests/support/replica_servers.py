@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 import transformers
 import uvicorn
 
 from radixkv import LLM, AsyncLLM
-from radixkv.cluster import ReplicaSet, replica_app
+from radixkv.cluster import ReplicaSet, create_ingress, replica_app
+from radixkv.config import ModelConfig
+from radixkv.server.config import ServerConfig
 
 SECRET = "a secret of the replicas"
 
@@ -102,3 +105,14 @@ async def local_replicas(
         for replica in replicas:
             await replica.kill()
             await replica.llm.shutdown()
+
+
+@asynccontextmanager
+async def ingress_client(replicas: ReplicaSet, tokenizer: Any, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    ingress = create_ingress(
+        ServerConfig(admin_key="admin", **options), replicas, model_config=ModelConfig(tokenizer=tokenizer)
+    )
+    transport = httpx.ASGITransport(ingress, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+    await ingress.llm.shutdown()

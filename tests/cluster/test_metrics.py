@@ -1,0 +1,109 @@
+"""What an ingress counts of its replicas: each of them, and totals that never fall."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.replica_servers import ingress_client, local_replicas, tiny_llm
+
+from radixkv import SamplingParams
+from radixkv.cache.stats import CacheStats
+from radixkv.cluster.counters import CounterTotals, counters_of, stats_of
+from radixkv.engine.stats import BatchSize, EngineStats
+from radixkv.outputs import DraftCounts
+from radixkv.tiers.stats import StoreStats, TierTotals
+
+TEXT = "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve."
+NO_GAUGES: Any = dict.fromkeys(
+    ("num_running", "num_waiting", "num_blocks", "num_free_blocks", "num_evictable_blocks"), 0
+)
+
+
+def counted(rng: random.Random, sources: list[str], media: list[str]) -> EngineStats:
+    def some(kind: Any) -> Any:
+        return kind(**{name: rng.randrange(1, 1000) for name in asdict(kind())})
+
+    tiers = TierTotals(tuple((medium, some(StoreStats)) for medium in media), *(rng.randrange(9) for _ in range(4)))
+    return EngineStats(
+        **NO_GAUGES,
+        num_preemptions=rng.randrange(9),
+        num_steps=rng.randrange(999),
+        last_batch=BatchSize(1, 1),
+        cache=some(CacheStats),
+        drafts={source: some(DraftCounts) for source in sources},
+        tiers=tiers if media else None,
+    )
+
+
+def test_counters_come_back_as_what_they_were() -> None:
+    rng = random.Random(0)
+    for sources, media in (([], []), (["tree", "my/own drafter"], ["disk"]), (["prefix"], ["disk", "redis://host/0"])):
+        stats = counted(rng, sources, media)
+        back = stats_of(counters_of(stats))
+        assert back == {name: getattr(stats, name) for name in back}
+    assert stats_of({})["cache"] == CacheStats()
+
+
+def test_totals_are_of_all_that_ever_reported_each_by_its_latest_numbers() -> None:
+    totals = CounterTotals()
+    for instance, steps in (("a", 5), ("b", 7), ("a", 9), ("after its restart", 1)):
+        totals.report(instance, {"num_steps": steps, f"drafts/{instance}/accepted": 1})
+    assert totals.totals()["num_steps"] == 9 + 7 + 1
+    assert sum(totals.totals().values()) == 17 + 3
+    for wrong in (None, [1], {"num_steps": "9"}, {"num_steps": True}):
+        with pytest.raises(ValueError, match="counters: expected numbers by their names, got"):
+            totals.report("a", wrong)  # type: ignore[arg-type]
+    assert totals.totals()["num_steps"] == 17
+
+
+def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer, disk_cache=tmp_path / f"disk-{number}") for number in range(2)]
+        async with (
+            local_replicas(tmp_path, *llms) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            client.headers["Authorization"] = "Bearer admin"
+
+            async def metrics(path: str = "/metrics") -> dict[tuple[str, str], float]:
+                families = text_string_to_metric_families((await client.get(path)).text)
+                samples = (sample for family in families for sample in family.samples)
+                return {
+                    (each.name.removeprefix("radixkv:"), "/".join(each.labels.values())): each.value for each in samples
+                }
+
+            for server in servers:
+                async for _ in server.llm.generate(TEXT, SamplingParams(max_tokens=3, ignore_eos=True)):
+                    pass
+            steps = [server.llm.stats.num_steps for server in servers]
+            while (before := await metrics())["num_steps_total", ""] < sum(steps):
+                await asyncio.sleep(0.001)
+            for number in range(2):
+                assert before["replica_up", str(number)] == 1
+                own = servers[number].llm.stats
+                assert before["replica_prefix_cache_queries_total", str(number)] == own.cache.queried_tokens
+                alone = await metrics(f"/admin/replicas/{number}/metrics")
+                assert alone["num_steps_total", ""] == steps[number]
+                states = ("free", "held", "evictable")
+                blocks = [before["replica_kv_cache_blocks", f"{number}/{state}"] for state in states]
+                assert blocks == [alone["kv_cache_blocks", state] for state in states]
+            assert ("tier_errors_total", "disk") in before
+            await servers[1].kill()
+            while replicas.available != ["0"]:
+                await asyncio.sleep(0.001)
+            after = await metrics()
+            assert (after["replica_up", "1"], after["replica_up", "0"]) == (0, 1)
+            assert ("replica_num_requests_running", "1") not in after
+            assert after["num_steps_total", ""] == sum(steps)
+            assert after["prefix_cache_queries_total", ""] == before["prefix_cache_queries_total", ""]
+            assert after["kv_cache_blocks", "free"] < before["kv_cache_blocks", "free"]
+            assert (await client.get("/admin/replicas/1/metrics")).status_code == 503
+            assert (await client.get("/admin/replicas/2/metrics")).status_code == 404
+
+    asyncio.run(main())
