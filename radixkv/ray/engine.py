@@ -92,9 +92,12 @@ class Engine:
 
         Raises:
             EngineDeadError: the engine has died, or its step takes too long.
+            RuntimeError: no ingress can reach it, or would learn of it.
         """
         if self._llm.death is not None:
             raise self._llm.death
+        if self._serving.done() or self._renewing.done():
+            raise RuntimeError("the replica's server, or its renewal in the registry, has stopped")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for `LoadPolicy`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -24,12 +23,6 @@ from radixkv.model.default_model import find_default_model
 from radixkv.model.gguf_conversion import ensure_converted
 from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
-
-# Ray is imported by the fixture: it reads the environment then.
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs radixkv[ray]"),
-]
 
 NUM_STREAMS = 8
 
@@ -70,7 +63,7 @@ def deploy(model: Path) -> Iterator[Callable[..., str]]:
         local._keep_private(private)
         for name, value in private.items():
             patch.setenv(name, value)
-        from ray import serve
+        from ray import serve  # it reads the environment
 
         from radixkv.ray.application import build
 
@@ -218,6 +211,7 @@ def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
     asyncio.run(until(lambda: not before & set(engines())))
 
 
+@pytest.mark.nightly
 def test_replicas_follow_the_load(deploy: Callable[..., str]) -> None:
     options = {"replicas": 1, "max_replicas": 4, "requests_per_replica": 2, "scale_up_delay": 1, "scale_down_delay": 3}
     url = deploy(**options)
