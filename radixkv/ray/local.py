@@ -44,8 +44,8 @@ def serve_replicas(options: ApplicationOptions) -> int:
         OSError: the address cannot be used.
         ConnectionError: there is no Ray at ``ray_address``.
         MemoryError: the replicas would not fit into this machine.
-        ValueError: the application could not be started; the message has Ray Serve's reason. Or there is one of its name in
-            the cluster.
+        ValueError: it has too few GPUs; the application could not be started, and the message has Ray Serve's reason; or
+            there is one of its name in the cluster.
     """
     start_logging()
     if options.placement.ray_address is None:
@@ -151,6 +151,7 @@ def _ray(placement: PlacementConfig) -> Iterator[None]:
 
     Raises:
         ConnectionError: there is no such cluster, or a local one does not start.
+        ValueError: this machine has too few GPUs. A cluster may get more.
     """
     import ray
 
@@ -159,6 +160,8 @@ def _ray(placement: PlacementConfig) -> Iterator[None]:
     else:
         _start_ray(placement)
     try:
+        if placement.ray_address is None:
+            _check_gpus(placement, ray.cluster_resources().get("GPU", 0))
         yield
     finally:
         ray.shutdown()
@@ -191,6 +194,20 @@ def _start_ray(placement: PlacementConfig) -> None:
             if attempt == _ATTEMPTS_TO_START:
                 raise ConnectionError(f"a local Ray did not start in {attempt} attempts: {error}") from error
             _log.warning("a local Ray did not start (%s): trying again", error)
+
+
+def _check_gpus(placement: PlacementConfig, available: float) -> None:
+    """Refuse what Ray would wait for.
+
+    Raises:
+        ValueError: the replicas to begin with need more GPUs than there are.
+    """
+    needed = placement.num_gpus * placement.min_replicas
+    if needed > available:
+        raise ValueError(
+            f"num_gpus: {placement.min_replicas} replicas with {placement.num_gpus:g} each need {needed:g}, and Ray finds "
+            f"{available:g} on this machine"
+        )
 
 
 def _wait_for_signal() -> None:

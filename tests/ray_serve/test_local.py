@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -119,7 +120,7 @@ def test_a_local_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPat
             raise failure
 
     ray = ModuleType("ray")
-    ray.__dict__.update(init=init, shutdown=lambda: None)
+    ray.__dict__.update(init=init, shutdown=lambda: None, cluster_resources=dict)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with local._ray(PlacementConfig(replicas=2)):
         assert len(failures) == 4
@@ -131,11 +132,33 @@ def test_a_local_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_local_ray_is_not_one_that_runs_on_the_machine_already(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there was one, `radixkv serve --replicas` ended with an error of Ray's."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     addresses: list[Any] = []
     monkeypatch.setattr(ray, "init", lambda address=None, **_: addresses.append(address))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
     for given in (None, "10.0.0.1:6379"):
         with local._ray(PlacementConfig(replicas=2, ray_address=given)):
             pass
     assert addresses == ["local", "10.0.0.1:6379"]
+
+
+@pytest.mark.parametrize(("replicas", "num_gpus", "fits"), [(1, 1.0, True), (4, 0.5, True), (3, 1.0, False)])
+def test_more_gpus_than_the_machine_has_are_refused(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, num_gpus: float, fits: bool
+) -> None:
+    """Ray waited for them, and the server said nothing."""
+    ray = ModuleType("ray")
+    ended: list[bool] = []
+    ray.__dict__.update(
+        init=lambda *_, **__: None, shutdown=lambda: ended.append(True), cluster_resources=lambda: {"GPU": 2.0}
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    placement = PlacementConfig(replicas=replicas, num_gpus=num_gpus)
+    refused = pytest.raises(
+        ValueError, match="num_gpus: 3 replicas with 1 each need 3, and Ray finds 2 on this machine"
+    )
+    with contextlib.nullcontext() if fits else refused, local._ray(placement):
+        assert fits
+    assert ended == [True]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class _Chaos:
         self._seconds = seconds_between_kills
         self._answer_tokens = answer_tokens
         self._random = random.Random(seed)
-        self._ingress_is_gone = False
+        self._ingress_is_gone_until = -math.inf
         self.report = ChaosReport(0)
 
     async def kill_replicas(self) -> None:
@@ -92,11 +93,11 @@ class _Chaos:
 
     async def kill_ingress(self) -> None:
         """Once, and start another one."""
-        self._ingress_is_gone = True
+        self._ingress_is_gone_until = math.inf
         await asyncio.to_thread(self._ingress.kill)
         began = time.monotonic()
         await self._restart(self._ingress)
-        self._ingress_is_gone = False
+        self._ingress_is_gone_until = -math.inf
         self.report.seconds_until_known = time.monotonic() - began
 
     @staticmethod
@@ -112,10 +113,11 @@ class _Chaos:
         body = {"prompt": prompt, "max_tokens": self._answer_tokens, "ignore_eos": True, "stream": True, **options}
         is_first = True
         while True:
+            began = time.monotonic()
             try:
                 return await self._stream(body)
             except httpx.TransportError:
-                if not self._ingress_is_gone:
+                if began > self._ingress_is_gone_until:
                     raise
                 self.report.ingress_errors += is_first
                 is_first = False
