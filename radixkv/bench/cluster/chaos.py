@@ -97,7 +97,7 @@ class _Chaos:
         await asyncio.to_thread(self._ingress.kill)
         began = time.monotonic()
         await self._restart(self._ingress)
-        self._ingress_is_gone_until = -math.inf
+        self._ingress_is_gone_until = time.monotonic()
         self.report.seconds_until_known = time.monotonic() - began
 
     @staticmethod
