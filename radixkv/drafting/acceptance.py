@@ -15,6 +15,8 @@ _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 4.0
 # Weight of what all requests have shown, in tokens, beside what this request has shown.
 _SHARED_WEIGHT = 4.0
+# Sources and strengths of which the shared rates are kept: one's own drafter may give any number as a strength.
+_MAX_SHARED = 4096
 # What was seen so many tokens ago counts by a factor of e less.
 _SHARED_MEMORY = 2000.0
 _REQUEST_MEMORY = 32.0
@@ -71,6 +73,8 @@ class AcceptanceRates:
         right = matching(draft.token_ids, tokens)
         seen = min(right + 1, length)
         of = source, draft.strength
+        if of not in self._rates and len(self._rates) >= _MAX_SHARED:
+            del self._rates[next(iter(self._rates))]
         self._rates.setdefault(of, _Rate()).add(right, seen, _SHARED_MEMORY)
         request.by_strength.setdefault(of, _Rate()).add(right, seen, _REQUEST_MEMORY)
 

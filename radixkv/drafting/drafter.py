@@ -24,7 +24,7 @@ class Draft(NamedTuple):
     """A guess of the next tokens.
 
     Attributes:
-        token_ids: the next token first.
+        token_ids: the next token first; any collection of whole numbers, NumPy's and torch's included.
         strength: how good the reason for it is, as a number of the drafter's own, such as the length of a match. How often
             drafts prove right is learned for each strength apart.
     """
@@ -75,7 +75,7 @@ class DraftContext:
 class Drafter(ABC):
     """Guesses how sequences go on; make a subclass and give it to an engine as ``speculative_config={"drafters": [...]}``.
 
-    It is called in every step for every sequence that decodes, so it should take microseconds. What it returns is checked: if
+    It is called for sequences that decode, of few in every step, so it should take microseconds. What it returns is checked: if
     it raises, guesses ids outside the vocabulary or more than asked, that draft is dropped.
 
     Attributes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 
 from radixkv.drafting import Draft, DraftContext, Drafter
 from radixkv.drafting.acceptance import AcceptanceRates, RequestRates
@@ -203,15 +204,12 @@ class Speculator:
     def _ask(self, drafter: Drafter, context: DraftContext, most: int) -> Draft:
         try:
             draft = drafter.draft(context, most)
-            token_ids = draft.token_ids
-            if not isinstance(draft.strength, int):
-                raise TypeError(f"expected a whole number as its strength, got {draft.strength!r:.80}")
+            # A list from here on, whatever it was: nothing that is done with it later may raise.
+            token_ids, strength = [index(token_id) for token_id in draft.token_ids], index(draft.strength)
             if len(token_ids) > most:
                 raise ValueError(f"expected at most {most} tokens, got {len(token_ids)}")
-            if len(token_ids) and not all(
-                isinstance(token_id, int) and 0 <= token_id < self._vocab_size for token_id in token_ids
-            ):
-                raise ValueError(f"expected ids from 0 to {self._vocab_size - 1}, got {list(token_ids)!r:.80}")
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+                raise ValueError(f"expected ids from 0 to {self._vocab_size - 1}, got {token_ids!r:.80}")
         except Exception as error:  # a drafter may be the user's, and a draft is never needed
             if drafter.source not in self._warned:
                 self._warned.add(drafter.source)
@@ -220,7 +218,7 @@ class Speculator:
                     drafter.source, type(error).__name__, error,
                 )  # fmt: skip
             return NO_DRAFT
-        return draft
+        return Draft(token_ids, strength)
 
     def _context(self, sequence: TokenSequence) -> DraftContext:
         context = sequence.drafting
@@ -243,9 +241,9 @@ class Speculator:
         state = sequence.sampling
         assert state is not None
         ends = sequence.request.end_token_ids | state.params.end_token_ids
-        for index, token_id in enumerate(token_ids):
+        for position, token_id in enumerate(token_ids):
             if token_id in ends:
-                token_ids = token_ids[:index]
+                token_ids = token_ids[:position]
                 break
         if state.grammar is not None and token_ids:
             token_ids = token_ids[: state.grammar.num_allowed(token_ids)]

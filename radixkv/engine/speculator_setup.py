@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from radixkv.cache import PrefixCache
 from radixkv.config import ResolvedEngineConfig, SpeculativeConfig
+from radixkv.drafting.drafter import Drafter
 from radixkv.drafting.sources import drafters
 from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.speculation import Speculator
@@ -49,9 +50,12 @@ def make_speculator(
         clock: in seconds.
 
     Raises:
+        TypeError: a drafter is none.
         ValueError: a drafter has no name.
     """
     for drafter in config.drafters:
+        if not isinstance(drafter, Drafter):
+            raise TypeError(f"drafters: expected objects of subclasses of Drafter, got {drafter!r:.80}")
         if not isinstance(getattr(drafter, "source", None), str):
             raise ValueError(f"drafters: expected a drafter with a string as its source, got {drafter!r:.80}")
     return Speculator(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,10 +87,11 @@ def answers(llm: LLM, requests: Work) -> list[Any]:
     assert llm.reset_prefix_cache()
     return [
         [
-            (sample.token_ids, sample.finish_reason, sample.stop_reason, _rounded(sample.logprobs))
+            (sample.token_ids, sample.finish_reason, sample.stop_reason, _rounded(sample.logprobs), of_prompt)
             for sample in output.outputs
         ]
         for output in outputs
+        for of_prompt in [_rounded([each for each in output.prompt_logprobs or [] if each])]
     ]
 
 
@@ -131,6 +134,17 @@ def test_drafts_were_accepted_and_rejected(drafter: tuple[LLM, Oracle], plain: L
     drafted, accepted = num_drafts(llm)
     assert 0 < accepted - before[1] < drafted - before[0]
     assert llm.engine.num_steps - steps < 40
+
+
+def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LLM, Oracle], plain: LLM) -> None:
+    """The rows of a prompt's last chunk are the prompt's, and no draft's."""
+    llm, oracle = drafter
+    for length in (3, 8, 30):
+        prompt = list(range(5, 5 + length))
+        params = SamplingParams(temperature=0.0, max_tokens=12, prompt_logprobs=2, logprobs=1, ignore_eos=True)
+        expected = answers(plain, [(prompt, params)] * 2)
+        oracle.sequences = [[*prompt, *expected[0][0][0]]]
+        assert answers(llm, [(prompt, params)] * 2) == expected
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3"])
@@ -244,7 +258,18 @@ def _record(cache: Any, events: EventLog) -> None:
     cache._tree._on_remove += (recorder.on_remove,)
 
 
-@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", "no ids"])
+NO_LISTS: dict[str, Any] = {
+    "an empty array": np.array([], dtype=int),
+    "an empty tensor": torch.tensor([], dtype=torch.int64),
+    "an array": np.array([VOCAB_SIZE + 1]),
+    "a set": {VOCAB_SIZE},
+    "text": "no",
+    "floats": [1.0],
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", "no ids", *NO_LISTS])
 def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Drafter):
         source = "bad"
@@ -254,6 +279,8 @@ def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplo
                 raise RuntimeError("no idea")
             if guesses == "no ids":
                 return 5
+            if guesses in NO_LISTS:
+                return Draft(NO_LISTS[guesses])
             return Draft([3] * (max_tokens + 1) if guesses == "too many" else [VOCAB_SIZE])
 
     llm = drafting([Bad()])
@@ -261,7 +288,31 @@ def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplo
     with caplog.at_level(logging.WARNING):
         assert answers(llm, requests) == answers(plain, requests)
     assert "bad" not in llm.engine.draft_counts
-    assert [record.getMessage()[:14] for record in caplog.records] == ["drafter 'bad':"]
+    # An array without ids is no draft.
+    said = [] if guesses.startswith("an empty") else ["drafter 'bad':"]
+    assert [record.getMessage()[:14] for record in caplog.records] == said
+
+
+@pytest.mark.parametrize("kind", [np.array, set, tuple, deque, torch.tensor])
+def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
+    """What could not be sliced made the whole batch fail."""
+
+    class Own(Drafter):
+        source = "own"
+
+        def draft(self, context: Any, max_tokens: int) -> Any:
+            return Draft(kind([context.token_ids[-1]]))
+
+    llm = drafting([Own()])
+    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=seed, max_tokens=20)) for seed in range(2)]
+    assert answers(llm, requests) == answers(plain, requests)
+    assert llm.engine.draft_counts["own"].drafted > 0
+
+
+def test_what_is_no_drafter_is_refused() -> None:
+    for wrong in (Guesser, 5, "tree"):
+        with pytest.raises((TypeError, ValueError), match="drafters: expected objects of subclasses of Drafter"):
+            drafting([wrong])  # type: ignore[list-item]
 
 
 class DraftMachine(RuleBasedStateMachine):
