@@ -75,8 +75,8 @@ class DraftContext:
 class Drafter(ABC):
     """Guesses how sequences go on; make a subclass and give it to an engine as ``speculative_config={"drafters": [...]}``.
 
-    It is called for sequences that decode, of few in every step, so it should take microseconds. What it returns is checked: if
-    it raises, guesses ids outside the vocabulary or more than asked, that draft is dropped.
+    It is called for sequences that decode, of few in every step, so it should take microseconds. What it returns is checked:
+    if it raises, guesses ids outside the vocabulary or more than asked, that draft is dropped.
 
     Attributes:
         source: its name in metrics; a subclass sets it.

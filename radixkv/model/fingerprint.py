@@ -14,6 +14,7 @@ from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native import weights_of
 from radixkv.model.packed_linear import PackedLinear
 
+# Of a model whose weights have been repacked: its name, and the digest of the tensors that it has left.
 _ATTRIBUTE = "radixkv_fingerprint"
 # Of a configuration, what says where it came from, and not what is computed.
 _WITHOUT = frozenset({"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"})
@@ -28,23 +29,43 @@ def model_fingerprint(
     By xxh3 with 128 bits, which reads as fast as memory does: it tells models apart, but is not cryptographic: a collision
     can be made on purpose, by anybody who has the weights of both models.
 
+    It is read anew for each engine, because weights may be changed in place meanwhile; what was repacked since cannot be.
+
     Args:
-        model: not yet prepared for a CPU, which repacks the weights; or named before that.
+        model: not yet prepared for a CPU, which repacks the weights; or `remember_fingerprint` was called when it was.
         quantization: as in `ModelConfig`.
         deferred: the model's weights, where they are not in memory.
 
     Raises:
-        ValueError: the model was prepared before it was named.
+        ValueError: the model was prepared without having been named, or has been changed since.
     """
-    named: str | None = getattr(model, _ATTRIBUTE, None)
+    if not _is_repacked(model):
+        return f"{tensors_digest(model, deferred)}:{quantization}"
+    named, left = getattr(model, _ATTRIBUTE, (None, None))
     if named is None:
-        if weights_of(model) or any(isinstance(module, PackedLinear) for module in model.modules()):
-            raise ValueError(
-                "model: its weights cannot be named, because an LLM without tiers has repacked them: load it again"
-            )
-        named = tensors_digest(model, deferred)
-        setattr(model, _ATTRIBUTE, named)
+        raise ValueError(
+            "model: its weights cannot be named, because an LLM without tiers has repacked them: load it again"
+        )
+    if left != tensors_digest(model):
+        raise ValueError(
+            "model: its weights cannot be named, because they were changed after an LLM had repacked them: load it again"
+        )
     return f"{named}:{quantization}"
+
+
+def remember_fingerprint(model: transformers.PreTrainedModel, fingerprint: str) -> None:
+    """Keep the name of a model whose weights have just been repacked, for the next engine that it is given to.
+
+    Args:
+        model: prepared.
+        fingerprint: from `model_fingerprint`, before that.
+    """
+    if _is_repacked(model):
+        setattr(model, _ATTRIBUTE, (fingerprint.rpartition(":")[0], tensors_digest(model)))
+
+
+def _is_repacked(model: transformers.PreTrainedModel) -> bool:
+    return bool(weights_of(model)) or any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def files_digest(folder: Path) -> str:

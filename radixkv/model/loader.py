@@ -16,7 +16,7 @@ from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
-from radixkv.model.fingerprint import model_fingerprint
+from radixkv.model.fingerprint import model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import read_generation_config, sampling_defaults_of
 from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
@@ -118,6 +118,8 @@ def load_model(
         _prepare_on_cpu(model, name, config, native, panel_cache, deferred)
     else:
         _prepare_on_gpu(model, name, config)
+    if named is not None:
+        remember_fingerprint(model, named)
     remove_unused()  # now that what this model uses is marked
     return LoadedModel(
         model=model,

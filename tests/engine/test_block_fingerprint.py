@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers
 from support.model_zoo import build_shallow
 
+from radixkv import LLM
 from radixkv.engine.kv_tiers import block_fingerprint
 from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.fp8_kv_pool import KVScales
@@ -75,3 +77,29 @@ def test_a_weight_and_a_setting_of_a_model_change_its_name(
     assert model_fingerprint(model, None) != before
     assert model_fingerprint(build_shallow("llama"), None) == before
     assert model_fingerprint(build_shallow("llama"), "int8") != before
+
+
+def test_a_model_that_is_changed_in_place_is_another_one() -> None:
+    """Its first name was kept, and blocks of its new weights were stored under it, for the old ones to find."""
+    model = build_shallow("llama")
+    before = model_fingerprint(model, None)
+    _change_a_weight(model)
+    assert model_fingerprint(model, None) != before
+
+
+def test_what_was_repacked_has_its_name_until_the_rest_of_it_is_changed(tmp_path: Path) -> None:
+    model = build_shallow("llama")
+    options: dict[str, Any] = {"block_size": 4, "num_blocks": 80, "disk_cache": tmp_path}
+    with LLM(model, **options) as llm:
+        named = llm.engine.loaded.fingerprint
+    with LLM(model, **options) as llm:
+        assert llm.engine.loaded.fingerprint == named == model_fingerprint(build_shallow("llama"), None)
+    _change_a_weight(model)
+    with pytest.raises(ValueError, match="model: its weights cannot be named, because they were changed after an LLM"):
+        LLM(model, **options)
+    untiered = build_shallow("llama")
+    LLM(untiered, block_size=4, num_blocks=80)
+    with pytest.raises(
+        ValueError, match="model: its weights cannot be named, because an LLM without tiers has repacked"
+    ):
+        LLM(untiered, **options)
