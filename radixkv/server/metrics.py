@@ -154,6 +154,11 @@ def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
         ("tier_written_blocks", "Blocks written to a tier.", "written_blocks"),
         ("tier_written_bytes", "Bytes written to a tier.", "written_bytes"),
         ("tier_write_seconds", "Time spent writing to a tier, in the background.", "write_seconds"),
+        (
+            "tier_unwritten_blocks",
+            "Blocks that a tier took and did not write: too many, or it failed.",
+            "dropped_blocks",
+        ),
         ("tier_evicted_blocks", "Blocks that a tier gave up for others.", "evicted_blocks"),
         ("tier_errors", "Calls that a tier's medium failed.", "errors"),
     ]:

@@ -234,8 +234,9 @@ class DiskTier:
         count = next((row for row, verdict in enumerate(verdicts) if verdict is not Verdict.RIGHT), len(verdicts))
         if count:
             self._reads.worked()
-        if not self._read_only:
-            self._counters.add(corrupt_blocks=self.table.settle(found, verdicts, count))
+        # To a reader, a block that its writer is overwriting is as corrupt as one that is torn.
+        corrupt = verdicts.count(Verdict.CORRUPT) if self._read_only else self.table.settle(found, verdicts, count)
+        self._counters.add(corrupt_blocks=corrupt)
         return count
 
     # Writing

@@ -12,6 +12,8 @@ from radixkv.tiers.store_folder import open_private
 _log = logging.getLogger(__name__)
 
 _NAME = "namespaces.secret"
+# In a disk's folder, what the folder that is shared has.
+_COPY_NAME = "shared-namespaces.secret"
 _NUM_BYTES = 32
 
 
@@ -28,7 +30,8 @@ def find_secret(
     Args:
         secret_file: 64 hexadecimal digits.
         disk_cache: a folder.
-        shared_cache: a folder or a server. What is shared by folder has its secret there, since all machines need it.
+        shared_cache: a folder or a server. What is shared by folder has its secret there, since all machines need it; one
+            that has none gets that of ``disk_cache``, which keeps a copy for when the shared folder is gone.
         read_only: nothing is written into ``disk_cache``.
 
     Raises:
@@ -52,9 +55,29 @@ def find_secret(
             "cache_secret_file: expected a file where shared_cache is a server, the same on all machines that share it: "
             "without, they could not find what the others computed"
         )
+    if shared_cache is not None and disk_cache is not None:
+        return _shared_secret(Path(shared_cache), disk_cache, may_write=not read_only)
     if shared_cache is not None:
         return _secret_or_random(Path(shared_cache), may_make=True)
     return None if disk_cache is None else _secret_or_random(disk_cache, may_make=not read_only)
+
+
+def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
+    """That of the shared folder; while it is gone, what is known of it here, so that the disk goes on to be found."""
+    own, copy = disk / _NAME, disk / _COPY_NAME
+    try:
+        secret = namespace_secret(shared, initial=_read(own) if own.exists() else None)
+    except OSError as error:
+        _log.info("%s; the secret of namespaces is what %s has", error, disk)
+        return _read(copy) if copy.exists() else _secret_or_random(disk, may_make=may_write)
+    if may_write and not (copy.exists() and _read(copy) == secret):
+        try:
+            disk.mkdir(mode=0o700, parents=True, exist_ok=True)
+            copy.unlink(missing_ok=True)
+            _write(copy, secret)
+        except OSError as error:  # the disk's tier will warn
+            _log.info("%s; without %s, what is on the disk will not be found", error, shared)
+    return secret
 
 
 def _secret_or_random(folder: Path, may_make: bool) -> bytes:
@@ -66,12 +89,13 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
         return secrets.token_bytes(_NUM_BYTES)
 
 
-def namespace_secret(folder: Path, may_make: bool = True) -> bytes:
+def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None = None) -> bytes:
     """The folder's secret.
 
     Args:
         folder: is made if it is not there.
-        may_make: draw a secret at random, and make the folder, where there is none.
+        may_make: make the folder and its secret, where there is none.
+        initial: what it is then; None: drawn at random.
 
     Raises:
         OSError: it can be neither read nor written.
@@ -80,15 +104,24 @@ def namespace_secret(folder: Path, may_make: bool = True) -> bytes:
     path = folder / _NAME
     if may_make and not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f"{_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
-        try:
-            with open(draft, "wb", opener=open_private) as file:
-                file.write(secrets.token_bytes(_NUM_BYTES))
-            os.link(draft, path)  # unlike a rename, it leaves another process's secret in place
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink(missing_ok=True)
+        _write(path, initial or secrets.token_bytes(_NUM_BYTES))
+    return _read(path)
+
+
+def _write(path: Path, secret: bytes) -> None:
+    """Make a file, whole from its beginning; another process's, if it was there first, is left in place."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(draft, "wb", opener=open_private) as file:
+            file.write(secret)
+        os.link(draft, path)  # unlike a rename
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
     secret = path.read_bytes()
     if len(secret) != _NUM_BYTES:
         raise ValueError(f"{path}: expected {_NUM_BYTES} bytes, got {len(secret)}: remove it to have it made again")

@@ -101,6 +101,9 @@ class SlotIndex:
                 self._database.execute("PRAGMA secure_delete=ON")  # what tenants had pinned is overwritten
                 self._database.execute(_BLOCKS)
                 self._database.execute(_PINS)
+                (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(verdict.replace("\n", " "))
             self._database.execute("SELECT slot, digest, namespace, used FROM blocks LIMIT 1").fetchall()
         except sqlite3.Error:
             self._database.close()

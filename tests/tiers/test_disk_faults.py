@@ -16,7 +16,7 @@ from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import slot_files
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.slot_index import SlotIndex
+from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 
 FAULTS_OF_WRITING = ["write fails", "full", "gone"]
 
@@ -122,6 +122,25 @@ def test_a_damaged_index_is_begun_anew(open_tier: OpenTier, tmp_path: Path) -> N
     assert len(tier) == 0
     put(tier)
     assert np.array_equal(get(tier, KEYS), BLOCKS)
+
+
+def test_an_index_is_begun_anew_whichever_of_its_pages_is_damaged(open_tier: OpenTier, tmp_path: Path) -> None:
+    """One that could be opened was damaged further inside: nothing was stored any more, after restarts neither."""
+    open_tier().close()
+    (index,) = tmp_path.glob("store/*/index.sqlite")
+    rows = SlotIndex(index.parent, writable=True)
+    rows.commit([IndexedBlock(1000 + n, n.to_bytes(16), bytes(16), 1.0) for n in range(500)], [], [])
+    rows.close()
+    whole = index.read_bytes()
+    pages = len(whole) // 4096
+    assert pages > 5
+    for page in range(pages):
+        index.write_bytes(whole[: page * 4096] + b"\xff" * 4096 + whole[(page + 1) * 4096 :])
+        tier = open_tier()
+        put(tier)
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+        assert tier.stats.dropped_blocks == 0
+        tier.close()
 
 
 def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:

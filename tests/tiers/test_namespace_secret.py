@@ -1,0 +1,58 @@
+"""The secret of stored namespaces: the same after a restart, on all machines, and while a shared folder is gone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from radixkv.tiers.namespace_secret import find_secret
+
+
+def secret(disk: Path | None, shared: Path | None, *, read_only: bool = False) -> bytes:
+    found = find_secret(None, disk, None if shared is None else str(shared), read_only=read_only)
+    assert found is not None
+    assert len(found) == 32
+    return found
+
+
+def test_a_shared_folder_takes_over_what_a_disk_had(tmp_path: Path) -> None:
+    """What was on the disk was found no more from the day on which a shared folder was added."""
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    first = secret(disk, None)
+    assert secret(disk, shared) == first
+    assert secret(None, shared) == secret(tmp_path / "another", shared) == first
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.glob("*/*.secret"))
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_disk_is_found_while_the_shared_folder_is_gone(
+    tmp_path: Path, has_own: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was named by a random secret instead, found nothing, and was filled with what nobody would find."""
+    disk, shared, gone = tmp_path / "disk", tmp_path / "shared", tmp_path / "gone"
+    theirs = secret(None, shared)
+    if has_own:
+        assert secret(disk, None) != theirs
+    assert secret(disk, shared) == theirs
+    shared.rename(gone)
+    shared.write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        assert secret(disk, shared) == secret(disk, shared, read_only=True) == theirs
+    assert not caplog.records  # the tier itself warns
+    shared.unlink()
+    other = secret(None, shared)
+    assert secret(disk, shared) == other != theirs  # it was made anew
+    shared.rename(tmp_path / "gone too")
+    shared.write_text("no folder")
+    assert secret(disk, shared) == other
+
+
+def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
+    disk, shared = tmp_path / "disk", tmp_path / "shared"
+    shared.write_text("no folder")
+    first = secret(disk, shared)
+    assert secret(disk, shared) == secret(disk, None) == first
+    shared.unlink()
+    assert secret(disk, shared) == secret(None, shared) == first
