@@ -380,7 +380,8 @@ class PrefixLoads:
         """Say in a new request's metrics what was loaded for it."""
         size, load, metrics = self._cache.block_size, active.load, group.request.metrics
         metrics.load_seconds += self._clock() - active.begun_at
-        num_left = max(0, (len(group.prompt) - 1) // size - load.first)
+        num_common = common_tokens(_encoded(group, len(group.prompt) - 1), 0, active.tokens) // size
+        num_left = max(0, num_common - load.first)  # of another prompt's load, a part
         for tier, num_blocks, _ in load.read:
             used = min(num_blocks, num_left)
             num_left -= used

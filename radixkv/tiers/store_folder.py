@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ from radixkv.tiers.block_format import FORMAT_VERSION, BlockFormat
 from radixkv.tiers.record import RecordCodec
 
 _HEADER = "format.json"
+# To take a lock.
+_ATTEMPTS = 10
+_SECONDS_BETWEEN_ATTEMPTS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._file = open(folder / "lock", "a+", opener=open_private)  # noqa: SIM115 - closed by `close`
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
         except BlockingIOError:
             self._file.seek(0)
             owner = self._file.read().strip() or "another process"
@@ -144,6 +148,16 @@ class FolderLock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
+
+    def _take(self) -> None:
+        """Who asks `owner_of` holds it, too, for a moment."""
+        for attempt in range(_ATTEMPTS, 0, -1):
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if attempt == 1:
+                    raise
+            time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
     def close(self) -> None:
         """Give it back."""

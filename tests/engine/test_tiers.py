@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from radixkv.errors import StoreInUseError
 from radixkv.prompts import Prompt
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 
@@ -54,6 +56,32 @@ def test_several_that_want_one_prefix_load_it_once() -> None:
     evict_all(llm)
     assert answers(llm) == expected
     assert tier.num_read == 10  # the blocks of the common prefix
+
+
+def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was loaded for the other one counted, under the medium that it came from."""
+    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 1000.0)
+    waiting: list[Any] = []
+    near, far = DictTier(lambda: until_both_wait()), DictTier()
+    near.medium, far.medium = "near", "far"
+
+    def until_both_wait() -> None:
+        while waiting and len(waiting[0]) < 2:
+            time.sleep(0.001)
+
+    llm = make(tiers=[near, far], num_blocks=200)
+    common = STEM[:16]
+    prompts = [{"prompt_token_ids": [*common, *(factor * i % 190 + 4 for i in range(64))]} for factor in (5, 11)]
+    expected = [answers(llm, prompts[:1])[0]]
+    evict_all(llm)
+    of_first = dict(near.blocks)
+    expected += answers(llm, prompts[1:])
+    evict_all(llm)
+    near.blocks = of_first  # of the second prompt's end, only the far one has anything
+    waiting.append(llm.engine.tiers.loads._waits)
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 76}, {"near": 16, "far": 60}]
 
 
 def test_what_was_used_twice_is_below_before_it_is_evicted() -> None:
