@@ -47,6 +47,13 @@ def simulate(
     ] = None,
     policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
     bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB")] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=SIZE@MS, such as host=50%@0.02: a tier below the pool, its blocks or share of the distinct ones, and "
+            "milliseconds to load a block; may be repeated, the nearest first. They lie below the first --policy."
+        ),
+    ] = None,
     json_path: JsonPath = None,
     plot: Annotated[
         Path | None, typer.Option(callback=writable_plot, help="draw hit rates against sizes into this file")
@@ -62,16 +69,22 @@ def simulate(
     ingresses: Annotated[
         int, typer.Option(help="with --replicas: so many, each with a prefix router of its own", min=1)
     ] = 1,
-    prefill_ms: Annotated[float, typer.Option(help="with --replicas: for each token of a prompt", min=1e-6)] = 0.75,
+    prefill_ms: Annotated[
+        float, typer.Option(help="with --replicas or --tier: for each token of a prompt", min=1e-6)
+    ] = 0.75,
     decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = 2.0,
     step_ms: Annotated[float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)] = 25.0,
 ) -> None:
-    """Replay a trace through the cache, without a model: which policy, how much memory, how many replicas?"""
+    """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
     if replicas is None:
         from radixkv.observe.simulate.report import run_simulation
 
-        run_simulation(Console(), trace, blocks or "2%,5%,10%,20%", policy, bytes_per_token, json_path, plot)
+        sizes = blocks or "2%,5%,10%,20%"
+        seconds = prefill_ms / 1000
+        run_simulation(Console(), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds)
         return
+    if tier:
+        raise ValueError("--tier: not together with --replicas")
     from radixkv.observe.simulate.replicas.cost_model import CostModel
     from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
 

@@ -59,6 +59,15 @@ class Tokens(BaseModel):
     computed: int
 
 
+class TierState(BaseModel):
+    """What a tier below the pool has done since the server started, in blocks."""
+
+    medium: str
+    loaded: int
+    missed: int
+    written: int
+
+
 class TreeNode(BaseModel):
     """One node of the radix tree.
 
@@ -111,6 +120,7 @@ class LiveState(BaseModel):
     evicted_blocks: int
     blocks: Blocks
     tokens: Tokens
+    tiers: list[TierState]
     requests: list[RequestState]
     trees: list[Tree]
 
@@ -144,6 +154,10 @@ def live_state(
             reused=stats.cache.reused_tokens,
             computed=stats.cache.computed_tokens,
         ),
+        tiers=[
+            TierState(medium=medium, loaded=each.hit_blocks, missed=each.missed_blocks, written=each.written_blocks)
+            for medium, each in (() if stats.tiers is None else stats.tiers.tiers)
+        ],
         requests=requests,
         trees=trees,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,3 +219,22 @@ def test_the_page_fits_logs_no_errors_and_loads_nothing_from_other_hosts(
     # The only log entries are the 401s from before the key was entered.
     log_messages = [entry["message"] for entry in page.browser.get_log("browser")]
     assert all("401" in message for message in log_messages), log_messages
+
+
+def test_what_came_from_the_disk_and_from_drafts_is_shown(chromium: webdriver.Chrome, tmp_path: Path) -> None:
+    question = "What is the capital of France? Answer in one sentence, and say what it is known for."
+    options = ["--disk-cache", str(tmp_path), "--speculative-config", '{"method": "tree"}']
+    options += ["--override-generation-config", '{"temperature": 0}']
+    for starts in (1, 2):
+        with ServerProcess(*options) as server:
+            page = Page(chromium, server.url)
+            page.wait(lambda page=page: page.one("#model").text == MODEL)
+            line = page.ask(question)
+            assert ("from disk)" in line) == (starts == 2)
+            if starts == 1:
+                page.one("#new-chat").click()
+                assert "by drafts, " in page.ask(question)
+            (row,) = page.wait(lambda page=page: page.find("#tiers tbody tr"))
+            page.wait(lambda row=row, starts=starts: starts == 1 or row.text.split()[1] != "0")
+            assert row.text.startswith("disk")
+            chromium.get("about:blank")

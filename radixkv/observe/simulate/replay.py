@@ -13,23 +13,35 @@ from radixkv.observe.simulate.trace import Trace, TracedRequest
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 
 
+class ReplayClock:
+    """The trace's time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_cache(num_blocks: int, policy: EvictionPolicy) -> tuple[PrefixCache, ReplayClock]:
+    """A cache to replay a trace through, and its clock."""
+    clock = ReplayClock()
+    return PrefixCache(num_blocks, 1, policy, clock=clock), clock
+
+
 def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[int]:
     """Replay the requests of a trace one after another, each complete at once; yields the number of its blocks that hit.
 
     The clock is the trace's. A request with more blocks than the cache has leaves nothing cached: an engine would refuse it.
     """
-    now = 0.0
-
-    def clock() -> float:
-        return now
-
-    cache = PrefixCache(num_blocks, 1, policy, clock=clock)
+    cache, clock = make_cache(num_blocks, policy)
     for request in trace.requests:
-        now = request.time
-        yield _serve(cache, request)
+        yield serve(cache, clock, request)
 
 
-def _serve(cache: PrefixCache, request: TracedRequest) -> int:
+def serve(cache: PrefixCache, clock: ReplayClock, request: TracedRequest) -> int:
+    """Replay one request; returns how many of its blocks hit."""
+    clock.seconds = request.time
     # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
     table = cache.open(np.concatenate([request.prompt, _LAST_TOKEN]), priority=-request.priority)
     num_hits = table.num_cached_tokens

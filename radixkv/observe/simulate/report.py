@@ -15,6 +15,7 @@ from radixkv.cache import POLICIES
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.synthetic import SYNTHETIC
+from radixkv.observe.simulate.tiers import TieredRun, draw_tiers, parse_tiers, simulate_tiers
 from radixkv.observe.simulate.trace import Trace, read_trace
 
 BLOCK_LRU, BELADY = "LRU by blocks", "Belady's bound"
@@ -27,6 +28,7 @@ class Report:
 
     Attributes:
         rates: by policy or bound, one entry per entry of ``num_blocks``.
+        tiers: what tiers would bring, one entry per entry of ``num_blocks``; empty where none were asked for.
     """
 
     trace: str
@@ -38,6 +40,7 @@ class Report:
     unlimited: float
     rates: dict[str, list[float]] = field(default_factory=dict)
     advice: str = ""
+    tiers: list[TieredRun] = field(default_factory=list)
 
 
 def load(name: str) -> Trace:
@@ -55,7 +58,7 @@ def load(name: str) -> Trace:
     return read_trace(path)
 
 
-def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
+def parse_sizes(text: str, num_distinct_blocks: int, option: str = "--blocks") -> list[int]:
     """Cache sizes from ``1000,2000`` or, as shares of the distinct blocks, ``2%,5%``; a share is at least one block.
 
     Raises:
@@ -69,7 +72,7 @@ def parse_sizes(text: str, num_distinct_blocks: int) -> list[int]:
         except (ValueError, OverflowError):
             size = 0
         if size < 1:
-            raise ValueError(f"--blocks: expected numbers of blocks, or shares such as 5%, above 0, got {part!r}")
+            raise ValueError(f"{option}: expected numbers of blocks, or shares such as 5%, above 0, got {part!r}")
         sizes.append(size)
     return sorted(set(sizes))
 
@@ -196,8 +199,21 @@ def run_simulation(
     bytes_per_token: int | None,
     json_path: Path | None,
     plot_path: Path | None,
+    tiers: Sequence[str] = (),
+    token_seconds: float = 0.75e-3,
 ) -> None:
     """Read a trace, replay it, print the results, and write them to files.
+
+    Args:
+        console: to print to.
+        name: of the trace.
+        blocks: see `parse_sizes`.
+        policy: see `parse_policies`; tiers lie below a pool under the first of them.
+        bytes_per_token: of keys and values, to advise in GiB; None: in blocks.
+        json_path: where to write the figures, too.
+        plot_path: where to draw them.
+        tiers: see `parse_tiers`.
+        token_seconds: to compute a token of a prompt, against which a tier's loads count.
 
     Raises:
         OSError, ValueError: an argument is invalid, or the trace has no blocks.
@@ -206,10 +222,17 @@ def run_simulation(
     trace = load(name)
     if not trace.num_distinct_blocks:
         raise ValueError(f"{name}: no request in it has a full block, so there is nothing to reuse")
-    report = simulate(name, trace, parse_sizes(blocks, trace.num_distinct_blocks), policies, console)
+    num_distinct = trace.num_distinct_blocks
+    specs = parse_tiers(tiers, lambda text: parse_sizes(text, num_distinct, "--tier")[0])
+    report = simulate(name, trace, parse_sizes(blocks, num_distinct), policies, console)
+    if specs:
+        with console.status("tiers"):
+            report.tiers = simulate_tiers(trace, report.num_blocks, POLICIES[policies[0]], specs, token_seconds)
     report.advice = advise(report, bytes_per_token)
     console.print(draw_table(report))
     console.print(report.advice, highlight=False)
+    if report.tiers:
+        console.print(draw_tiers(report.tiers, policies[0], num_distinct))
     if json_path is not None:
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
     if plot_path is not None:

@@ -65,6 +65,7 @@ function show(state) {
   showBlocks(state.blocks);
   showHitRate(state.tokens);
   showTree(state.trees);
+  showTiers(state.tiers);
   showRequests(state.requests);
   showReplicas(state.replicas ?? []); // of an ingress, which has no tree of its own
 }
@@ -100,6 +101,13 @@ function showRequests(requests) {
       request.cached_tokens === null ? "" : count(request.cached_tokens),
       count(request.generated_tokens),
     ]),
+  );
+}
+
+function showTiers(tiers) {
+  showRows(
+    $("tiers"),
+    tiers.map((tier) => [tier.medium, count(tier.loaded), count(tier.missed), count(tier.written)]),
   );
 }
 
@@ -312,9 +320,12 @@ function showReuse(usage, firstTextMs) {
   const bar = document.createElement("i");
   bar.style.setProperty("--reused-share", `${(100 * reused) / usage.prompt_tokens}%`);
   const computed = usage.prompt_tokens - reused;
-  const drafted = usage.completion_tokens_details?.accepted_prediction_tokens ?? 0;
-  const drafts = drafted ? `; ${count(drafted)} of ${plural(usage.completion_tokens, "token")} by drafts` : "";
-  const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s${drafts}`;
+  const loaded = Object.entries(usage.prompt_tokens_details?.loaded_tokens ?? {});
+  const tiers = loaded.map(([medium, tokens]) => ` (${count(tokens)} from ${medium})`).join("");
+  const { accepted_prediction_tokens: drafted = 0, rejected_prediction_tokens: rejected = 0 } =
+    usage.completion_tokens_details ?? {};
+  const drafts = drafted ? `; ${count(drafted)} of ${plural(usage.completion_tokens, "token")} by drafts, ${count(rejected)} drafted in vain` : "";
+  const text = `${count(reused)} of ${plural(usage.prompt_tokens, "prompt token")} reused${tiers}, ${count(computed)} computed; first text after ${(firstTextMs / 1000).toFixed(2)} s${drafts}`;
   box.append(bar, text);
   $("messages").append(box);
   showNewest();
