@@ -90,9 +90,9 @@ class ModelRunner:
         used = self._model.config._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
-        for module in self._model.modules():
-            if hasattr(module, "layer_idx"):
-                module.radixkv_runner = self
+        self._with_layer_idx: list[Any] = [each for each in self._model.modules() if hasattr(each, "layer_idx")]
+        for module in self._with_layer_idx:
+            module.radixkv_runner = self
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._probe(loaded.name, loaded.vocab_size)
@@ -220,6 +220,8 @@ class ModelRunner:
 
     def _run(self, model_input: ModelInput, device_tokens: torch.Tensor | None) -> torch.Tensor:
         assert self._backend is not None, "use_pool comes first"
+        if self._with_layer_idx and self._with_layer_idx[0].radixkv_runner is not self:
+            raise RuntimeError("model: it was given to another LLM since, which runs it now; make this one anew")
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
         batch = self._backend.prepare(model_input.queries)
         order, row_starts = batch.order, batch.row_starts

@@ -384,3 +384,16 @@ def test_priorities_decide_who_is_answered_first() -> None:
     with pytest.raises(TypeError, match=r"priority: expected a whole number, got 1\.5"):
         llm.generate(shared_prefix_prompts(4, 4), GREEDY, use_tqdm=False, priority=1.5)  # type: ignore[arg-type]
     assert_empty(llm)
+
+
+def test_a_model_that_was_given_to_another_engine_is_that_ones() -> None:
+    """It was an error of the model's layers, of which two seemed to have the same index."""
+    model = build_supported("llama")
+    first, second = (LLM(model, block_size=4, num_blocks=40) for _ in range(2))
+    prompts = shared_prefix_prompts(0, 2)
+    answered = tokens_of(second, prompts)
+    with pytest.raises(RuntimeError, match="model: it was given to another LLM since, which runs it now"):
+        tokens_of(first, prompts)
+    assert tokens_of(second, prompts) == answered
+    assert_empty(first)
+    assert_empty(second)
