@@ -13,6 +13,7 @@ any other: if its blocks were evicted, they come back from below.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ from radixkv.scheduling.request import SequenceGroup
 from radixkv.tiers.loader import BlockLoader, Load, LookUp
 from radixkv.tiers.rates import Rates
 from radixkv.tiers.stack import Span
+
+_log = logging.getLogger(__name__)
 
 # A look-up that is not answered by then lets the step go on; its group is looked at again in the next.
 _LOOK_UP_SECONDS = 0.002
@@ -98,6 +101,7 @@ class PrefixLoads:
         self._stopped = False
         self._claims = LoadClaims()
         self._patient = True  # look-ups are answered quickly
+        self._unanswered: LookUp | None = None  # that was given up
         self.num_loads = 0
         self.num_given_up = 0
         self.num_not_worth_it = 0
@@ -156,6 +160,11 @@ class PrefixLoads:
         if spans is None:
             if self._clock() <= wait.gives_up_at:
                 return True
+            if not self._finder_hangs():
+                _log.warning(
+                    "tiers: finding a prefix takes longer than computing it; until it ends, none is looked for"
+                )
+            self._unanswered = look_up
             self._end_waiting(wait)
             return False
         num_cached = self._cache.match(group.prompt, group.request.namespace) // self._cache.block_size
@@ -223,6 +232,9 @@ class PrefixLoads:
 
     def _look_up(self, group: SequenceGroup, wait: _Wait) -> None:
         """Begin to look for what is not cached of a group's prompt."""
+        if self._finder_hangs():
+            self._end_waiting(wait)
+            return
         size = self._cache.block_size
         start = self._cache.match(group.prompt, group.request.namespace) // size
         # The last token of a prompt is always computed, for its logits.
@@ -236,6 +248,10 @@ class PrefixLoads:
             self._not_sent.append(wait.look_up)
             if self._is_settled():
                 self.send_look_ups()
+
+    def _finder_hangs(self) -> bool:
+        """Whether what was given up is still being looked for: all others would wait behind it, and be given up, too."""
+        return self._unanswered is not None and not self._unanswered.done.is_set()
 
     def _answer(self, look_up: LookUp) -> list[Span] | None:
         """Where the prefix is; None: it is not known yet."""

@@ -84,6 +84,41 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common(monkey
     assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 76}, {"near": 16, "far": 60}]
 
 
+def test_a_store_that_hangs_delays_one_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request was looked for behind those that were given up, and took as long as computing it three times."""
+    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 0.001)
+    hangs, asked = threading.Event(), []
+    hangs.set()
+
+    class Hanging(DictTier):
+        def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
+            asked.append(len(keys))
+            hangs.wait()
+            return super().contains_prefix(keys)
+
+    llm = make(tiers=[Hanging()])
+    expected = answers(llm)
+    evict_all(llm)
+    asked.clear()
+    hangs.clear()
+    others = [{"prompt_token_ids": [*STEM[number:], 3]} for number in range(1, 5)]
+    for prompt in others:
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        assert not output.metrics.loaded_tokens
+    assert len(asked) == 1
+    assert len([record for record in caplog.records if "finding a prefix takes longer" in record.message]) == 1
+    hangs.set()
+    evict_all(llm)
+    monkeypatch.setattr(Rates, "compute_seconds", lambda self, num_blocks: 1000.0)
+    while llm.engine.tiers.loads._finder_hangs():
+        time.sleep(0.001)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert outputs[0].metrics.loaded_tokens == {"dict": 40}
+
+
 def test_what_was_used_twice_is_below_before_it_is_evicted() -> None:
     tier = DictTier()
     llm = make(tiers=[tier])
