@@ -78,7 +78,9 @@ def test_the_command_says_what_tiers_would_save(tmp_path: Path) -> None:
     arguments = ["simulate", "documents", "--blocks", "5%", "--policy", "lru", "--json", str(tmp_path / "figures.json")]
     result = CliRunner().invoke(app, [*arguments, "--tier", "host=20%@0.1", "--tier", "disk=100%@1"])
     assert result.exit_code == 0, result.output
-    (tiers,) = json.loads((tmp_path / "figures.json").read_text())["tiers"]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    (tiers,) = figures["tiers"]
+    assert tiers["pool"] / figures["num_asked_blocks"] == pytest.approx(figures["rates"]["lru"][0])
     assert 0 < tiers["seconds"] < tiers["seconds_without"]
     assert set(tiers["loaded"]) == {"host", "disk"}
     assert "saved" in result.output

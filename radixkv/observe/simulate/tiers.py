@@ -130,7 +130,7 @@ def simulate_tiers(
 def _run(trace: Trace, size: int, policy: EvictionPolicy, specs: Sequence[TierSpec], block_seconds: float) -> TieredRun:
     tiers = [_Tier(spec) for spec in specs if spec.block_seconds < block_seconds]
     run = TieredRun(size, loaded={spec.name: 0 for spec in specs})
-    cache, at = make_cache(size, policy)
+    cache, clock = make_cache(size, policy)
     for tier in tiers:
         cache.add_observer(tier)
     for request in trace.requests:
@@ -139,13 +139,13 @@ def _run(trace: Trace, size: int, policy: EvictionPolicy, specs: Sequence[TierSp
         for index, tier in enumerate(tiers):
             found = tier.find(prompt[num_known:])
             if found:
-                # Before what is loaded evicts others from the pool: they are used later than these.
+                # Used now, and so before what the pool evicts to have room for them, which comes down next.
                 for nearer in tiers[: index + 1]:
                     nearer.put(prompt[num_known : num_known + found])
                 num_known += found
                 run.loaded[tier.spec.name] += found
                 run.seconds += found * tier.spec.block_seconds
-        serve(cache, at, request)
+        serve(cache, clock, request)
         run.pool += num_pool
         run.computed += len(prompt) - num_known
         run.seconds += (len(prompt) - num_known) * block_seconds
