@@ -38,6 +38,7 @@ CAPACITY = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 100}
 LOAD = {
     "draining": False,
     "num_queued_tokens": 0,
+    "counters": {},
     "num_queued": 0,
     "num_decoding": 0,
     "prefill_seconds_per_token": None,
