@@ -29,6 +29,7 @@ from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting import Draft, Drafter
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
 from radixkv.prompts import Prompt
+from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
 
 SMALL: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
@@ -145,6 +146,45 @@ def test_log_probabilities_of_prompts_are_those_without_drafts(drafter: tuple[LL
         expected = answers(plain, [(prompt, params)] * 2)
         oracle.sequences = [[*prompt, *expected[0][0][0]]]
         assert answers(llm, [(prompt, params)] * 2) == expected
+
+
+def test_tokens_are_those_without_drafts_in_fp8() -> None:
+    """What is rejected had been written with the same scales, and is written over."""
+    oracle = Oracle(error_rate=0.3, vocab_size=VOCAB_SIZE)
+    fp8 = LLM(build_supported("llama"), kv_cache_dtype="fp8", **SMALL)
+    llm = drafting([oracle], kv_cache_dtype="fp8")
+    requests: Work = [
+        ([5, 6, 7, 8, number], SamplingParams(temperature=t, seed=number, max_tokens=30, ignore_eos=True))
+        for number, t in enumerate((0.0, 0.8, 1.0))
+    ]
+    expected = [answers(fp8, [request])[0] for request in requests]
+    oracle.sequences = [[*p, *samples[0][0]] for (p, _), samples in zip(requests, expected, strict=True)]
+    assert [answers(llm, [request])[0] for request in requests] == expected
+    drafted, accepted = num_drafts(llm)
+    assert 0 < accepted < drafted
+
+
+def test_drafts_take_no_more_rows_than_a_batch_may_have(plain: LLM) -> None:
+    """Six for each of five sequences would be more than 24 tokens."""
+    oracle = Oracle()
+    llm = drafting([oracle], num_blocks=100)
+    requests: Work = [
+        ([5, 6, number], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)) for number in range(5)
+    ]
+    expected = [answers(plain, [request])[0] for request in requests]
+    oracle.sequences = [[*p, *samples[0][0]] for (p, _), samples in zip(requests, expected, strict=True)]
+    sizes: list[int] = []
+    drafts = llm.engine._speculator
+    assert drafts is not None
+    draft = drafts.draft
+
+    def noting(batch: Batch) -> None:
+        draft(batch)
+        sizes.append(sum(chunk.num_tokens for chunk in batch.chunks) + sum(map(len, batch.drafts.values())))
+
+    drafts.draft = noting  # type: ignore[method-assign]
+    assert answers(llm, requests) == expected
+    assert 20 <= max(sizes) <= SMALL["max_num_batched_tokens"]
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "qwen3"])
