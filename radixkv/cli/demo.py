@@ -94,7 +94,7 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
     ):
         with console.status(name):
             rows.append(_compare(llm, name, work))
-        console.print(f"[green]✓[/] {name}: answers equal" if rows[-1].equal else f"[red]✗[/] {name}: answers differ")
+        console.print(_verdict(name, equal=rows[-1].equal))
     console.print()
     console.print(f"[bold]{QUESTIONS[0]}[/]")
     console.print(llm.chat(_question(QUESTIONS[0]), _greedy(), use_tqdm=False)[0].outputs[0].text)
@@ -106,11 +106,15 @@ def run_demo(console: Console, json_path: Path | None = None) -> bool:
     console.print(_memory_table(memory, llm.engine.pool.block_nbytes))
     with console.status("drafts"):
         again = _ask_again(llm)
-    console.print(f"[green]✓[/] {again}: answers equal" if again.equal else f"[red]✗[/] {again}: answers differ")
+    console.print(_verdict(str(again), equal=again.equal))
     if json_path is not None:
         document = {"rows": [asdict(row) for row in rows], "asked_again": asdict(again), "memory": memory}
         json_path.write_text(json.dumps(document, indent=1) + "\n")
     return again.equal and all(row.equal for row in rows)
+
+
+def _verdict(work: str, *, equal: bool) -> str:
+    return f"[green]✓[/] {work}: answers equal" if equal else f"[red]✗[/] {work}: answers differ"
 
 
 def _compare(llm: LLM, name: str, work: Callable[[LLM, bool], Any]) -> Row:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily as Counter
+from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from radixkv.cluster.replica_set import ReplicaSet
@@ -20,30 +22,28 @@ class ReplicaCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         names, available = self._replicas.names, self._replicas.available
-        loads = {name: self._replicas.load_of(name) for name in names}
-        up = GaugeMetricFamily(_PREFIX + "up", "1 while requests are sent to the replica.", labels=["replica"])
-        for name in names:
-            up.add_metric([name], int(name in available))
-        yield up
+        loads = {name: load for name in names if (load := self._replicas.load_of(name))}
+
+        def of_each(metric: Gauge | Counter, figures: Mapping[str, float]) -> Metric:
+            for name, figure in figures.items():
+                metric.add_metric([name], figure)
+            return metric
+
+        up = Gauge(_PREFIX + "up", "1 while requests are sent to the replica.", labels=["replica"])
+        yield of_each(up, {name: int(name in available) for name in names})
         for metric, documentation, field in [
             ("num_requests_running", "Requests with at least one running sequence.", "num_running"),
             ("num_requests_waiting", "Requests waiting to be scheduled.", "num_waiting"),
             ("queued_prompt_tokens", "Prompt tokens that are still to be computed.", "num_queued_tokens"),
         ]:
-            gauge = GaugeMetricFamily(_PREFIX + metric, documentation, labels=["replica"])
-            for name, load in loads.items():
-                if load:
-                    gauge.add_metric([name], load[field])
-            yield gauge
-        blocks = GaugeMetricFamily(
-            _PREFIX + "kv_cache_blocks", "Blocks of its cache by state.", labels=["replica", "state"]
-        )
+            gauge = Gauge(_PREFIX + metric, documentation, labels=["replica"])
+            yield of_each(gauge, {name: load.get(field, 0) for name, load in loads.items()})
+        blocks = Gauge(_PREFIX + "kv_cache_blocks", "Blocks of its cache by state.", labels=["replica", "state"])
         for name, load in loads.items():
-            if load:
-                free, evictable = load["num_free_blocks"], load["num_evictable_blocks"]
-                held = load["num_blocks"] - free - evictable
-                for state, number in (("free", free), ("held", held), ("evictable", evictable)):
-                    blocks.add_metric([name, state], number)
+            free, evictable = load.get("num_free_blocks", 0), load.get("num_evictable_blocks", 0)
+            blocks.add_metric([name, "free"], free)
+            blocks.add_metric([name, "held"], load.get("num_blocks", 0) - free - evictable)
+            blocks.add_metric([name, "evictable"], evictable)
         yield blocks
         for metric, documentation, field in [
             ("prefix_cache_queries", "Prompt tokens looked up in its cache.", "cache/queried_tokens"),
@@ -51,8 +51,5 @@ class ReplicaCollector(Collector):
             ("prompt_tokens_computed", "Prompt tokens computed.", "cache/computed_tokens"),
             ("num_preemptions", "Preemptions of running requests.", "num_preemptions"),
         ]:
-            counter = CounterMetricFamily(_PREFIX + metric, documentation, labels=["replica"])
-            for name, load in loads.items():
-                if load:
-                    counter.add_metric([name], load["counters"].get(field, 0))
-            yield counter
+            counter = Counter(_PREFIX + metric, documentation, labels=["replica"])
+            yield of_each(counter, {name: load["counters"].get(field, 0) for name, load in loads.items()})

@@ -160,9 +160,9 @@ class PrefixLoads:
         if spans is None:
             if self._clock() <= wait.gives_up_at:
                 return True
-            if not self._finder_hangs():
+            if self._unanswered is None:  # said once
                 _log.warning(
-                    "tiers: finding a prefix takes longer than computing it; until it ends, none is looked for"
+                    "tiers: finding a prefix takes longer than computing it; whenever it does, no other is looked for"
                 )
             self._unanswered = look_up
             self._end_waiting(wait)

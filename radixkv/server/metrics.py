@@ -102,7 +102,8 @@ class EngineCollector(Collector):
         self._llm = llm
 
     def collect(self) -> Iterator[Metric]:
-        stats, cache = self._llm.stats, self._llm.stats.cache
+        stats = self._llm.stats
+        cache = stats.cache
         in_use = stats.num_blocks_in_use
         for name, documentation, value in [
             ("num_requests_running", "Requests with at least one running sequence.", stats.num_running),

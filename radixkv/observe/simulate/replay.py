@@ -13,44 +13,40 @@ from radixkv.observe.simulate.trace import Trace, TracedRequest
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
 
 
-class ReplayClock:
-    """The trace's time."""
+class Replay:
+    """A cache through which requests of a trace run one after another, each complete at once, by the trace's clock.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    Args:
+        num_blocks: of the cache.
+        policy: of its evictions.
 
-    def __call__(self) -> float:
-        return self.seconds
+    Attributes:
+        cache: of block size 1.
+    """
 
+    def __init__(self, num_blocks: int, policy: EvictionPolicy) -> None:
+        self._now = 0.0
+        self.cache = PrefixCache(num_blocks, 1, policy, clock=lambda: self._now)
 
-def make_cache(num_blocks: int, policy: EvictionPolicy) -> tuple[PrefixCache, ReplayClock]:
-    """A cache to replay a trace through, and its clock."""
-    clock = ReplayClock()
-    return PrefixCache(num_blocks, 1, policy, clock=clock), clock
+    def serve(self, request: TracedRequest) -> int:
+        """How many of its blocks hit. One with more blocks than the cache has leaves nothing: an engine would refuse it."""
+        self._now = request.time
+        # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
+        table = self.cache.open(np.concatenate([request.prompt, _LAST_TOKEN]), priority=-request.priority)
+        num_hits = table.num_cached_tokens
+        tokens = np.concatenate([request.prompt, request.output])
+        try:
+            self.cache.reserve(table, len(tokens))
+        except OutOfBlocks:
+            self.cache.abort(table)
+        else:
+            self.cache.append(table, tokens[num_hits:])
+            self.cache.close(table)
+        return num_hits
 
 
 def replay(trace: Trace, num_blocks: int, policy: EvictionPolicy) -> Iterator[int]:
-    """Replay the requests of a trace one after another, each complete at once; yields the number of its blocks that hit.
-
-    The clock is the trace's. A request with more blocks than the cache has leaves nothing cached: an engine would refuse it.
-    """
-    cache, clock = make_cache(num_blocks, policy)
+    """Replay the requests of a trace; yields the number of blocks that hit of each."""
+    replayed = Replay(num_blocks, policy)
     for request in trace.requests:
-        yield serve(cache, clock, request)
-
-
-def serve(cache: PrefixCache, clock: ReplayClock, request: TracedRequest) -> int:
-    """Replay one request; returns how many of its blocks hit."""
-    clock.seconds = request.time
-    # The lowest request is the most urgent, and the cache keeps the highest priority longest: as the engine opens it.
-    table = cache.open(np.concatenate([request.prompt, _LAST_TOKEN]), priority=-request.priority)
-    num_hits = table.num_cached_tokens
-    tokens = np.concatenate([request.prompt, request.output])
-    try:
-        cache.reserve(table, len(tokens))
-    except OutOfBlocks:
-        cache.abort(table)
-    else:
-        cache.append(table, tokens[num_hits:])
-        cache.close(table)
-    return num_hits
+        yield replayed.serve(request)

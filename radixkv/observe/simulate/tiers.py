@@ -18,7 +18,7 @@ from radixkv.cache import EvictionPolicy
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
-from radixkv.observe.simulate.replay import make_cache, serve
+from radixkv.observe.simulate.replay import Replay
 from radixkv.observe.simulate.trace import Trace
 
 
@@ -130,12 +130,12 @@ def simulate_tiers(
 def _run(trace: Trace, size: int, policy: EvictionPolicy, specs: Sequence[TierSpec], block_seconds: float) -> TieredRun:
     tiers = [_Tier(spec) for spec in specs if spec.block_seconds < block_seconds]
     run = TieredRun(size, loaded={spec.name: 0 for spec in specs})
-    cache, clock = make_cache(size, policy)
+    replay = Replay(size, policy)
     for tier in tiers:
-        cache.add_observer(tier)
+        replay.cache.add_observer(tier)
     for request in trace.requests:
         prompt = request.prompt.tolist()
-        num_pool = num_known = cache.match(request.prompt)
+        num_pool = num_known = replay.cache.match(request.prompt)
         for index, tier in enumerate(tiers):
             found = tier.find(prompt[num_known:])
             if found:
@@ -145,7 +145,7 @@ def _run(trace: Trace, size: int, policy: EvictionPolicy, specs: Sequence[TierSp
                 num_known += found
                 run.loaded[tier.spec.name] += found
                 run.seconds += found * tier.spec.block_seconds
-        serve(cache, clock, request)
+        replay.serve(request)
         run.pool += num_pool
         run.computed += len(prompt) - num_known
         run.seconds += (len(prompt) - num_known) * block_seconds
