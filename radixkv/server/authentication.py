@@ -126,15 +126,15 @@ def sent_credentials(headers: Headers) -> HTTPAuthorizationCredentials | None:
 
 
 # What follows fails, rather than lets anyone in, where a route is served without the middleware. `described` is in the
-# signatures for the OpenAPI description only.
+# signatures for the OpenAPI description only. Dependencies that are no coroutines would be called in a thread, per request.
 
 
-def administrator(request: Request, described: Credentials) -> None:
+async def administrator(request: Request, described: Credentials) -> None:
     """A dependency of what is for administrators only."""
     assert request.state.is_admin
 
 
-def _current_tenant(request: Request, described: Credentials) -> Tenant:
+async def _current_tenant(request: Request, described: Credentials) -> Tenant:
     return cast(Tenant, request.state.tenant)
 
 
