@@ -190,11 +190,11 @@ class AsyncLLM(AsyncEngine):
         single = await self.run_tokenizer(
             lambda loaded: as_single_prompt(prompt, loaded, cache_salt, cache), tenant=tenant
         )
-        (explanation,) = await self.explain_prompts([single], tenant=tenant)
+        (explanation,) = await self.explain_prompts([single], tenant=tenant, look_elsewhere=True)
         return explanation
 
     async def explain_prompts(
-        self, prompts: Sequence[Prompt], *, tenant: str = "", look_elsewhere: bool = True
+        self, prompts: Sequence[Prompt], *, tenant: str = "", look_elsewhere: bool = False
     ) -> list[PromptExplanation]:
         """Explain prompts that have been tokenized already; otherwise like `explain`.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from radixkv.cluster.counters import stats_of
+from radixkv.cluster.replica_insight import explain_by_replicas
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_selection
 from radixkv.config import ModelConfig
@@ -19,6 +20,7 @@ from radixkv.errors import DrainingError, EngineDeadError, ReplicasLostError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, load_tokenizer
+from radixkv.observe.explain import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.structured_output import GrammarCompiler
@@ -222,6 +224,18 @@ class ClusterLLM:
             max((one.namespaces for one in each), default=0),
             *(sum(column) for column in list(zip(*each, strict=True))[1:] or [(), (), ()]),
         )
+
+    async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]:
+        """As `AsyncLLM.explain_prompts`, of the replica that would reuse most of each.
+
+        Args:
+            prompts: tokenized.
+            tenant: on whose behalf.
+
+        Raises:
+            ReplicasLostError: none answers.
+        """
+        return await explain_by_replicas(self.replicas, prompts, tenant)
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
         """See `ReplicaSet.keep`."""

@@ -15,8 +15,6 @@ from radixkv.server.errors import ApiError
 from radixkv.server.live_state import LiveState, live_state
 from radixkv.server.service import Service
 
-_OF_ONE_ENGINE = ("snapshot", "pins")
-
 
 class ReplicaState(BaseModel):
     """One replica.
@@ -110,13 +108,11 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
 
     @admin.api_route("/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def of_one_engine(name: str) -> None:
-        """What only an engine itself can report or do."""
-        if name.partition("/")[0] not in _OF_ONE_ENGINE:
+        """What only an engine itself can report."""
+        if name != "snapshot":
             raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
-        message = f"/admin/{name}: not over several replicas, each of which has a cache of its own"
-        if name == "snapshot":
-            message += "; see /admin/replicas/NAME/snapshot"
-        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message)
+        message = "/admin/snapshot: not over several replicas, each of which has a cache of its own; see "
+        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message + "/admin/replicas/NAME/snapshot")
 
     router.include_router(admin)
     return router

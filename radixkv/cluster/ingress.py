@@ -11,11 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
 from radixkv.cluster.cluster_routes import cluster_routes
+from radixkv.cluster.replica_insight import ReplicaPins
 from radixkv.cluster.replica_metrics import ReplicaCollector
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.config import ModelConfig
 from radixkv.server.assembly import assemble_app, assemble_service
 from radixkv.server.config import ServerConfig
+from radixkv.server.pins import pin_routes
 from radixkv.server.run import make_tenants
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenants
@@ -92,5 +94,7 @@ def create_ingress(
     )
     service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
     service.metrics.registry.register(ReplicaCollector(replicas))
-    app = assemble_app(service, config, write_log, tracer, engine_routes=[cluster_routes(service, llm)])
+    # Pins first: what `cluster_routes` does not know under /admin, it refuses.
+    routes = [pin_routes(service, ReplicaPins(replicas)), cluster_routes(service, llm)]
+    app = assemble_app(service, config, write_log, tracer, engine_routes=routes)
     return Ingress(llm, service, app)

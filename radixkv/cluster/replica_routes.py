@@ -6,7 +6,10 @@
     GET  /events        which blocks are cached and how much there is to do, as it changes (`radixkv.cluster.records`)
     GET  /description   what runs here (`radixkv.cluster.description`)
     POST /drain         take no new requests; ingresses move what runs elsewhere
-    POST /pin           keep a prefix of a tenant's for a time
+    POST /pin           keep a prefix, of a tenant's or of the administrator's
+    GET  /pins          those of the administrator
+    DELETE /pins/NAME   release one of them
+    POST /explain       why prompts would not be reused
     POST /clear         forget what is cached of a tenant, or everything
     GET  /snapshot      all that is cached, with texts
     POST /check         verify the bookkeeping of the cache
@@ -34,13 +37,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.async_llm import AsyncLLM
-from radixkv.cache import InvariantViolation
+from radixkv.cache import InvariantViolation, PinQuotaExceeded
 from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.wire import (
     decode_pin,
+    decode_prompts,
     decode_request,
     decode_selection,
     decode_shares,
@@ -51,9 +55,11 @@ from radixkv.cluster.wire import (
 )
 from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFullError
 from radixkv.outputs import RequestOutput
+from radixkv.prompts import Prompt
 from radixkv.server.admin import check_cache
 from radixkv.server.cache_insight import snapshot_json
 from radixkv.server.metrics import EngineCollector
+from radixkv.server.pins import EnginePins
 from radixkv.serving.request_stream import RequestStream
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
@@ -83,6 +89,9 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
             private("/description", replica.description),
             private("/drain", replica.start_draining, "POST"),
             private("/pin", replica.pin, "POST"),
+            private("/pins", replica.list_pins),
+            private("/pins/{name}", replica.release_pin, "DELETE"),
+            private("/explain", replica.explain, "POST"),
             private("/clear", replica.clear, "POST"),
             private("/snapshot", replica.snapshot),
             private("/check", replica.check, "POST"),
@@ -117,6 +126,7 @@ class _Replica:
         self._llm = llm
         self._drain = drain
         self._announcements = Announcements(llm)
+        self._pins = EnginePins(llm)
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(llm))
         # Made once: reading the files of a large model takes seconds.
@@ -146,8 +156,24 @@ class _Replica:
 
     async def pin(self, request: Request) -> Response:
         tenant, namespace, token_ids, ttl = decode_pin(await request.body())
-        kept = await self._llm.keep(tenant, namespace, token_ids, ttl)
-        return JSONResponse({"num_tokens": kept})
+        if tenant is not None and ttl is not None:
+            return JSONResponse({"num_tokens": await self._llm.keep(tenant, namespace, token_ids, ttl)})
+        try:
+            made = await self._pins.pin(Prompt(token_ids, namespace=namespace), ttl)
+        except PinQuotaExceeded as error:
+            return JSONResponse({"needed": error.needed, "quota": error.quota}, HTTPStatus.CONFLICT)
+        return JSONResponse(made.model_dump())
+
+    async def list_pins(self, request: Request) -> Response:
+        return JSONResponse([pin.model_dump() for pin in await self._pins.listed()])
+
+    async def release_pin(self, request: Request) -> Response:
+        return JSONResponse(await self._pins.release(request.path_params["name"]))
+
+    async def explain(self, request: Request) -> Response:
+        prompts, tenant = decode_prompts(await request.body())
+        explained = await self._llm.explain_prompts(prompts, tenant=tenant)
+        return JSONResponse([one.as_dict() for one in explained])
 
     async def clear(self, request: Request) -> Response:
         selection = decode_selection(await request.body())

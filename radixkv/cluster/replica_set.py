@@ -194,10 +194,10 @@ class ReplicaSet:
         self._tenants = tenants
         await self.ask_all("PUT", "/tenants", encode_shares(tenants))
 
-    async def ask(self, name: str, method: str, path: str) -> httpx.Response | None:
+    async def ask(self, name: str, method: str, path: str, content: bytes = b"") -> httpx.Response | None:
         """Ask one replica; None: it is down, or does not answer."""
         client = self._clients.get(name)
-        return None if client is None else await self._ask(client, method, path, b"")
+        return None if client is None else await self._ask(client, method, path, content)
 
     async def ask_all(self, method: str, path: str, content: bytes = b"") -> dict[str, httpx.Response | None]:
         """Ask all replicas that are up the same.
@@ -216,6 +216,22 @@ class ReplicaSet:
             )
         except (httpx.TransportError, RuntimeError):  # of a closed client
             return None
+
+    def home_of(self, token_ids: Sequence[int], namespace: str) -> str | None:
+        """The replica that holds most of a prompt, or where none holds any of it, that a request for it is sent to.
+
+        Returns:
+            None: no replica is up.
+        """
+        router = self._router
+        if router is None:
+            return None
+        hashes = prompt_hashes(token_ids, namespace, router.block_size)
+        name = router.holder(hashes)
+        if name is None and (placement := router.choose(hashes, len(token_ids))) is not None:
+            router.finish(placement)
+            name = placement.replica
+        return name
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
         """Pin a prefix on the replica that holds most of it, which bounds what each tenant may pin there.

@@ -193,8 +193,15 @@ def decode_selection(body: bytes) -> NamespaceSelection:
     return NamespaceSelection(sent["name"], sent["derived"])
 
 
-def encode_pin(tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> bytes:
-    """A prefix to keep."""
+def encode_pin(tenant: str | None, namespace: str, token_ids: Sequence[int], ttl: float | None) -> bytes:
+    """A prefix to keep.
+
+    Args:
+        tenant: on whose behalf; None: the administrator's.
+        namespace: of the prefix.
+        token_ids: of the prefix.
+        ttl: seconds; None, for the administrator only: until it is released.
+    """
     sent = {
         "tenant": tenant,
         "namespace": namespace,
@@ -204,7 +211,7 @@ def encode_pin(tenant: str, namespace: str, token_ids: Sequence[int], ttl: float
     return json.dumps(sent).encode()
 
 
-def decode_pin(body: bytes) -> tuple[str, str, list[int], float]:
+def decode_pin(body: bytes) -> tuple[str | None, str, list[int], float | None]:
     """What `encode_pin` was given.
 
     Raises:
@@ -212,6 +219,29 @@ def decode_pin(body: bytes) -> tuple[str, str, list[int], float]:
     """
     sent = json.loads(body)
     return sent["tenant"], sent["namespace"], sent["token_ids"], sent["ttl"]
+
+
+def encode_prompts(prompts: Sequence[Prompt], tenant: str) -> bytes:
+    """Prompts to be explained: what decides whether they are cached."""
+    sent = [
+        {
+            "token_ids": [int(token_id) for token_id in prompt.token_ids],
+            "namespace": prompt.namespace,
+            "read_cache": prompt.read_cache,
+        }
+        for prompt in prompts
+    ]
+    return json.dumps({"prompts": sent, "tenant": tenant}).encode()
+
+
+def decode_prompts(body: bytes) -> tuple[list[Prompt], str]:
+    """What `encode_prompts` was given.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is something else.
+    """
+    sent = json.loads(body)
+    return [Prompt(**prompt) for prompt in sent["prompts"]], sent["tenant"]
 
 
 def encode_shares(shares: Mapping[str, TenantShare]) -> bytes:

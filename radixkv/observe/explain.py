@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ class PromptExplanation:
 
     Attributes:
         computed: what is not in the pool; of it, ``below`` is loaded instead where that is faster.
+        replica: whose cache it is; None: there is one engine.
     """
 
     num_prompt_tokens: int
@@ -60,9 +61,11 @@ class PromptExplanation:
     computed: tuple[Computed, ...]
     difference: Difference | None
     below: tuple[Below, ...] = ()
+    replica: str | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.num_reused_tokens} of {self.num_prompt_tokens} prompt tokens are reused"]
+        where = "" if self.replica is None else f" on replica {self.replica!r}"
+        lines = [f"{self.num_reused_tokens} of {self.num_prompt_tokens} prompt tokens are reused{where}"]
         lines += [str(part) for part in self.below]
         lines += [_sentence(part) for part in self.computed]
         difference = self.difference
@@ -101,7 +104,25 @@ class PromptExplanation:
                 "prompt": difference.prompt,
                 "cached": difference.cached,
             },
+            "replica": self.replica,
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PromptExplanation:
+        """What `as_dict` gave.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is something else.
+        """
+        difference = data["difference"]
+        return cls(
+            data["num_prompt_tokens"],
+            data["num_reused_tokens"],
+            tuple(Computed(**{**part, "reason": Reason(part["reason"])}) for part in data["computed"]),
+            None if difference is None else Difference(**difference),
+            tuple(Below(**part) for part in data["below"]),
+            data["replica"],
+        )
 
 
 def decode_explanation(explanation: Explanation, prompt_token_ids: Sequence[int], decode: Decode) -> PromptExplanation:

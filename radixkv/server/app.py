@@ -25,6 +25,7 @@ from radixkv.server.messages.routes import message_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
 from radixkv.server.page import page_routes
+from radixkv.server.pins import EnginePins, pin_routes
 from radixkv.server.rate_limits import RateLimitHeaders
 from radixkv.server.request_log import RequestLog
 from radixkv.server.responses.routes import response_routes
@@ -77,6 +78,7 @@ def create_app(
         engine_routes = [
             routes(service, service.engine) for routes in (live_state_routes, admin_routes, insight_routes)
         ]
+        engine_routes.append(pin_routes(service, EnginePins(service.engine)))
     routers = (
         chat_completion_routes(service),
         completion_routes(service),

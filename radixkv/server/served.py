@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
+from radixkv.observe.explain import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -58,6 +59,8 @@ class ServedModel(Protocol):
     async def times(self, streams: Sequence[RequestStream]) -> list[RequestMetrics]: ...
 
     async def keep(self, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int: ...
+
+    async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]: ...
 
     async def run_tokenizer(
         self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1

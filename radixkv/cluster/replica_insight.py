@@ -1,0 +1,105 @@
+"""What only a cache itself can tell or do, for several of them: explanations, and the administrator's pins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from urllib.parse import quote
+
+import httpx
+
+from radixkv.cache import PinQuotaExceeded
+from radixkv.cluster.replica_set import ReplicaSet
+from radixkv.cluster.wire import encode_pin, encode_prompts, error_of
+from radixkv.errors import ReplicasLostError
+from radixkv.observe.explain import PromptExplanation
+from radixkv.prompts import Prompt
+from radixkv.server.pins import AdministratorPins, PinState
+
+
+async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], tenant: str) -> list[PromptExplanation]:
+    """Of each prompt, the explanation of the replica that would reuse most of it.
+
+    Args:
+        replicas: of which those that are up are asked.
+        prompts: tokenized.
+        tenant: on whose behalf.
+
+    Raises:
+        ReplicasLostError: none answers.
+    """
+    answers = await replicas.ask_all("POST", "/explain", encode_prompts(prompts, tenant))
+    each = [
+        [replace(PromptExplanation.from_dict(one), replica=name) for one in answer.json()]
+        for name, answer in answers.items()
+        if answer is not None and answer.is_success
+    ]
+    if not each:
+        raise ReplicasLostError("no replica explained the prompts; ask again")
+    return [max(column, key=_num_known_tokens) for column in zip(*each, strict=True)]
+
+
+def _num_known_tokens(explanation: PromptExplanation) -> int:
+    return explanation.num_reused_tokens + sum(part.num_tokens for part in explanation.below)
+
+
+class ReplicaPins(AdministratorPins):
+    """The administrator's pins on all replicas. Each is on one, which keeps it as long as it runs."""
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
+
+    async def listed(self) -> list[PinState]:
+        """See `AdministratorPins`.
+
+        Raises:
+            ReplicasLostError: some do not answer.
+        """
+        answers = _all_of(await self._replicas.ask_all("GET", "/pins"))
+        return [PinState(**{**pin, "replica": name}) for name, answer in answers.items() for pin in answer.json()]
+
+    async def pin(self, prompt: Prompt, ttl: float | None) -> PinState:
+        """Pin it where most of it is cached.
+
+        Raises:
+            PinQuotaExceeded: more would be pinned there than may be.
+            ReplicasLostError: no replica is up, or that one does not answer.
+            ValueError: it is refused, as it would be by any.
+        """
+        name = self._replicas.home_of(prompt.token_ids, prompt.namespace)
+        if name is None:
+            raise ReplicasLostError("no replica is up")
+        content = encode_pin(None, prompt.namespace, prompt.token_ids, ttl)
+        answer = await self._replicas.ask(name, "POST", "/pin", content)
+        if answer is not None and answer.status_code == HTTPStatus.CONFLICT:
+            raise PinQuotaExceeded(**answer.json())
+        if answer is not None and answer.status_code == HTTPStatus.BAD_REQUEST:
+            refusal = answer.json()
+            raise error_of(refusal) or ValueError(refusal["error"])
+        return PinState(**{**_all_of({name: answer})[name].json(), "replica": name})
+
+    async def release(self, name: str) -> bool:
+        """See `AdministratorPins`.
+
+        Raises:
+            ReplicasLostError: none of those that answer has it, and some do not answer.
+        """
+        answers = await self._replicas.ask_all("DELETE", f"/pins/{quote(name, safe='')}")
+        if any(answer is not None and answer.is_success and answer.json() for answer in answers.values()):
+            return True
+        _all_of(answers)
+        return False
+
+
+def _all_of(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
+    """The answers, where there is one of every replica.
+
+    Raises:
+        ReplicasLostError: some did not answer; the message names them.
+    """
+    succeeded = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
+    if len(succeeded) < len(answers):
+        missing = ", ".join(repr(name) for name in answers if name not in succeeded)
+        raise ReplicasLostError(f"replicas that did not answer: {missing}; ask again")
+    return succeeded
