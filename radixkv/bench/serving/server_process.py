@@ -18,13 +18,19 @@ class BenchProcess:
         arguments: of `radixkv`.
         environment: variables beside those of this process.
         folder: where it runs, which is where Python looks for `radixkv` first; None: where this process does.
+        within: what the command begins with, such as another program that runs it.
     """
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self._arguments = list(arguments)
         self._folder = folder
+        self._within = within
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
@@ -42,7 +48,7 @@ class BenchProcess:
 
     def start(self) -> None:
         """Start it, and do not wait."""
-        command = [sys.executable, "-m", "radixkv", *self._arguments]
+        command = [*self._within, sys.executable, "-m", "radixkv", *self._arguments]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
