@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from support.drafters import Guesser, Oracle, speculator, use_ticks
+from support.drafters import Guesser, Oracle, speculator
+from support.drafting_engines import KINDS, SMALL, Work, answers, drafting, plain_llm, rounded
 from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
 from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
-from radixkv.drafting import Draft, Drafter
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
 from radixkv.prompts import Prompt
 from radixkv.scheduling.batch import Batch
-from radixkv.scheduling.request import Request
-
-SMALL: dict[str, Any] = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 5, "max_num_batched_tokens": 24}
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 1.0},
-    {"temperature": 1.5, "top_p": 0.8},
-    {"temperature": 1.0, "top_k": 5, "min_p": 0.01},
-    {"temperature": 0.7, "n": 3},
-    {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": -0.5},
-    {"temperature": 0.8, "repetition_penalty": 1.3},
-    {"temperature": 0.0, "logprobs": 2},
-    {"temperature": 0.0, "prompt_logprobs": 1},
-    {"temperature": 1.0, "min_tokens": 4},
-    {"temperature": 0.0, "stop_token_ids": list(range(0, VOCAB_SIZE, 7))},
-    {"temperature": 0.9, "logit_bias": {5: 3.0, 6: -100.0}, "allowed_token_ids": list(range(0, VOCAB_SIZE, 3))},
-]
-Work = list[tuple[list[int], SamplingParams]]
 
 
 @st.composite
@@ -67,39 +37,7 @@ def work(draw: st.DrawFn) -> Work:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(build_supported("llama"), **SMALL)
-
-
-def drafting(drafters: Sequence[Drafter] = (), architecture: str = "llama", **options: Any) -> LLM:
-    config = {"method": "tree", "num_speculative_tokens": 6, "drafters": drafters}
-    llm = LLM(build_supported(architecture), speculative_config=config, **{**SMALL, **options})
-    use_ticks(llm)
-    return llm
-
-
-def answers(llm: LLM, requests: Work) -> list[Any]:
-    """All that must not depend on drafts."""
-    llm.reset_prefix_cache()
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
-    )
-    llm.engine.cache.check()
-    assert llm.engine.cache.num_evictable_blocks == llm.engine.cache.num_held_blocks
-    assert llm.reset_prefix_cache()
-    return [
-        [
-            (sample.token_ids, sample.finish_reason, sample.stop_reason, _rounded(sample.logprobs), of_prompt)
-            for sample in output.outputs
-        ]
-        for output in outputs
-        for of_prompt in [_rounded([each for each in output.prompt_logprobs or [] if each])]
-    ]
-
-
-def _rounded(logprobs: Any) -> Any:
-    return logprobs and [
-        {i: (pytest.approx(p.logprob, abs=1e-3), p.rank) for i, p in each.items()} for each in logprobs
-    ]
+    return plain_llm()
 
 
 def num_drafts(llm: LLM) -> tuple[int, int]:
@@ -298,150 +236,6 @@ def _record(cache: Any, events: EventLog) -> None:
     cache._tree._on_remove += (recorder.on_remove,)
 
 
-NO_LISTS: dict[str, Any] = {
-    "an empty array": np.array([], dtype=int),
-    "an empty tensor": torch.tensor([], dtype=torch.int64),
-    "an array": np.array([VOCAB_SIZE + 1]),
-    "a set": {VOCAB_SIZE},
-    "text": "no",
-    "floats": [1.0],
-    "nothing": None,
-}
-
-
-@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", "no ids", *NO_LISTS])
-def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Bad(Drafter):
-        source = "bad"
-
-        def draft(self, context: Any, max_tokens: int) -> Any:
-            if guesses == "raises":
-                raise RuntimeError("no idea")
-            if guesses == "no ids":
-                return 5
-            if guesses in NO_LISTS:
-                return Draft(NO_LISTS[guesses])
-            return Draft([3] * (max_tokens + 1) if guesses == "too many" else [VOCAB_SIZE])
-
-    llm = drafting([Bad()])
-    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=1, max_tokens=20))]
-    with caplog.at_level(logging.WARNING):
-        assert answers(llm, requests) == answers(plain, requests)
-    assert "bad" not in llm.engine.draft_counts
-    # An array without ids is no draft.
-    said = [] if guesses.startswith("an empty") else ["drafter 'bad':"]
-    assert [record.getMessage()[:14] for record in caplog.records] == said
-
-
-@pytest.mark.parametrize("kind", [np.array, set, tuple, deque, torch.tensor])
-def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
-    """What could not be sliced made the whole batch fail."""
-
-    class Own(Drafter):
-        source = "own"
-
-        def draft(self, context: Any, max_tokens: int) -> Any:
-            return Draft(kind([context.token_ids[-1]]))
-
-    llm = drafting([Own()])
-    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=seed, max_tokens=20)) for seed in range(2)]
-    assert answers(llm, requests) == answers(plain, requests)
-    assert llm.engine.draft_counts["own"].drafted > 0
-
-
-def test_what_is_no_drafter_is_refused() -> None:
-    for wrong in (Guesser, 5, "tree"):
-        with pytest.raises((TypeError, ValueError), match="drafters: expected objects of subclasses of Drafter"):
-            drafting([wrong])  # type: ignore[list-item]
-
-
-class DraftMachine(RuleBasedStateMachine):
-    """Requests come, run, and are aborted; whatever is drafted, each gets the tokens that it gets alone."""
-
-    plain: LLM
-    llm: LLM
-    oracle: Oracle
-
-    @initialize()
-    def begin(self) -> None:
-        self.llm.reset_prefix_cache()
-        self.requests: list[Request] = []
-        self.count = 0
-
-    @rule(
-        stem=st.integers(1, 12),
-        number=st.integers(0, 3),
-        kind=st.sampled_from(KINDS),
-        length=st.integers(4, 24),
-        known=st.booleans(),
-    )
-    def add(self, stem: int, number: int, kind: dict[str, Any], length: int, known: bool) -> None:
-        prompt = [*range(10, 10 + stem), number]
-        params = SamplingParams(max_tokens=length, seed=number, **kind)
-        self.count += 1
-        request = self.llm.engine.request_factory.make(f"r{self.count}", Prompt(prompt), params)
-        if known:
-            (expected,) = self.plain.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-            self.oracle.sequences += [[*prompt, *sample.token_ids] for sample in expected.outputs]
-        self.llm.engine.add(request)
-        self.requests.append(request)
-
-    @precondition(lambda self: self.requests)
-    @rule(count=st.integers(1, 8))
-    def step(self, count: int) -> None:
-        for _ in range(count):
-            if self.llm.engine.has_unfinished_requests:
-                self.llm.engine.step()
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.llm.engine.abort(data.draw(st.sampled_from(self.requests)).request_id)
-
-    @rule()
-    def reset(self) -> None:
-        self.llm.reset_prefix_cache()
-
-    @invariant()
-    def cache_holds(self) -> None:
-        engine = self.llm.engine
-        engine.cache.check()
-        for group in engine.scheduler.running:
-            for sequence in group.sequences:
-                assert sequence.table is not None
-                if not engine.async_scheduling and sequence.num_pending == 1:
-                    most = max(sequence.num_computed, request_prompt(sequence))
-                    assert sequence.table.num_blocks <= -(-most // engine.cache.block_size)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "requests"):
-            return
-        while self.llm.engine.has_unfinished_requests:
-            self.llm.engine.step()
-        for request in self.requests:
-            (expected,) = self.plain.generate(
-                {"prompt_token_ids": request.prompt_token_ids.tolist()}, request.params, use_tqdm=False
-            )
-            for sequence, sample in zip(request.sequences, expected.outputs, strict=False):
-                got = sequence.output_token_ids
-                assert got == sample.token_ids[: len(got)]
-                assert sequence.finish_reason in ("abort", sample.finish_reason)
-        self.oracle.sequences.clear()
-
-
-def request_prompt(sequence: Any) -> int:
-    return int(sequence.request.num_prompt_tokens)
-
-
-def test_any_interleaving(plain: LLM) -> None:
-    class Machine(DraftMachine):
-        oracle = Oracle(3, error_rate=0.15, vocab_size=VOCAB_SIZE)
-        llm = drafting([oracle, Guesser(4, VOCAB_SIZE)])
-
-    Machine.plain = plain
-    run_state_machine_as_test(Machine, settings=settings(max_examples=8, stateful_step_count=20, deadline=None))
-
-
 @pytest.mark.slow
 def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop strings, grammars, bad words, penalties and log-probabilities of the default model: the same, in fewer steps."""
@@ -470,7 +264,7 @@ def test_what_takes_text_holds_inside_a_draft(llm: LLM, monkeypatch: pytest.Monk
         llm.reset_prefix_cache()
         outputs = llm.generate([prompt] * len(every), every, use_tqdm=False)
         return [
-            [(s.text, s.token_ids, s.finish_reason, s.stop_reason, _rounded(s.logprobs)) for s in output.outputs]
+            [(s.text, s.token_ids, s.finish_reason, s.stop_reason, rounded(s.logprobs)) for s in output.outputs]
             for output in outputs
         ]
 

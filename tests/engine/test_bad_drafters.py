@@ -1,0 +1,78 @@
+"""Drafters that people write: whatever they return, requests get the tokens that they get without them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.drafters import Guesser
+from support.drafting_engines import Work, answers, drafting, plain_llm
+from support.model_zoo import VOCAB_SIZE
+
+from radixkv import LLM, SamplingParams
+from radixkv.drafting import Draft, Drafter
+
+NO_LISTS: dict[str, Any] = {
+    "an empty array": np.array([], dtype=int),
+    "an empty tensor": torch.tensor([], dtype=torch.int64),
+    "an array": np.array([VOCAB_SIZE + 1]),
+    "a set": {VOCAB_SIZE},
+    "text": "no",
+    "floats": [1.0],
+    "nothing": None,
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> LLM:
+    return plain_llm()
+
+
+@pytest.mark.parametrize("guesses", ["raises", "too many", "outside", "no ids", *NO_LISTS])
+def test_a_bad_drafter_is_ignored_and_named_once(plain: LLM, guesses: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(Drafter):
+        source = "bad"
+
+        def draft(self, context: Any, max_tokens: int) -> Any:
+            if guesses == "raises":
+                raise RuntimeError("no idea")
+            if guesses == "no ids":
+                return 5
+            if guesses in NO_LISTS:
+                return Draft(NO_LISTS[guesses])
+            return Draft([3] * (max_tokens + 1) if guesses == "too many" else [VOCAB_SIZE])
+
+    llm = drafting([Bad()])
+    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=1, max_tokens=20))]
+    with caplog.at_level(logging.WARNING):
+        assert answers(llm, requests) == answers(plain, requests)
+    assert "bad" not in llm.engine.draft_counts
+    # An array without ids is no draft.
+    said = [] if guesses.startswith("an empty") else ["drafter 'bad':"]
+    assert [record.getMessage()[:14] for record in caplog.records] == said
+
+
+@pytest.mark.parametrize("kind", [np.array, set, tuple, deque, torch.tensor])
+def test_a_draft_may_be_any_collection_of_ids(plain: LLM, kind: Any) -> None:
+    """What could not be sliced made the whole batch fail."""
+
+    class Own(Drafter):
+        source = "own"
+
+        def draft(self, context: Any, max_tokens: int) -> Any:
+            return Draft(kind([context.token_ids[-1]]))
+
+    llm = drafting([Own()])
+    requests: Work = [([5, 6, 7], SamplingParams(temperature=0.5, seed=seed, max_tokens=20)) for seed in range(2)]
+    assert answers(llm, requests) == answers(plain, requests)
+    assert llm.engine.draft_counts["own"].drafted > 0
+
+
+def test_what_is_no_drafter_is_refused() -> None:
+    for wrong in (Guesser, 5, "tree"):
+        with pytest.raises((TypeError, ValueError), match="drafters: expected objects of subclasses of Drafter"):
+            drafting([wrong])  # type: ignore[list-item]
