@@ -15,23 +15,35 @@ from radixkv.config import EngineConfig
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(help="a snapshot's file, or its URL: a server's /admin/snapshot")],
+    source: Annotated[
+        str, typer.Argument(help="a snapshot's file, or its URL: /admin/snapshot of a server, or of an ingress")
+    ],
     admin_key: Annotated[str | None, typer.Option(help="for a server", envvar=variable_of("admin_key"))] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
     svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
 ) -> None:
     """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
     from radixkv.observe.inspect.picture import to_svg
-    from radixkv.observe.inspect.source import read_snapshot
+    from radixkv.observe.inspect.replica_snapshots import join_snapshots
+    from radixkv.observe.inspect.source import read_source
     from radixkv.observe.inspect.terminal import draw
 
-    snapshot = read_snapshot(source, admin_key)
+    snapshots = read_source(source, admin_key)
     if svg is not None:
-        svg.write_text(to_svg(snapshot))
+        if len(snapshots) != 1:
+            raise ValueError(
+                f"--svg: expected one cache, got those of {len(snapshots)} replicas; see /admin/replicas/NAME/snapshot"
+            )
+        svg.write_text(to_svg(*snapshots.values()))
     if as_json:
-        print(snapshot.to_json())
-    else:
-        Console().print(draw(snapshot))
+        named = {name: snapshot.to_json() for name, snapshot in snapshots.items() if name is not None}
+        print(join_snapshots(named) if named else snapshots[None].to_json())
+        return
+    console = Console()
+    for name, snapshot in snapshots.items():
+        if name is not None:
+            console.rule(f"replica {name}", align="left")
+        console.print(draw(snapshot))
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""The server's routes about an engine, for all replicas: sums, or a clear error where there is no sum."""
+"""The server's routes about an engine, for all replicas: sums, or what each says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from radixkv.cluster.cluster_llm import ClusterLLM
+from radixkv.cluster.replica_insight import all_answers
+from radixkv.observe.inspect.replica_snapshots import join_snapshots
 from radixkv.server.admin import CheckResponse, ClearRequest, ClearResponse, DrainResponse, selection_of
 from radixkv.server.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError
@@ -64,6 +66,13 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
         """Each replica, as it told of itself last."""
         return ReplicaList(replicas=_states(llm))
 
+    @admin.get("/snapshot", response_class=Response)
+    async def snapshots() -> Response:
+        """All that each replica has cached, of every tenant, with texts, for `radixkv inspect`. No step runs meanwhile."""
+        answers = all_answers(await llm.replicas.ask_all("GET", "/snapshot"))
+        documents = {name: answer.text for name, answer in answers.items()}
+        return Response(join_snapshots(documents), media_type="application/json")
+
     @admin.get("/replicas/{name:path}/snapshot", response_class=Response)
     async def snapshot(name: str) -> Response:
         """All that one replica has cached, of every tenant, with texts, for `radixkv inspect`. It runs no step meanwhile."""
@@ -105,14 +114,6 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
         """Refuse new requests here, and finish the unfinished ones. Replicas go on."""
         service.drain()
         return DrainResponse(unfinished_requests=llm.num_unfinished)
-
-    @admin.api_route("/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
-    async def of_one_engine(name: str) -> None:
-        """What only an engine itself can report."""
-        if name != "snapshot":
-            raise ApiError(HTTPStatus.NOT_FOUND, "Not Found")
-        message = "/admin/snapshot: not over several replicas, each of which has a cache of its own; see "
-        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, message + "/admin/replicas/NAME/snapshot")
 
     router.include_router(admin)
     return router

@@ -94,7 +94,6 @@ def create_ingress(
     )
     service = assemble_service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
     service.metrics.registry.register(ReplicaCollector(replicas))
-    # Pins first: what `cluster_routes` does not know under /admin, it refuses.
-    routes = [pin_routes(service, ReplicaPins(replicas)), cluster_routes(service, llm)]
+    routes = [cluster_routes(service, llm), pin_routes(service, ReplicaPins(replicas))]
     app = assemble_app(service, config, write_log, tracer, engine_routes=routes)
     return Ingress(llm, service, app)

@@ -18,6 +18,19 @@ from radixkv.prompts import Prompt
 from radixkv.server.pins import AdministratorPins, PinState
 
 
+def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
+    """The answers, where there is one of every replica.
+
+    Raises:
+        ReplicasLostError: some did not answer; the message names them.
+    """
+    succeeded = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
+    if len(succeeded) < len(answers):
+        missing = ", ".join(repr(name) for name in answers if name not in succeeded)
+        raise ReplicasLostError(f"replicas that did not answer: {missing}; ask again")
+    return succeeded
+
+
 async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], tenant: str) -> list[PromptExplanation]:
     """Of each prompt, the explanation of the replica that would reuse most of it.
 
@@ -56,7 +69,7 @@ class ReplicaPins(AdministratorPins):
         Raises:
             ReplicasLostError: some do not answer.
         """
-        answers = _all_of(await self._replicas.ask_all("GET", "/pins"))
+        answers = all_answers(await self._replicas.ask_all("GET", "/pins"))
         return [PinState(**{**pin, "replica": name}) for name, answer in answers.items() for pin in answer.json()]
 
     async def pin(self, prompt: Prompt, ttl: float | None) -> PinState:
@@ -77,7 +90,7 @@ class ReplicaPins(AdministratorPins):
         if answer is not None and answer.status_code == HTTPStatus.BAD_REQUEST:
             refusal = answer.json()
             raise error_of(refusal) or ValueError(refusal["error"])
-        return PinState(**{**_all_of({name: answer})[name].json(), "replica": name})
+        return PinState(**{**all_answers({name: answer})[name].json(), "replica": name})
 
     async def release(self, name: str) -> bool:
         """See `AdministratorPins`.
@@ -88,18 +101,5 @@ class ReplicaPins(AdministratorPins):
         answers = await self._replicas.ask_all("DELETE", f"/pins/{quote(name, safe='')}")
         if any(answer is not None and answer.is_success and answer.json() for answer in answers.values()):
             return True
-        _all_of(answers)
+        all_answers(answers)
         return False
-
-
-def _all_of(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:
-    """The answers, where there is one of every replica.
-
-    Raises:
-        ReplicasLostError: some did not answer; the message names them.
-    """
-    succeeded = {name: answer for name, answer in answers.items() if answer is not None and answer.is_success}
-    if len(succeeded) < len(answers):
-        missing = ", ".join(repr(name) for name in answers if name not in succeeded)
-        raise ReplicasLostError(f"replicas that did not answer: {missing}; ask again")
-    return succeeded

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from radixkv.cache import PrefixCache
 from radixkv.cli.main import app
 from radixkv.observe.inspect.picture import to_svg
+from radixkv.observe.inspect.replica_snapshots import join_snapshots, read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.observe.inspect.terminal import draw
 
@@ -95,6 +96,28 @@ def test_the_picture_has_one_rectangle_per_node_and_no_markup_from_texts(snapsho
     assert len(rectangles) == len(snapshot.nodes)
     bottoms = [float(r.attrib["y"]) + float(r.attrib["height"]) for r in rectangles]
     assert max(bottoms) <= float(picture.attrib["height"]) + 0.5
+
+
+def test_the_command_shows_every_replica(snapshot: CacheSnapshot, tmp_path: Path) -> None:
+    empty = take_snapshot(PrefixCache(4, 2), None, None)
+    path = tmp_path / "caches.json"
+    path.write_text(join_snapshots({'a "b"': snapshot.to_json(), "c": empty.to_json()}))
+    shown = CliRunner().invoke(app, ["inspect", str(path)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("radix tree") == 2
+    assert 'replica a "b"' in shown.output
+    printed = CliRunner().invoke(app, ["inspect", str(path), "--json"])
+    assert read_snapshots(printed.output) == {'a "b"': snapshot, "c": empty}
+    refused = CliRunner().invoke(app, ["inspect", str(path), "--svg", str(tmp_path / "tree.svg")])
+    assert "--svg: expected one cache, got those of 2 replicas" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    "text", ["nothing", '{"format": "radixkv-replica-snapshots", "version": 2}', join_snapshots({"a": "{}"})]
+)
+def test_what_is_no_snapshot_of_replicas_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected (a )?snapshot"):
+        read_snapshots(text)
 
 
 def test_the_command_reads_files_and_servers(snapshot: CacheSnapshot, tmp_path: Path) -> None:

@@ -7,20 +7,25 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
+from radixkv.observe.inspect.replica_snapshots import read_snapshots
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 
 _TIMEOUT_SECONDS = 30.0
 
 
-def read_snapshot(source: str, key: str | None = None) -> CacheSnapshot:
-    """Read a snapshot from a file or a URL.
+def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSnapshot]:
+    """Read what a file or a URL has: a snapshot, or one of each replica of several.
 
     Args:
+        source: the file's name, or the URL.
         key: the admin key, for servers that require one.
+
+    Returns:
+        By the replica's name; under None that of one engine.
 
     Raises:
         OSError: the file or the server cannot be read.
-        ValueError: the content is not a snapshot.
+        ValueError: the content is neither.
     """
     if source.startswith(("http://", "https://")):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -36,6 +41,6 @@ def read_snapshot(source: str, key: str | None = None) -> CacheSnapshot:
     else:
         text = Path(source).read_bytes()
     try:
-        return CacheSnapshot.from_json(text)
+        return read_snapshots(text)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
