@@ -293,7 +293,6 @@ class ModelRunner:
                     input_ids=token_ids.unsqueeze(0),
                     position_ids=positions.unsqueeze(0),
                     use_cache=False,
-                    past_key_values=None,
                     logits_to_keep=rows,
                 )
         finally:
