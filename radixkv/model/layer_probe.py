@@ -1,4 +1,4 @@
-"""Attention functions that do not attend: one notes what each layer passes, one only takes the memory that it would take."""
+"""Attention functions that do not attend: they note what layers pass, take the memory it would take, or mix no tokens."""
 
 from __future__ import annotations
 
@@ -43,6 +43,32 @@ class LayerProbe:
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         self.layers[layer_idx] = ProbedLayer(shape, query.shape[1], options)
         return _zeros(query, value)
+
+
+def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What each token sees of itself alone, which its query, key and value all change, and how they were rotated.
+
+    Args:
+        query: ``[1, heads, tokens, dim]``.
+        key: ``[1, kv heads, tokens, dim]``.
+        value: ``[1, kv heads, tokens, value dim]``.
+
+    Returns:
+        ``[1, tokens, heads, value dim]``.
+    """
+    group = query.shape[1] // key.shape[1]
+    # Not the product of query and key: at equal positions it is the same, however both were rotated.
+    ramp = torch.linspace(-1, 1, query.shape[-1], device=query.device)
+    scores = (query.float() * ramp + key.float().repeat_interleave(group, dim=1) * ramp**2).mean(-1, keepdim=True)
+    output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)
+    return output.transpose(1, 2).contiguous()
+
+
+def attend_itself(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
+    """`see_itself`, to find out whether anything but attention mixes tokens."""
+    return see_itself(query, key, value)
 
 
 def attend_nothing(

@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from transformers import AttentionInterface
 
+from radixkv.model.layer_probe import see_itself
 from radixkv.model.shared_input import is_unchanged
 
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
@@ -106,16 +107,16 @@ def probe_attention(model: transformers.PreTrainedModel, options: dict[int, dict
     """
 
     def probe(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any, **given: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **given: Any,
     ) -> tuple[torch.Tensor, None]:
         layer_idx: Any = module.layer_idx
         options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-        group = query.shape[1] // key.shape[1]
-        # Not the product of query and key: at equal positions it is the same, however both were rotated.
-        ramp = torch.linspace(-1, 1, query.shape[-1], device=query.device)
-        scores = (query.float() * ramp + key.float().repeat_interleave(group, dim=1) * ramp**2).mean(-1, keepdim=True)
-        output = value.repeat_interleave(group, dim=1) * (1 + torch.tanh(scores)).to(value.dtype)
-        return output.transpose(1, 2).contiguous(), None
+        return see_itself(query, key, value), None
 
     implementation = model.config._attn_implementation
     AttentionInterface.register(_PROBE_NAME, probe)

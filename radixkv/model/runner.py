@@ -33,7 +33,7 @@ from radixkv.model.compiled_layers import (
     uncompile_layers,
 )
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
-from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_nothing
+from radixkv.model.layer_probe import LayerProbe, ProbedLayer, attend_itself, attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
 from radixkv.model.native import Chain, NativeCall, join_layers, layers_over, losing_rows, watch_chains
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from radixkv.model.decode_graphs import DecodeGraphs
 
 ATTENTION_NAME = "radixkv"
+# What logits of one token may differ by rounding, relative to their length, where other rows are beside it.
+_ROUNDING = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -354,12 +356,28 @@ class ModelRunner:
             self._last_layer = last
         self._layers = dict(sorted(called.items()))
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._layers)}
+        self._refuse_mixing(name, tokens)
         join_layers(chains)
         joined = self._forward(tokens, positions, positions[1:2], attend_nothing)
         if not (torch.equal(joined, logits) and logits.any()):  # something reads what stands between layers
             chains = [[layer] for chain in chains for layer in chain]
             join_layers(chains)
         self._chains = [*chains]
+
+    def _refuse_mixing(self, name: str, tokens: torch.Tensor) -> None:
+        """Refuse a model that mixes tokens elsewhere than in attention, by a convolution of keys, say.
+
+        With attention in which each token sees itself alone, a token behind two different ones shows it.
+        """
+        first, second, other = tokens.tolist()
+        pairs = torch.tensor([first, second, other, second], device=self._device)
+        positions = torch.tensor([0, 1, 0, 1], device=self._device)
+        one, another = self._forward(pairs, positions, torch.tensor([1, 3], device=self._device), attend_itself).float()
+        if (one - another).norm() > _ROUNDING * one.norm():
+            raise UnsupportedModelError(
+                f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
+                "blocks of keys and values do not hold"
+            )
 
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:

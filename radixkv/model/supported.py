@@ -33,6 +33,10 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: its rotary positions of type {rope!r} depend on the longest sequence of a batch, "
             "so cached keys could not be shared"
         )
+    if any(getattr(module, "is_causal", True) is False for module in model.modules() if hasattr(module, "layer_idx")):
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} attends to later tokens, too (a configuration with is_decoder=True may not)"
+        )
     if not model._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:

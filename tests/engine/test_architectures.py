@@ -47,7 +47,9 @@ def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) ->
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
     model = build(name, REFUSED[name])
-    with pytest.raises(UnsupportedModelError, match=r"replaced|layers of type|rotary positions"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"replaced|layers of type|rotary positions|later tokens|mix tokens"
+    ):
         LLM(model)
 
 

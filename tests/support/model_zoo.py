@@ -59,9 +59,12 @@ _WINDOW = {"sliding_window": 12}
 _ALTERNATING = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
 SUPPORTED: dict[str, dict[str, Any]] = {
+    "afmoe": _MOE,
     "apertus": {},
     "arcee": {},
+    "bert": {"is_decoder": True},
     "biogpt": {"num_key_value_heads": 4},
+    "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "n_ctx": 512},
     "cohere": {},
     "cohere2": _ALTERNATING,
     "deepseek_v2": _MLA,
@@ -100,6 +103,7 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"num_key_value_heads": 1},
     "gpt_neox": {"num_key_value_heads": 4},
     "gpt_oss": {**_MOE, **_ALTERNATING},
+    "gptj": {"n_embd": 32, "n_head": 4, "rotary_dim": 4},
     "granite": {},
     "granitemoe": _MOE,
     "helium": {},
@@ -132,10 +136,9 @@ SUPPORTED: dict[str, dict[str, Any]] = {
 _ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "bert": {},
     "bloom": {"n_head": 4},
-    "codegen": {"n_embd": 32, "n_head": 4, "rotary_dim": 4, "n_ctx": 512},
     "falcon": {"head_dim": None},
-    "gptj": {"n_embd": 32, "n_head": 4, "rotary_dim": 4},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "llama": {"rope_parameters": {"rope_type": "dynamic", **_ROPE}},
     "llama4_text": {**_MOE, "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
@@ -158,6 +161,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
     "xglm": {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 2},
+    # A convolution over keys, of which the configuration says nothing.
+    "zaya": {**_MOE, "num_experts_per_tok": 1},
 }
 
 

@@ -25,8 +25,10 @@ class NativeLinear(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.packed = make_weight([linear.weight], [linear.bias], quantiser=quantiser)
-        # Some models read dtype or device of their layers' weights; an empty tensor has both without memory.
+        # Some models read dtype or device of their layers' weights: an empty tensor has both without memory. Bert's kind
+        # reads the bias of its head.
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
+        self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.packed.multiply(x)

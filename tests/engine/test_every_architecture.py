@@ -1,0 +1,65 @@
+"""Every causal language model that transformers knows: it gives transformers' tokens, or is refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.model_zoo import SUPPORTED, build
+from support.prompt_sets import stem_and_tails
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from radixkv import LLM, SamplingParams
+from radixkv.errors import UnsupportedModelError
+
+# What a configuration may need beyond what all share, for a small model to come of it.
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_GUESSES: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 4},
+    _EXPERTS,
+    {**_EXPERTS, "num_key_value_heads": 4},
+)
+_MOST_PARAMETERS = 30_000_000
+_NUM_TOKENS = 12
+
+
+def small_model(name: str) -> transformers.PreTrainedModel:
+    """A random model of the architecture that computes something; skips where no guess makes one."""
+    reasons = []
+    for options in _GUESSES:
+        try:
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in build(name, options).parameters())
+            if size > _MOST_PARAMETERS:
+                raise ValueError(f"{size:,} parameters")
+            model = build(name, options).eval()
+            if not model(input_ids=torch.arange(5, 25)[None]).logits.isfinite().all():
+                raise ValueError("it computes no numbers")
+        except Exception as error:  # of code that is not ours, for a configuration that is a guess
+            reasons.append(f"{type(error).__name__}: {error}")
+        else:
+            return model
+    pytest.skip(f"no small model: {reasons[0]:.200}")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*SUPPORTED}))
+def test_it_gives_the_tokens_of_transformers_or_is_refused(name: str) -> None:
+    model = small_model(name)
+    try:
+        llm = LLM(small_model(name), block_size=4, num_blocks=200, max_num_batched_tokens=16, dtype="float32")
+    except UnsupportedModelError:
+        return
+    expected = []
+    for prompt in stem_and_tails():
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=_NUM_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        expected.append(output[0, len(prompt) :].tolist())
+    params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
+    for _ in range(2):  # the second time everything is cached
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in stem_and_tails()], params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
