@@ -19,8 +19,9 @@ from radixkv.attention.triton.padded_decode import PaddedDecode
 from radixkv.attention.triton.start_check import LayerKernels, check_kernels
 from radixkv.bench.gpu.layer import Attends
 from radixkv.memory import KVPool, LayerShape
+from radixkv_kernels import draw_tokens
 
-BLOCK_SIZE, BLOCKS_EACH = 16, 40
+BLOCK_SIZE, BLOCKS_EACH, VOCAB_SIZE = 16, 40, 128_256
 
 # Of each kernel's name, what Triton compiles it for: types, alignments and constants of its arguments.
 Specialisations = defaultdict[str, set[str]]
@@ -76,7 +77,7 @@ def test_what_an_engine_launches_has_been_checked(
     shape = LayerShape(num_kv_heads, dim, dim)
     layer = LayerKernels(shape, num_query_heads, AttentionOptions(0.1), dim if rotates else None)
     monkeypatch.setattr("radixkv.attention.triton.start_check._run", lambda name, work, bound: list(work()))
-    check_kernels([layer], BLOCK_SIZE, torch.bfloat16, torch.bfloat16, "cpu")
+    check_kernels([layer], BLOCK_SIZE, torch.bfloat16, torch.bfloat16, "cpu", VOCAB_SIZE)
     checked = {name: set(found) for name, found in launched.items()}
     launched.clear()
 
@@ -96,8 +97,9 @@ def test_what_an_engine_launches_has_been_checked(
         for wide in ((), (64,)):
             padded = PaddedDecode(rows, backend, wide, PartialResults(torch.device("cpu")))
             attend(padded, rows, shape, num_query_heads, rotates)
+    draw_tokens(torch.zeros(7, VOCAB_SIZE), torch.ones(7), torch.zeros(7, dtype=torch.int64))
     write = "_rotate_and_write" if rotates else "_write_cache"
-    assert {*launched} == {write, "_attend_items", "_attend_split", "_merge"}
+    assert {*launched} == {write, "_attend_items", "_attend_split", "_merge", "_draw_block", "_draw_id"}
     assert len(launched["_attend_items"]) == 4  # of 16, 64 and 128 rows, and of 64 beside narrow ones
     for name, found in launched.items():
         assert found <= checked[name], name
