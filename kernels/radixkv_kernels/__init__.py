@@ -20,7 +20,7 @@ Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one 
 packed into the rows of a tile, so a key is read once for all of them. Log-sum-exps are to base 2.
 
 A kernel is compiled anew for arguments that are 1, or multiples of 16, or pointers to whole 16 bytes. So what changes from
-batch to batch is not specialised on, and buffers should begin on 16 bytes.
+batch to batch is not specialised on, nor how wide block tables are, and buffers should begin on 16 bytes.
 
 Every kernel also runs in Triton's interpreter (``TRITON_INTERPRET=1`` before the import), which computes bfloat16 wrongly.
 So all arithmetic is in a ``COMPUTE`` type, converted right after each load: float32 there, the query's type on a GPU.

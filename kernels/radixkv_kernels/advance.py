@@ -16,7 +16,7 @@ from radixkv_kernels.target import COMPILE_OPTIONS
 _ROWS = 128
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def _advance_rows(
     positions, slots, tables, row_tables, num_rows, table_stride, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip

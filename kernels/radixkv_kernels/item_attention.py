@@ -32,7 +32,7 @@ TILE_ROWS = (16, 64, 128)
 """Rows of a tile: query rows times the query heads of a key-value head. Tensor cores need at least 16."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _attend_items(
     query, key_cache, value_cache, tables, positions, items,
     output, partial_output, partial_lse, sinks, key_scales, value_scales,

@@ -26,7 +26,7 @@ from radixkv_kernels.online_softmax import TileConfig, kernel_window, load_query
 __all__ = ["attend_split", "merge_splits"]
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "table_stride"])
 def _attend_split(
     query, key_cache, value_cache, tables, row_tables, positions,
     output, partial_output, partial_lse, sinks, key_scales, value_scales,

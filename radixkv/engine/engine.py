@@ -46,6 +46,7 @@ from radixkv.routing import PrefillRate
 from radixkv.sampling.detokenizer import token_decoder
 from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.scheduling.batch import Batch
+from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity
 from radixkv.scheduling.scheduler import Scheduler
@@ -112,6 +113,7 @@ class Engine:
             config.max_num_seqs,
             loads=None if self.tiers is None else self.tiers.loads,
             on_reuse=None if self.tiers is None else self.tiers.on_reuse,
+            max_prompt_logit_rows=PROMPT_LOGIT_ROWS if loaded.device.type == "cuda" else None,
         )
         recorder = None if config.record_trace is None else TraceRecorder(Path(config.record_trace), block_size)
         self._requests = UnfinishedRequests(self.cache, self.scheduler, recorder)

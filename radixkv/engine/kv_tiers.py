@@ -124,7 +124,7 @@ class KVTiers:
         self._stack = TierStack(opened.tiers)
         self._rates = Rates(len(opened.tiers), pool.block_size, prefill_rate)
         self._writer = BlockWriter(self._stack, self._keys, self._rows.nbytes, _MAX_QUEUED_BYTES)
-        make_buffer = pinned_memory if pool.keys[0].is_cuda else _resident_memory
+        make_buffer = _pinned_memory if pool.keys[0].is_cuda else _resident_memory
         self._loader = BlockLoader(
             self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
@@ -274,8 +274,8 @@ class KVTiers:
             self._stack.clear(None if namespace is None else self._keys.group(namespace))
 
 
-def pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
-    """Memory that a GPU copies to and from by itself."""
+def _pinned_memory(num_blocks: int, block_nbytes: int) -> NDArray[np.uint8]:
+    """Memory that a GPU copies to and from by itself; torch takes the next power of two."""
     array: NDArray[np.uint8] = torch.empty(num_blocks, block_nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return array
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
-from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers, block_fingerprint, pinned_memory
+from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers, block_fingerprint
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -104,7 +104,7 @@ def _store_key(config: EngineConfig) -> bytes | None:
 
 def _open_host_tier(opened: OpenTiers, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
     num_bytes = _size("host_cache_size", size, block_nbytes)
-    tier = HostTier(num_bytes, block_nbytes, pinned_memory if on_gpu else None)
+    tier = HostTier(num_bytes, block_nbytes)
     if opened.events is not None:
         tier.observer = opened.events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
     opened.tiers.append(tier)

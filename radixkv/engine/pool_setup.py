@@ -14,6 +14,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.exponential import draw_in_every_way
+from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.sizes import parse_size
 
 
@@ -61,7 +62,9 @@ def set_up_pool(
             kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
             gpu_memory_utilization=config.gpu_memory_utilization,
             measure_activations=lambda: runner.measure_activations(
-                config.max_num_batched_tokens, limits.max_num_seqs + limits.max_draft_rows, draw_in_every_way
+                config.max_num_batched_tokens,
+                max(limits.max_num_seqs + limits.max_draft_rows, PROMPT_LOGIT_ROWS),
+                draw_in_every_way,
             ),
             measure_graphs=measure_graphs,
         )

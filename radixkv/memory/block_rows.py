@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +43,9 @@ class BlockRows(PoolRows):
         self._device = tensors[0].device
         self.nbytes: int = self._stops[-1]
         self.num_blocks = pool.num_blocks
-        # What rows are copied in: of eight bytes, scattered ones take half as long as of one.
+        # What rows are copied in: of eight bytes, scattered ones take half as long as of one; a GPU needs a thread for each.
         self._word = np.dtype(np.int64 if all(stop % 8 == 0 for stop in self._stops) else np.uint8)
+        self._device_rows = [rows.view(_device_word(self._word)) for rows in self._rows]
         # Of a pool on the host: each tensor as rows of words, and where they are in a row of all.
         self._host_rows: list[tuple[NDArray[np.generic], slice]] = []
         if self._device.type != "cuda":
@@ -80,9 +82,10 @@ class BlockRows(PoolRows):
             return out
         out = torch.empty(len(block_ids), self.nbytes, dtype=torch.uint8, device=self._device)
         ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
-        start = 0
-        for rows, stop in zip(self._rows, self._stops, strict=True):
-            torch.index_select(rows, 0, ids, out=out[:, start:stop])
+        out_words, start = out.view(_device_word(self._word)), 0
+        for device_rows in self._device_rows:
+            stop = start + device_rows.shape[1]
+            torch.index_select(device_rows, 0, ids, out=out_words[:, start:stop])
             start = stop
         return out
 
@@ -158,12 +161,16 @@ class BlockRows(PoolRows):
             stream.wait_event(fence)
             ids = to_device(torch.from_numpy(block_ids.astype(np.int64)), self._device)
             # One copy for all; from pinned memory it needs no help of the processor.
-            on_device = data.to(self._device, non_blocking=True)
-            start = 0
-            for rows, stop in zip(self._rows, self._stops, strict=True):
-                rows.index_copy_(0, ids, on_device[:, start:stop])
+            words, start = data.to(self._device, non_blocking=True).view(_device_word(self._word)), 0
+            for rows in self._device_rows:
+                stop = start + rows.shape[1]
+                rows.index_copy_(0, ids, words[:, start:stop])
                 start = stop
         stream.synchronize()
+
+
+def _device_word(word: np.dtype[Any]) -> torch.dtype:
+    return torch.int64 if word.itemsize == 8 else torch.uint8
 
 
 def _runs(block_ids: NDArray[np.int32]) -> Iterator[tuple[slice, Index]]:

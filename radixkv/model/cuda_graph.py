@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
 # Does the work again, with the addresses that it had when it was captured.
 Replay = Callable[[], object]
 
+# Different ones of a device that torch hands out, in turn.
+_NUM_STREAMS = 32
+
 
 class GraphCapture:
     """Captures graphs of one device that run one at a time, so that they share the memory of what they compute.
+
+    It must live as long as its graphs do.
 
     Args:
         device: a CUDA device; also the current one whenever something is captured.
     """
 
+    # In the process, as torch's streams are.
+    _alive: ClassVar[weakref.WeakSet[GraphCapture]] = weakref.WeakSet()
+
     def __init__(self, device: torch.device) -> None:
-        # One of its own. torch's default is one for the whole process, which belongs to the first device that captured.
-        self._stream = torch.cuda.Stream(device)
+        self._stream: torch.cuda.Stream = _stream_beside(device, [other._stream for other in self._alive])
         self._memory = torch.cuda.graph_pool_handle()
+        self._alive.add(self)
 
     def __call__(self, work: Callable[[], object]) -> Replay:
         """Run ``work`` twice, then capture it.
@@ -50,6 +60,21 @@ class GraphCapture:
         ):
             work()
         return graph.replay
+
+
+def _stream_beside(device: torch.device, others: Sequence[torch.cuda.Stream]) -> torch.cuda.Stream:
+    """A stream that is none of the others.
+
+    Not torch's default one: that is one for the whole process, and belongs to the first device that captured. Nor one that
+    another engine's graphs were captured on: cuBLAS works in memory that torch keeps for each stream, whose address is in
+    those graphs, and when any graph of a stream is given up, torch (2.13) frees it.
+    """
+    stream = torch.cuda.Stream(device)
+    for _ in range(_NUM_STREAMS):
+        if stream not in others:
+            break
+        stream = torch.cuda.Stream(device)
+    return stream
 
 
 @contextmanager

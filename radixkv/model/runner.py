@@ -84,6 +84,7 @@ class ModelRunner:
         self._layer_probe = LayerProbe()
         # By layer index, in the order of the pool's layers.
         self._layers: dict[int, ProbedLayer] = {}
+        self._vocab_size = 0  # of its logits, once they were seen
         self._checked: set[tuple[int, torch.dtype]] = set()
         self._layer_of: dict[int, int] = {}
 
@@ -162,7 +163,7 @@ class ModelRunner:
             for index, layer in self._layers.items()
         ]
         with self._on_device:
-            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device)
+            check_kernels(layers, block_size, self._dtype, cache_dtype, self._device, self._vocab_size)
         self._checked.add((block_size, cache_dtype))
 
     @torch.inference_mode()
@@ -349,6 +350,7 @@ class ModelRunner:
         tokens = torch.tensor([token for token in range(4) if token != padding][:3], device=self._device) % vocab_size
         with losing_rows(self._model, kept=1) as last, watch_chains(self._model) as chains:
             logits = self._forward(tokens, positions, positions[1:2], None)
+        self._vocab_size = logits.shape[1]
         called = self._layer_probe.layers
         if not called:
             raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")

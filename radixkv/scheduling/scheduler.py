@@ -27,6 +27,7 @@ from radixkv.cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.logit_rows import bound_logit_rows
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.prompt_shares import bound_prompts
 from radixkv.scheduling.request import Request, SequenceGroup
@@ -46,6 +47,7 @@ class Scheduler:
         shares: of the tenants; by default equal ones.
         loads: from tiers below the pool; None: there are none.
         on_reuse: called with each group that is admitted and reuses cached blocks; None: nothing is called.
+        max_prompt_logit_rows: for the log-probabilities of prompts in a step; None: any number.
     """
 
     def __init__(
@@ -57,9 +59,11 @@ class Scheduler:
         shares: FairShares | None = None,
         loads: PrefixLoads | None = None,
         on_reuse: Callable[[SequenceGroup], None] | None = None,
+        max_prompt_logit_rows: int | None = None,
     ) -> None:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_prompt_logit_rows = max_prompt_logit_rows
         self.blocks = SequenceBlocks(cache)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
         self.shares = FairShares() if shares is None else shares
@@ -287,6 +291,8 @@ class Scheduler:
             wanting_more = self._admission.tenants_wanting_more()
             min_tokens = self._max_num_batched_tokens // 16
             chunks[num_decoding:] = bound_prompts(prompt_chunks, wanting_more, self.shares, min_tokens)
+        if self._max_prompt_logit_rows is not None:
+            chunks[num_decoding:] = bound_logit_rows(chunks[num_decoding:], self._max_prompt_logit_rows)
 
     def _schedule_chunks(self, chunks: list[ScheduledChunk], group: SequenceGroup, budget: int) -> int:
         """Schedule as much of a prompt as the budget allows; returns the number of tokens."""

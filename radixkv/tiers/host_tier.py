@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,17 +15,15 @@ from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes
 from radixkv.tiers.tier_events import TierObserver
 
-Allocate = Callable[[int, int], BlockBytes]
-
 
 class HostTier:
-    """Keeps the most recently used blocks in one array, allocated at once.
+    """Keeps the most recently used blocks in one array, in memory that the operating system hands out as it is written.
+
+    Above it may be a GPU, which copies from and to memory that is pinned: the few blocks that are on their way, not these.
 
     Args:
         capacity_bytes: of all blocks.
         block_nbytes: of a block.
-        allocate: makes the array of ``(blocks, bytes of a block)``, for a GPU in pinned memory. By default ordinary memory,
-            which the operating system hands out as it is written.
 
     Attributes:
         observer: is notified of what is there; None: there is none.
@@ -36,12 +34,12 @@ class HostTier:
 
     medium = "host"
 
-    def __init__(self, capacity_bytes: int, block_nbytes: int, allocate: Allocate | None = None) -> None:
+    def __init__(self, capacity_bytes: int, block_nbytes: int) -> None:
         check_count("block_nbytes", block_nbytes, 1)
         check_count("capacity_bytes", capacity_bytes, block_nbytes)
         capacity = capacity_bytes // block_nbytes
         self.observer: TierObserver | None = None
-        self._rows = (allocate or _untouched_memory)(capacity, block_nbytes)
+        self._rows: BlockBytes = np.empty((capacity, block_nbytes), dtype=np.uint8)
         self._free = list(range(capacity - 1, -1, -1))
         # By digest, least recently used first: the row, and what it was put under.
         self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
@@ -140,7 +138,3 @@ class HostTier:
                 break
             rows.append(entry[0])
         return rows
-
-
-def _untouched_memory(num_blocks: int, block_nbytes: int) -> BlockBytes:
-    return np.empty((num_blocks, block_nbytes), dtype=np.uint8)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from support.model_zoo import VOCAB_SIZE, build_supported
+from support.tiered_llm import evict_all
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.memory.upload import to_device
@@ -25,9 +27,18 @@ def prompts() -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": ids} for ids in (*(stem + tail for tail in tails), list(stem), tails[3])]
 
 
+@pytest.fixture
+def exact_float32() -> Iterator[None]:
+    """Products in float32 that are not rounded to TF32. Not by monkeypatch: it would delete what is no attribute."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "gemma4_text", "qwen3_moe"])
 def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     replayed: list[torch.cuda.CUDAGraph] = []
     replay = torch.cuda.CUDAGraph.replay
 
@@ -50,11 +61,9 @@ def test_greedy_tokens_equal_the_cpu_backends_in_float32(name: str, monkeypatch:
             assert replayed  # the others ask for values in float32, and say so
 
 
+@pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_compiled_layers_in_cuda_graphs_give_the_tokens_of_eager_ones(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def test_compiled_layers_in_cuda_graphs_give_the_tokens_of_eager_ones(name: str) -> None:
     on_gpu = build_supported(name).cuda()
     options = {"block_size": 16, "num_blocks": 200, "max_num_batched_tokens": 64}
     uncompiled = LLM(copy.deepcopy(on_gpu), enforce_eager=True, enable_torch_compile=False, **options)
@@ -72,6 +81,20 @@ def test_the_pool_takes_what_memory_is_left() -> None:
     free, total = torch.cuda.mem_get_info()
     assert 0.3 * total < llm.engine.pool.nbytes < 0.5 * total
     assert total - free < 0.52 * total  # with its graphs, which were counted
+
+
+@pytest.mark.usefixtures("exact_float32")
+def test_blocks_that_went_down_to_the_host_come_up_again_as_they_were() -> None:
+    """Read on the engine's stream, written on others while it computes, through pinned memory both ways."""
+    options = {"block_size": 16, "num_blocks": 60, "max_num_batched_tokens": 64, "enable_torch_compile": False}
+    llm = LLM(build_supported("llama").cuda(), host_cache_size="8MiB", cache_write_policy="write-back", **options)
+    truth = llm.generate(prompts(), GREEDY, use_tqdm=False)
+    for _ in range(3):
+        evict_all(llm)
+        outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in outputs] == [t.outputs[0].token_ids for t in truth]
+        assert sum(o.metrics.loaded_tokens.get("host", 0) for o in outputs) >= 144
+        llm.engine.cache.check()
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +181,10 @@ def test_beams_do_not_depend_on_the_device(on_both: tuple[LLM, LLM]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no float8")
+@pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
-def test_fp8_tokens_are_nearly_always_the_cpu_backends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_tokens_are_nearly_always_the_cpu_backends(name: str) -> None:
     """A number may fall on the other side of a border between two of float8's, so not every answer needs to be the same."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     model = build_supported(name)
     on_gpu = copy.deepcopy(model).cuda()
     options: dict[str, Any] = {

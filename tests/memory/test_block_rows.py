@@ -5,12 +5,15 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
+from contextlib import nullcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from support.dict_tier import DictTier
+from support.on_cpu import OnCpu
 
 from radixkv.memory import KVPool, block_rows
 from radixkv.memory.block_rows import BlockRows
@@ -58,6 +61,27 @@ def test_blocks_come_back_as_they_were_wherever_they_are_put(
     assert np.array_equal(rows.read(block_ids).numpy(), kept ^ 0xFF)
     rows.write(block_ids, kept, None)
     assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize("heads", [LAYERS, [LayerShape(1, 3, 5)]], ids=["words", "rows that are no words"])
+def test_what_a_gpu_reads_and_writes_is_what_a_cpu_does(
+    heads: list[LayerShape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as torch does the same on both."""
+    pool = KVPool(heads, 12, 1 if len(heads) == 1 else 4, torch.float8_e4m3fn)
+    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
+    for seed, tensor in enumerate(tensors):
+        tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
+    block_ids, elsewhere = np.array([9, 2, 7], dtype=np.int32), np.array([1, 0, 11], dtype=np.int32)
+    rows, expected = BlockRows(pool), BlockRows(pool).read(block_ids)
+    rows._device = torch.device("cuda")
+    monkeypatch.setattr(block_rows, "to_device", lambda tensor, device: tensor)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    with OnCpu():
+        assert rows.read(block_ids).equal(expected)
+        rows._write_on_gpu(elsewhere, expected, Mock())
+    assert BlockRows(pool).read(elsewhere).equal(expected)
 
 
 def test_memory_is_used_again_when_it_is_given_back_and_not_before() -> None:

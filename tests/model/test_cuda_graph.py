@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -81,3 +82,32 @@ def test_a_warm_up_that_fails_leaves_the_current_stream_and_mode(monkeypatch: py
         GraphCapture(torch.device("cuda:0"))(work)
     assert (cuda.current.name, cuda.mode) == ("current", "default")
     assert cuda.calls[-1] == "current waits for side of cuda:0"
+
+
+def test_engines_side_by_side_capture_on_different_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cuBLAS works in belongs to a stream, and goes with the first of its graphs that is given up."""
+    cuda = SimulatedCuda(monkeypatch)
+    ring = [cuda._stream(f"stream {i}") for i in range(4)]
+    handed_out = itertools.cycle(ring)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(handed_out))
+
+    def stream_of(capture: GraphCapture) -> str:
+        cuda.calls.clear()
+        capture(lambda: None)
+        return str(cuda.calls[-1][1])
+
+    first = GraphCapture(torch.device("cuda:0"))
+    for _ in range(3):  # which others took meanwhile
+        next(handed_out)
+    second = GraphCapture(torch.device("cuda:0"))
+    assert stream_of(first) == "stream 0"
+    assert stream_of(second) == "stream 1"
+    # That of an engine that is gone can be taken again.
+    del first
+    for _ in range(2):
+        next(handed_out)
+    third = GraphCapture(torch.device("cuda:0"))
+    assert stream_of(third) == "stream 0"
+    # And where all are taken, it does not look for ever.
+    others = [GraphCapture(torch.device("cuda:0")) for _ in range(6)]
+    assert len(others) == 6

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.attention_batches import Chunk, Table, query_batch, shared_chunks
-from support.model_zoo import build_supported
+from support.model_zoo import VOCAB_SIZE, build_supported
 
 from radixkv.attention import BatchLimits
 from radixkv.attention.triton import TritonBackend, cost_model, start_check
@@ -380,4 +380,6 @@ def test_on_a_gpu_every_kernel_is_checked_when_the_pool_is_there(monkeypatch: py
     runner._device = torch.device("cuda")
     for dtype in (torch.float32, torch.float32, torch.bfloat16):
         runner.use_pool(KVPool(runner.layer_shapes, 1, 16, dtype), "triton", BatchLimits(4, 64), enforce_eager=True)
-    assert checked == [(16, torch.float32, dtype, runner._device) for dtype in (torch.float32, torch.bfloat16)]
+    assert checked == [
+        (16, torch.float32, dtype, runner._device, VOCAB_SIZE) for dtype in (torch.float32, torch.bfloat16)
+    ]

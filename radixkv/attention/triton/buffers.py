@@ -84,11 +84,12 @@ class BatchBuffers:
 
     Attributes:
         tables: int32 ``[max_sequences, max_blocks]``: `AttentionPlan.block_ids` on the device.
-        rows: of the last batch that fits, and padding behind them: as many as any decoding batch is padded to.
+        rows: of the last batch that fits, and padding behind them: at least as many as any decoding batch is padded to.
     """
 
     def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int = 0) -> None:
-        capacity = max(8, padded_size(max_sequences + max_draft_rows))
+        # In whole 16 bytes, so that slots and row tables begin on them, too.
+        (capacity,) = aligned_starts((max(8, padded_size(max_sequences + max_draft_rows)),))[1:]
         start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
         self.tables = self._buffer[: max_sequences * max_blocks].view(max_sequences, max_blocks)

@@ -68,6 +68,7 @@ def check_kernels(
     query_dtype: torch.dtype,
     cache_dtype: torch.dtype,
     device: torch.device | str,
+    vocab_size: int,
 ) -> int:
     """Run all kernels for all layers, equal ones once, and compare their results with the reference.
 
@@ -77,6 +78,7 @@ def check_kernels(
         query_dtype: of queries, and of new keys and values.
         cache_dtype: of stored ones.
         device: the current CUDA device, or the CPU for the interpreter.
+        vocab_size: of the logits from which tokens are drawn.
 
     Returns:
         How many configurations ran.
@@ -86,7 +88,7 @@ def check_kernels(
     """
     count = 0
     for layer in {_distinct(layer): layer for layer in layers}.values():
-        problem = _Problem(layer, block_size, query_dtype, cache_dtype, device)
+        problem = _Problem(layer, block_size, query_dtype, cache_dtype, device, vocab_size)
         for name, work in problem.launches():
             _run(f"{name}, {problem}", work, problem.bound)
             count += 1
@@ -133,6 +135,7 @@ class _Problem:
         query_dtype: torch.dtype,
         cache_dtype: torch.dtype,
         device: torch.device | str,
+        vocab_size: int,
     ) -> None:
         shape, options = layer.shape, layer.options
         self._layer = layer
@@ -140,6 +143,7 @@ class _Problem:
         self._dtype = query_dtype
         self._cache_dtype = cache_dtype
         self._device = device
+        self._vocab_size = vocab_size
         self._generator = torch.Generator().manual_seed(0)
         self._caches = [
             self._random(_TABLES.numel(), block_size, shape.num_kv_heads, dim).to(cache_dtype)
@@ -331,8 +335,8 @@ class _Problem:
 
     def _draw(self) -> Pairs:
         """Of each row one id alone can be drawn."""
-        drawn = torch.tensor([4999, 0, 3000])
-        logits = torch.full((3, 5000), float("-inf"), dtype=torch.float32)
+        drawn = torch.tensor([self._vocab_size - 1, 0, self._vocab_size * 3 // 5])
+        logits = torch.full((3, self._vocab_size), float("-inf"), dtype=torch.float32)
         logits[torch.arange(3), drawn] = 2.0
         return [(draw_tokens(*self._to_device(logits, torch.ones(3, dtype=torch.float32), torch.arange(3))), drawn)]
 

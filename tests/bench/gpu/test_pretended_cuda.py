@@ -9,6 +9,9 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -230,3 +233,15 @@ def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPat
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.1)
     with pytest.raises(AssertionError):
         judged.test_greedy_answers_are_as_good_as_transformers(model, judge, {})
+
+
+@pytest.mark.slow
+def test_the_engine_tests_are_themselves_right() -> None:
+    """Two of those that a first light runs, fixtures and all, by the CPU's backend."""
+    tests = Path(__file__).parents[2]
+    path, chosen = tests / "engine" / "test_on_gpu.py", "qwen3_moe or come_up_again"
+    command = [sys.executable, "-m", "pytest", "-p", "support.gpu_tests_on_cpu", "-p", "no:cacheprovider", "-k", chosen]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run([*command, path], capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stdout
+    assert "2 passed" in result.stdout

@@ -73,7 +73,7 @@ def test_the_kernel_is_checked_in_place_of_the_one_that_only_stores(monkeypatch:
     (first, *_) = (module for module in model.modules() if isinstance(module, DeferredRotation))
     assert 0 < first.rotary_dim < first.head_dim
     assert {layer.rotary_dim for layer in checked} == {first.rotary_dim}
-    works = dict(start_check._Problem(checked[0], 16, torch.float32, torch.float32, "cpu").launches())
+    works = dict(start_check._Problem(checked[0], 16, torch.float32, torch.float32, "cpu", 5000).launches())
     assert "write_cache" not in works
     for result, truth in works["rotate_and_write"]():
         torch.testing.assert_close(result, truth, rtol=1e-5, atol=1e-5)

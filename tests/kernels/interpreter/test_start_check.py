@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.model_zoo import build_shallow
+from support.model_zoo import VOCAB_SIZE, build_shallow
 from support.on_cpu import OnCpu
 
 from radixkv.attention import AttentionOptions
@@ -22,15 +22,15 @@ OTHERS = LayerKernels(LayerShape(1, 8, 8), 4, AttentionOptions(0.3, 2.0, 7, torc
 
 def test_all_kernels_run_once_for_layers_that_differ() -> None:
     # Writing, copying, advancing, three tile classes, one of them also as it runs beside another, rows without items, draws.
-    assert check_kernels([PLAIN, PLAIN, OTHERS], 16, torch.float16, torch.float16, "cpu") == 2 * 9
+    assert check_kernels([PLAIN, PLAIN, OTHERS], 16, torch.float16, torch.float16, "cpu", 5000) == 2 * 9
     # float32 takes the narrowest tiles only.
-    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu") == 6
-    assert check_kernels([OTHERS], 16, torch.bfloat16, torch.float8_e4m3fn, "cpu") == 9
+    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu", 5000) == 6
+    assert check_kernels([OTHERS], 16, torch.bfloat16, torch.float8_e4m3fn, "cpu", 5000) == 9
 
 
 def test_dependent_merges_are_checked_where_they_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_check, "DEPENDENT_MERGE", True)
-    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu") == 8
+    assert check_kernels([PLAIN], 16, torch.float32, torch.float32, "cpu", 5000) == 8
 
 
 def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_a_models_layers_are_checked_with_their_options_and_once(monkeypatch: py
     assert [layer.shape for layer in layers] == runner.layer_shapes
     assert all(layer.options.sinks is not None for layer in layers)
     assert {layer.options.sliding_window is None for layer in layers} == {True, False}
-    assert rest == (16, torch.float32, torch.bfloat16, torch.device("cpu"))
+    assert rest == (16, torch.float32, torch.bfloat16, torch.device("cpu"), VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("failure", ["raises", "is wrong"])
@@ -63,7 +63,7 @@ def test_the_kernel_that_fails_is_named(failure: str, monkeypatch: pytest.Monkey
         RuntimeError,
         match=f"^attend_items with tiles of 64 rows, 8 query and 2 key-value heads of 16 and 8.*{reason}",
     ):
-        check_kernels([PLAIN], 16, torch.float16, torch.float16, "cpu")
+        check_kernels([PLAIN], 16, torch.float16, torch.float16, "cpu", 5000)
 
 
 @pytest.mark.parametrize("name", ["draw_tokens", "advance_rows"])
@@ -77,7 +77,7 @@ def test_whole_numbers_are_compared_exactly(name: str, monkeypatch: pytest.Monke
         return result
 
     monkeypatch.setattr(start_check, name, off_by_one)
-    problem = start_check._Problem(PLAIN, 16, torch.float32, torch.float8_e4m3fn, "cpu")
+    problem = start_check._Problem(PLAIN, 16, torch.float32, torch.float8_e4m3fn, "cpu", 5000)
     with pytest.raises(RuntimeError, match=f"^{name}: .* its result is .* by the reference "):
         start_check._run(name, dict(problem.launches())[name], problem.bound)
 

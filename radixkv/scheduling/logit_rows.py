@@ -1,0 +1,32 @@
+"""How many rows of logits a step may have for the log-probabilities of prompts.
+
+Of a prompt's tokens only the last one's logits are needed, unless their log-probabilities are wanted: then a step of 8,192
+tokens has as many rows, with a vocabulary of 256,000 8 GiB in float32, and as much again while they are summed. A GPU that
+keys and values fill has no such memory, and a step that runs out of it fails all of its requests.
+"""
+
+from __future__ import annotations
+
+from radixkv.scheduling.batch import ScheduledChunk
+
+PROMPT_LOGIT_ROWS = 256
+"""Of a step on a GPU. So many rows keep its matrix units busy, so that shorter steps take hardly longer in all."""
+
+
+def bound_logit_rows(chunks: list[ScheduledChunk], max_rows: int) -> list[ScheduledChunk]:
+    """The prompt chunks of a step, without what would take more rows; the rest is computed in the steps that follow.
+
+    Args:
+        chunks: of prompts, in the order in which they were scheduled.
+        max_rows: at least 1.
+    """
+    bounded = []
+    for chunk in chunks:
+        if chunk.group.request.lacks_prompt_logprobs:
+            count = min(chunk.num_tokens, max_rows)
+            max_rows -= count
+            if count < chunk.num_tokens:
+                chunk = chunk._replace(num_tokens=count, completes=False)
+        if chunk.num_tokens:
+            bounded.append(chunk)
+    return bounded
