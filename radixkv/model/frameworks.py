@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# How often a thread of OpenMP looks whether others are done before it sleeps: for some twenty microseconds, longer than most
+# pauses within a step. By default it looks for milliseconds, and beside other programs keeps a core from those that it waits
+# for (docs/benchmarks/cpu.md).
+_SPIN_COUNT = "1000"
+_SPIN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def import_frameworks() -> None:
@@ -23,7 +32,8 @@ def import_frameworks() -> None:
     gc.collect()  # what is garbage now would be exempt, too
     gc.disable()
     try:
-        import torch  # noqa: F401
+        with _short_spins():
+            import torch  # noqa: F401
         import transformers.modeling_utils  # noqa: F401
 
         gc.freeze()
@@ -31,6 +41,19 @@ def import_frameworks() -> None:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _short_spins() -> Iterator[None]:
+    """While OpenMP's runtime is loaded and reads its settings; those of the environment come first."""
+    if any(name in os.environ for name in _SPIN_SETTINGS):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
 
 
 import_frameworks()

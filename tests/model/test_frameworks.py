@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 
+import pytest
 import torch  # noqa: F401
 
 from radixkv.model.frameworks import import_frameworks
@@ -42,3 +44,21 @@ def test_a_program_that_has_imported_torch_keeps_its_garbage_collection() -> Non
     frozen = gc.get_freeze_count()
     import_frameworks()
     assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77")])
+def test_threads_of_a_step_wait_for_each_other_asleep_soon(given: dict[str, str], expected: str) -> None:
+    """Unless the environment says for how long; and what the process starts later finds the environment as it was."""
+    left = given.get("GOMP_SPINCOUNT")
+    program = f"import os; from radixkv import LLM; assert os.environ.get('GOMP_SPINCOUNT') == {left!r}"
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "OMP_DISPLAY_ENV": "VERBOSE", **given},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert f"GOMP_SPINCOUNT = '{expected}'" in told.stderr
