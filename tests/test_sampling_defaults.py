@@ -265,15 +265,17 @@ def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_pa
     assert asked_of_an_ingress(default_tokenizer, tmp_path, answers, override_generation_config=SERVED) == alone
 
 
-def test_replicas_that_sample_otherwise_are_of_another_kind(default_tokenizer: Any) -> None:
+def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokenizer: Any) -> None:
     async def described(**options: Any) -> Any:
         model = tiny_model(len(default_tokenizer))
         async with AsyncLLM(LLM(model, tokenizer=default_tokenizer, num_blocks=8, **options)) as engine:
-            return await describe(engine)
+            return await describe(engine, 0.0)
 
     async def main() -> None:
         neutral, other = await described(), await described(override_generation_config={"top_k": 5})
         assert neutral.difference(other) == "sampling_defaults: {}, and {'top_k': 5} there"
+        assert neutral.generation != other.generation
+        assert neutral.difference_in_prompts(other) is None
         other.check()
         other.identity["sampling_defaults"]["top_k"] = "many"
         with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):

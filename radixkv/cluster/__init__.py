@@ -12,9 +12,10 @@ from radixkv.lazy_names import lazy_names
 if TYPE_CHECKING:
     from radixkv.cluster.cluster_llm import ClusterLLM, text_interface
     from radixkv.cluster.description import ReplicaDescription
+    from radixkv.cluster.generations import MismatchError
     from radixkv.cluster.ingress import Ingress, create_ingress
     from radixkv.cluster.replica_routes import replica_app
-    from radixkv.cluster.replica_set import MismatchError, ReplicaSet
+    from radixkv.cluster.replica_set import ReplicaSet
     from radixkv.cluster.streams import ReplicaStreams
 
 __all__ = [
@@ -34,7 +35,7 @@ __getattr__ = lazy_names(
     {
         "ClusterLLM": "cluster_llm",
         "Ingress": "ingress",
-        "MismatchError": "replica_set",
+        "MismatchError": "generations",
         "ReplicaDescription": "description",
         "ReplicaSet": "replica_set",
         "ReplicaStreams": "streams",

@@ -49,9 +49,10 @@ def text_interface(
         ModelLoadError: there is no tokenizer.
         RuntimeError: no replica was reached yet.
     """
-    if replicas.description is None:
+    newest = replicas.generations.newest
+    if newest is None:
         raise RuntimeError("there was no replica yet: call add first")
-    identity, config = replicas.description.identity, config or ModelConfig()
+    identity, config = newest.identity, config or ModelConfig()
     name = identity["model"] if model is None else model
     tokenizer = chosen_tokenizer(config, lambda: load_tokenizer(None if name == DEFAULT_MODEL_NAME else name))
     sampling_defaults = as_sampling_defaults(identity["sampling_defaults"])
@@ -79,14 +80,15 @@ class _RemoteEngine:
     @property
     def max_num_seqs(self) -> int:
         """Of all of them together."""
-        return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.capacities))
+        return max(1, sum(capacity["max_num_seqs"] for capacity in self._replicas.generations.capacities))
 
 
 class ClusterLLM:
     """What `AsyncLLM` is to the server, over replicas.
 
     Args:
-        loaded: how the model reads and writes text.
+        loaded: how the model reads and writes text. After an update, sampling defaults, end tokens and length are those of
+            the new replicas; name and chat template stay.
         replicas: that answer.
         max_queue: requests that may be unfinished beyond the sequences that run side by side on all replicas; None: any
             number. Each replica has a bound of its own, too.
@@ -103,18 +105,35 @@ class ClusterLLM:
         max_seqs_per_request: int | None = None,
         tenants: Mapping[str, TenantShare] | None = None,
     ) -> None:
-        self.loaded = loaded
+        self._loaded = loaded
+        self._loaded_as_of = -1
         self.replicas = replicas
         self.on_step: Callable[[EngineStats], None] | None = None  # nothing steps here
         self._max_queue = max_queue
         self._engine = _RemoteEngine(loaded, replicas)
-        smallest = min(capacity["max_num_seqs"] for capacity in replicas.capacities)
+        smallest = min(capacity["max_num_seqs"] for capacity in replicas.generations.capacities)
         self._intake = RequestIntake(self._engine, None, max_seqs_per_request or max(1, smallest // 2), tenants or {})
         self._streams: dict[str, RequestStream] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._accepted: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def loaded(self) -> TextInterface:
+        """How the newest generation reads and writes text, of sequences that fit on every replica."""
+        generations = self.replicas.generations
+        if self._loaded_as_of != generations.num_changes:
+            newest = generations.newest
+            assert newest is not None
+            self._loaded = replace(
+                self._loaded,
+                max_model_len=generations.max_model_len,
+                eos_token_ids=frozenset(newest.identity["eos_token_ids"]),
+                sampling_defaults=as_sampling_defaults(newest.identity["sampling_defaults"]),
+            )
+            self._loaded_as_of = generations.num_changes
+        return self._loaded
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -264,9 +283,15 @@ class ClusterLLM:
     @property
     def num_slots(self) -> int:
         """Tokens that the cache of the smallest replica has room for."""
-        assert self.replicas.description is not None
-        block_size: int = self.replicas.description.identity["block_size"]
-        return min(capacity["num_blocks"] for capacity in self.replicas.capacities) * block_size
+        return min(each["num_blocks"] for each in self.replicas.generations.capacities) * self.block_size
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block of every replica's cache."""
+        newest = self.replicas.generations.newest
+        assert newest is not None
+        block_size: int = newest.identity["block_size"]
+        return block_size
 
     @property
     def seconds_in_step(self) -> float:

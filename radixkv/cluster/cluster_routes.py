@@ -22,6 +22,7 @@ class ReplicaState(BaseModel):
     """One replica.
 
     Attributes:
+        generation: a name for what it runs, the same for all that run the same; None: it is down.
         streams: of this ingress.
         running: requests of all ingresses.
         waiting: likewise.
@@ -31,6 +32,7 @@ class ReplicaState(BaseModel):
     name: str
     up: bool
     draining: bool
+    generation: str | None
     streams: int
     running: int
     waiting: int
@@ -129,6 +131,7 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
         name=name,
         up=name in llm.replicas.available,
         draining=bool(load.get("draining")),
+        generation=llm.replicas.generations.names.get(name),
         streams=llm.replicas.streams.num_streams(name),
         running=load.get("num_running", 0),
         waiting=load.get("num_waiting", 0),
@@ -144,7 +147,4 @@ def _failure(answer: httpx.Response | None) -> str:
 
 
 def _totals(service: Service, llm: ClusterLLM) -> LiveState:
-    description = llm.replicas.description
-    assert description is not None
-    block_size = description.identity["block_size"]
-    return live_state(service.model_name, llm.draining, llm.stats, block_size, requests=[], trees=[])
+    return live_state(service.model_name, llm.draining, llm.stats, llm.block_size, requests=[], trees=[])

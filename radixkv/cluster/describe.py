@@ -15,11 +15,16 @@ from radixkv.cluster.description import ReplicaDescription
 from radixkv.engine.engine import Engine
 from radixkv.model.fingerprint import files_digest, tensors_digest
 from radixkv.model.native import weights_of
+from radixkv.model.tokenizer import tokenizer_digest
 from radixkv_cpu import BlockWeight, QuantisedWeight
 
 
-async def describe(llm: AsyncLLM) -> ReplicaDescription:
+async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
     """The description of the replica that runs this engine. The first time, it reads the files of the model.
+
+    Args:
+        llm: the engine.
+        started: when the replica was, in seconds since 1970.
 
     Raises:
         EngineDeadError: the engine has died.
@@ -27,8 +32,10 @@ async def describe(llm: AsyncLLM) -> ReplicaDescription:
     capacity, of_engine = await llm.call(_describe_engine)
     loaded = llm.loaded
     digest = await llm.run_tokenizer(lambda loaded: _weights_digest(loaded.model), tenant=None)
+    tokenizer = await llm.run_tokenizer(lambda loaded: tokenizer_digest(loaded.tokenizer), tenant=None)
     identity = {
         "version": __version__,
+        "tokenizer": tokenizer,
         "model": loaded.name,
         "weights": digest,
         "dtype": str(loaded.dtype).removeprefix("torch."),
@@ -39,7 +46,7 @@ async def describe(llm: AsyncLLM) -> ReplicaDescription:
         "chat_template": xxhash.xxh3_64_hexdigest(str(getattr(loaded.tokenizer, "chat_template", None)).encode()),
         **of_engine,
     }
-    return ReplicaDescription(secrets.token_hex(8), identity, capacity)
+    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity)
 
 
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:

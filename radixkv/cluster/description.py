@@ -1,16 +1,21 @@
-"""What a replica runs, so that only replicas of the same kind answer as one."""
+"""What a replica runs: whether it can answer the requests that others answer, and go on with what they have begun."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import xxhash
+
+from radixkv.cache.arguments import is_number
 from radixkv.sampling_defaults import as_sampling_defaults
 
 # What `radixkv.cluster.describe` writes of a replica, with the types that JSON leaves them.
 _IDENTITY: Mapping[str, type] = {
     "version": str,
+    "tokenizer": str,
     "model": str,
     "weights": str,
     "dtype": str,
@@ -25,6 +30,8 @@ _IDENTITY: Mapping[str, type] = {
     "quantised_bytes": int,
 }
 _CAPACITY = ("num_blocks", "max_num_seqs", "max_num_batched_tokens")
+# A prompt is the same tokens for all replicas that are equal in these, and its blocks have the same hashes.
+_OF_PROMPTS = ("version", "tokenizer", "vocab_size", "block_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +40,14 @@ class ReplicaDescription:
 
     Attributes:
         instance: another one each time that it is started.
-        identity: what must be the same of all replicas, by its name: the model, its weights, the version, the options on
-            which answers depend.
-        capacity: ``num_blocks``, ``max_num_seqs`` and ``max_num_batched_tokens``, which may differ.
+        started: when it was, in seconds since 1970.
+        identity: on what answers depend, by its name: the version, the model, its weights, the options of the engine.
+            Replicas that are equal in all of it are of one generation.
+        capacity: ``num_blocks``, ``max_num_seqs`` and ``max_num_batched_tokens``, on which no answer depends.
     """
 
     instance: str
+    started: float
     identity: Mapping[str, Any]
     capacity: Mapping[str, int]
 
@@ -52,6 +61,8 @@ class ReplicaDescription:
         description = cls(**{field.name: data[field.name] for field in fields(cls)})
         if not isinstance(description.identity, dict):
             raise TypeError(f"identity: expected an object, got {description.identity!r:.100}")
+        if not is_number(description.started):
+            raise ValueError(f"started: expected seconds since 1970, got {description.started!r}")
         for name in _CAPACITY:
             if type(description.capacity[name]) is not int:
                 raise ValueError(f"{name}: expected a whole number, got {description.capacity[name]!r}")
@@ -61,21 +72,36 @@ class ReplicaDescription:
         """Refuse what others cannot be compared with.
 
         Raises:
-            ValueError: a name is missing, its value is of another type, or nothing can be sampled with the defaults.
+            ValueError: a name is missing, its value is of another type or too low, or the defaults are impossible.
         """
         for name, kind in _IDENTITY.items():
             value = self.identity.get(name)
             if type(value) is not kind:
                 raise ValueError(f"{name}: expected a value of type {kind.__name__}, got {value!r}")
+        for name in ("block_size", "max_model_len"):
+            if self.identity[name] < 1:
+                raise ValueError(f"{name}: expected at least 1, got {self.identity[name]}")
         as_sampling_defaults(self.identity["sampling_defaults"])
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""
         return asdict(self)
 
+    @property
+    def generation(self) -> str:
+        """A name for what it runs, equal for all replicas that run the same: 8 digits of a hash."""
+        return xxhash.xxh3_64_hexdigest(json.dumps(self.identity, sort_keys=True).encode())[:8]
+
     def difference(self, other: ReplicaDescription) -> str | None:
-        """The first thing in which another one differs, such as ``block_size: 16, and 32 there``; None: in nothing."""
-        for name in [*self.identity, *other.identity]:
+        """The first thing that differs, such as ``dtype: 'float32', and 'bfloat16' there``; None: nothing does."""
+        return self._difference(other, [*self.identity, *other.identity])
+
+    def difference_in_prompts(self, other: ReplicaDescription) -> str | None:
+        """The first thing that differs, likewise, and for which both cannot get the same requests; None: they can."""
+        return self._difference(other, _OF_PROMPTS)
+
+    def _difference(self, other: ReplicaDescription, names: Sequence[str]) -> str | None:
+        for name in names:
             here, there = self.identity.get(name), other.identity.get(name)
             if here != there:
                 return f"{name}: {here!r}, and {there!r} there"

@@ -46,6 +46,9 @@ class Losses:
     Args:
         request_id: the request's.
         max_attempts: replicas that may lose it.
+
+    Attributes:
+        has_tokens: whether it has any.
     """
 
     def __init__(self, request_id: str, max_attempts: int) -> None:
@@ -59,14 +62,17 @@ class Losses:
         self._refused: dict[str, httpx.AsyncClient] = {}
         self._accepted = False
         self._until: float | None = None
+        self._generation: str | None = None
+        self.has_tokens = False
 
     @property
     def suspected(self) -> bool:
         """Whether it ran on a replica that died."""
         return bool(self._dead)
 
-    def progress(self) -> None:
-        """A token has come."""
+    def progress(self, generation: str | None) -> None:
+        """A token has come, of a replica of this generation."""
+        self.has_tokens, self._generation = True, generation
         if self._tried or self._refused:
             self._num_lost = 0
             self._dead.clear()
@@ -121,6 +127,16 @@ class Losses:
         """Those that lost it."""
         return {name for name, client in self._tried.items() if clients.get(name) is client}
 
+    def strangers_among(self, generations: Mapping[str, str]) -> set[str]:
+        """Those that would not go on with its tokens as it was begun.
+
+        Args:
+            generations: by the names of replicas.
+        """
+        if not self.has_tokens:
+            return set()
+        return {name for name, generation in generations.items() if generation != self._generation}
+
     def wait_until(self, now: float, wait_seconds: float) -> float:
         """Until when to wait for a replica, as there is none now: ``wait_seconds`` since it was last taken, or lost.
 
@@ -139,5 +155,6 @@ class Losses:
                 raise ReplicasLostError(
                     f"request {self._request_id!r} was begun, and no replica has room to go on with it"
                 )
-            raise ReplicasLostError(f"request {self._request_id!r}: there is no replica")
+            begun = " of the generation that began it" if self._generation is not None else ""
+            raise ReplicasLostError(f"request {self._request_id!r}: there is no replica{begun}")
         return self._until

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from radixkv.cluster.replica_set import MismatchError, ReplicaSet
+from radixkv.cluster.generations import MismatchError
+from radixkv.cluster.replica_set import ReplicaSet
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Membership:
         """Returns when one replica is up, and every other one is up or does not answer yet.
 
         Raises:
-            ValueError: one is of another kind, or a url is impossible.
+            ValueError: one cannot get the requests that the others get, or a url is impossible.
         """
         self._update(self._wanted)
         while not self._replicas.available:

@@ -31,6 +31,14 @@ class ReplicaCollector(Collector):
 
         up = Gauge(_PREFIX + "up", "1 while requests are sent to the replica.", labels=["replica"])
         yield of_each(up, {name: int(name in available) for name in names})
+        info = Gauge(
+            _PREFIX + "info",
+            "1; the generation is equal for replicas that run the same.",
+            labels=["replica", "generation"],
+        )
+        for name, generation in self._replicas.generations.names.items():
+            info.add_metric([name, generation], 1)
+        yield info
         for metric, documentation, field in [
             ("num_requests_running", "Requests with at least one running sequence.", "num_running"),
             ("num_requests_waiting", "Requests waiting to be scheduled.", "num_waiting"),

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -125,6 +126,7 @@ class _Replica:
     def __init__(self, llm: AsyncLLM, drain: Callable[[], object] | None) -> None:
         self._llm = llm
         self._drain = drain
+        self._started = time.time()
         self._announcements = Announcements(llm)
         self._pins = EnginePins(llm)
         self._registry = CollectorRegistry()
@@ -144,7 +146,7 @@ class _Replica:
         if self._llm.death is not None:
             raise self._llm.death
         if self._description is None:
-            self._description = asyncio.ensure_future(describe(self._llm))
+            self._description = asyncio.ensure_future(describe(self._llm, self._started))
         return JSONResponse((await asyncio.shield(self._description)).as_json())
 
     async def start_draining(self, request: Request) -> Response:

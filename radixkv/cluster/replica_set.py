@@ -2,7 +2,7 @@
 
 Each replica is followed by a task of its own::
 
-    connect ──> description: of the same kind as the first? ──> events: up, and the router learns what it holds
+    connect ──> description: the same prompts as the first? ──> events: up, and the router learns what it holds
        ^                                                             │ they end
        └──── wait a little <──── no answer: down, its streams go elsewhere ◄─┘ (or the reader was too slow, and begins anew)
 """
@@ -21,6 +21,7 @@ from radixkv.cache.arguments import check_count, is_number
 from radixkv.cluster.connection import connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
+from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.member import Member
 from radixkv.cluster.records import Kind, RecordReader, as_event
 from radixkv.cluster.streams import ReplicaStreams
@@ -39,10 +40,6 @@ _SECONDS_BETWEEN_ATTEMPTS = 0.5
 _SECONDS_TO_PIN = 1.0
 
 
-class MismatchError(ValueError):
-    """A replica is of another kind than the first one; the message names both and what differs."""
-
-
 class ReplicaSet:
     """The replicas of one application. It belongs to the event loop that uses it first.
 
@@ -54,9 +51,8 @@ class ReplicaSet:
 
     Attributes:
         secret: the replicas'.
-        description: of the replica that was up first, which all others must equal; None: none was up yet.
         counters: of all replicas that ever were up.
-        capacities: of the replicas that are up, see `ReplicaDescription`; where none is, of those that were up last.
+        generations: of the replicas that are up.
 
     Raises:
         ValueError: a number is impossible.
@@ -73,8 +69,7 @@ class ReplicaSet:
         check_count("max_attempts", max_attempts, 1)
         if not (is_number(wait_seconds) and wait_seconds >= 0):
             raise ValueError(f"wait_seconds: expected a number of at least 0, got {wait_seconds!r}")
-        self.description: ReplicaDescription | None = None
-        self.capacities: list[Mapping[str, int]] = []
+        self.generations = Generations()
         self.counters = CounterTotals()
         self.secret = secret
         self._headers = {"Authorization": f"Bearer {secret}"}
@@ -108,7 +103,7 @@ class ReplicaSet:
 
         Raises:
             ValueError: there is one of this name, or the url is impossible.
-            MismatchError: it runs something else than the first one.
+            MismatchError: it cannot get the requests that the first one gets.
             ConnectionError: it does not answer, or refuses the secret.
         """
         if name in self._members:
@@ -123,7 +118,7 @@ class ReplicaSet:
             raise
 
     async def remove(self, name: str) -> None:
-        """Send a replica nothing more, and continue its streams elsewhere; where there is no other, wait for their ends.
+        """Send a replica nothing more, and continue its streams elsewhere; wait for the ends of those that nobody else can.
 
         Raises:
             KeyError: there is none of this name.
@@ -292,7 +287,7 @@ class ReplicaSet:
 
         Raises:
             ConnectionError: it does not answer, or was up and falls silent.
-            MismatchError: it is of another kind.
+            MismatchError: it cannot get the requests that the others get.
         """
         try:
             description = await self._describe(member, client)
@@ -332,41 +327,32 @@ class ReplicaSet:
             answer = await client.get("/description", headers=self._headers, timeout=timeout)
             answer.raise_for_status()
             description = ReplicaDescription.from_json(answer.json())
+            description.check()
         except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
             if isinstance(error, httpx.HTTPStatusError):
                 raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error
             raise ConnectionError(f"{member}: {error!r}") from error
-        self._compare(member, description)
+        self.generations.check(member, description)
         return description
-
-    def _compare(self, member: Member, description: ReplicaDescription) -> None:
-        """Refuse one of another kind than the first."""
-        first = self.description
-        difference = None if first is None else first.difference(description)
-        if first is not None and difference is not None:
-            raise MismatchError(
-                f"{member} does not run what the first replica ran, {first.identity['model']}: {difference}"
-            )
 
     def _put_up(self, member: Member, client: httpx.AsyncClient) -> None:
         """Send it requests. What all replicas share is made for the first one that gets here."""
         description = member.description
         assert description is not None
-        self._compare(member, description)  # again: none may have been up when it was described
+        self.generations.check(member, description)  # again: none may have been up when it was described
         if self._router is None:
-            try:
-                description.check()
-                self._router = Router(description.identity["block_size"])
-            except ValueError as error:  # the others shall not be compared with such a one
-                raise ConnectionError(f"{member}: it describes no replica: {error}") from error
-            attempts, seconds = self._max_attempts, self._wait_seconds
+            self._router = Router(description.identity["block_size"])
             self._streams = ReplicaStreams(
-                self._router, self._clients, self.secret, max_attempts=attempts, wait_seconds=seconds
+                self._router,
+                self._clients,
+                self.secret,
+                generations=self.generations.names,
+                max_attempts=self._max_attempts,
+                wait_seconds=self._wait_seconds,
             )
-            self.description = description
         member.client = self._clients[member.name] = client
+        self.generations.add(member.name, description)
         self._router.add(member.name)
-        self._count_capacities()
 
     def _note(self, member: Member, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
         if member.client is None:
@@ -382,8 +368,7 @@ class ReplicaSet:
         member.load = json.loads(payload)
         if member.load["draining"]:
             router.remove(member.name)
-            if streams.num_on(client):
-                streams.move(client)
+            streams.move(client)
         elif was_draining and member.name not in router.replicas:
             router.add(member.name)
         load = member.load
@@ -415,9 +400,5 @@ class ReplicaSet:
         if member.client is not None and self._clients.get(member.name) is member.client:
             assert self._router is not None
             del self._clients[member.name]
+            self.generations.remove(member.name)
             self._router.remove(member.name)
-            self._count_capacities()
-
-    def _count_capacities(self) -> None:
-        up = [self._members[name].description for name in self._clients if name in self._members]
-        self.capacities = [each.capacity for each in up if each is not None] or self.capacities

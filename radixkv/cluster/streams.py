@@ -7,6 +7,9 @@ text that it would have got from the first.
 A request that makes engines crash would take one replica after the other with it, and the streams that are moved with it are
 suspected like itself. So, of the suspected ones, a replica gets the next when it has computed a token of the one before;
 and one that was running on two replicas when they died, without a token in between, is refused.
+
+Only replicas of the same generation go on with what one of them has begun (`radixkv.cluster.generations`): others would
+have given other tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import httpx
 
 from radixkv.cluster.answer_lines import answer_lines
+from radixkv.cluster.attempt import MovedError, Ticket, Trial
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
 from radixkv.cluster.wire import decode_beams, decode_delta, encode_request
@@ -36,72 +41,6 @@ _SECONDS_BETWEEN_ATTEMPTS = 0.25
 
 
 _Piece = TypeVar("_Piece", RequestOutput, BeamSearchOutput)
-
-
-class _MovedError(Exception):
-    """The stream is to go elsewhere."""
-
-
-class _Ticket:
-    """A request on a replica, which can be called away from there.
-
-    Args:
-        replica: the name.
-
-    Attributes:
-        accepted: whether the replica has taken it.
-        scope: in which it waits for its next line; None: it does not wait.
-    """
-
-    __slots__ = ("_died", "_interrupted", "_replica", "accepted", "scope")
-
-    def __init__(self, replica: str) -> None:
-        self.accepted = False
-        self.scope: asyncio.Timeout | None = None
-        self._replica = replica
-        self._interrupted = self._died = False
-
-    def interrupt(self, *, died: bool) -> None:
-        """Leave the replica, which is drained, or has died."""
-        self._interrupted, self._died = True, died
-        if self.scope is not None:
-            self.scope.reschedule(asyncio.get_running_loop().time())
-
-    def check(self) -> None:
-        """Raise if it was interrupted.
-
-        Raises:
-            LostError, _MovedError: why.
-        """
-        if self._died:
-            raise LostError(f"{self._replica}: it died", died=self.accepted)
-        if self._interrupted:
-            raise _MovedError
-
-
-class _Trial:
-    """The turn of a suspected request on a replica, until that has computed a token of it.
-
-    Args:
-        lock: of the replica, one request's at a time; None: the request is not suspected, and waits for no turn.
-    """
-
-    __slots__ = ("_lock", "_running")
-
-    def __init__(self, lock: asyncio.Lock | None) -> None:
-        self._lock = lock
-        self._running = False
-
-    async def begin(self) -> None:
-        """Wait for the turn."""
-        if self._lock is not None:
-            self._running = await self._lock.acquire()
-
-    def end(self) -> None:
-        """Let the next one have it; again: nothing."""
-        if self._lock is not None and self._running:
-            self._lock.release()
-            self._running = False
 
 
 def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any], replica: str) -> _Piece:
@@ -128,6 +67,7 @@ class ReplicaStreams:
         clients: to each replica's `replica_app`, by name; its base address is the replica's. It may change at any time: a
             replica that was started anew gets a client of its own.
         secret: the replicas'.
+        generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
         max_attempts: replicas that may lose a request before its next token.
         wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
 
@@ -141,6 +81,7 @@ class ReplicaStreams:
         clients: Mapping[str, httpx.AsyncClient],
         secret: str,
         *,
+        generations: Mapping[str, str] = MappingProxyType({}),
         max_attempts: int = 4,
         wait_seconds: float = 0.0,
     ) -> None:
@@ -148,11 +89,12 @@ class ReplicaStreams:
             raise ValueError(f"max_attempts: expected a whole number of at least 1, got {max_attempts!r}")
         self._router = router
         self._clients = clients
+        self._generations = generations
         self._headers = {"Authorization": f"Bearer {secret}"}
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
         self._seeds = random.SystemRandom()
-        self._tickets: dict[httpx.AsyncClient, set[_Ticket]] = {}
+        self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
 
@@ -253,16 +195,19 @@ class ReplicaStreams:
         self._arrival.set()
         self._arrival = asyncio.Event()
 
-    def move(self, client: httpx.AsyncClient) -> bool:
-        """Continue the streams of a replica elsewhere, at once; False: there is nowhere else, so they go on there."""
-        if all(self._clients.get(name) is client for name in self._router.replicas):
-            return False
-        self._interrupt(client, died=False)
-        return True
+    def move(self, client: httpx.AsyncClient) -> None:
+        """Continue the streams of a replica elsewhere, at once; those that no other replica can continue go on there."""
+        elsewhere = {
+            self._generations.get(name) for name in self._router.replicas if self._clients.get(name) is not client
+        }
+        if elsewhere:
+            for ticket in self._tickets.get(client, ()):
+                ticket.move(elsewhere)
 
     def abandon(self, client: httpx.AsyncClient) -> None:
         """A replica has died: do not wait for it any longer."""
-        self._interrupt(client, died=True)
+        for ticket in self._tickets.get(client, ()):
+            ticket.abandon()
 
     def num_streams(self, replica: str) -> int:
         """How many are on the replica that has this name now."""
@@ -272,10 +217,6 @@ class ReplicaStreams:
     def num_on(self, client: httpx.AsyncClient) -> int:
         """How many are on a replica, which may have been removed, and another one have its name."""
         return len(self._tickets.get(client, ()))
-
-    def _interrupt(self, client: httpx.AsyncClient, *, died: bool) -> None:
-        for ticket in self._tickets.get(client, ()):
-            ticket.interrupt(died=died)
 
     async def _pieces(
         self,
@@ -295,9 +236,10 @@ class ReplicaStreams:
         losses = Losses(request_id, self._max_attempts)
         while True:
             placement, client = await self._choose(hashes, len(prompt.token_ids), losses)
-            ticket = _Ticket(placement.replica)
+            generation = self._generations.get(placement.replica)
+            ticket = Ticket(placement.replica, generation, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
-            trial = _Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
+            trial = Trial(self._trials.setdefault(client, asyncio.Lock()) if losses.suspected else None)
             try:
                 await trial.begin()
                 async with aclosing(self._lines_of(placement.replica, client, body(), ticket)) as lines:
@@ -312,21 +254,22 @@ class ReplicaStreams:
                         piece = _piece(read, line, placement.replica)
                         if _has_tokens(piece):
                             self._router.prefilled(placement)
-                            losses.progress()
+                            ticket.begin()
+                            losses.progress(generation)
                             trial.end()
                         yield piece
             except RefusedError as error:
                 losses.note_refusal(placement.replica, client, error)
             except LostError as error:
                 losses.note_loss(placement.replica, client, error)
-            except _MovedError:
+            except MovedError:
                 pass
             finally:
                 trial.end()
                 self._give_back(client, ticket)
                 self._router.finish(placement)
 
-    def _give_back(self, client: httpx.AsyncClient, ticket: _Ticket) -> None:
+    def _give_back(self, client: httpx.AsyncClient, ticket: Ticket) -> None:
         tickets = self._tickets[client]
         tickets.discard(ticket)
         if not tickets:
@@ -340,11 +283,13 @@ class ReplicaStreams:
         while True:
             refused = losses.refused_by(self._clients)
             lost = losses.lost_by(self._clients)
-            placement = self._router.choose(hashes, num_tokens, refused | lost)
+            strangers = losses.strangers_among(self._generations)
+            placement = self._router.choose(hashes, num_tokens, refused | lost | strangers)
             if placement is None and lost - refused:
                 # Better one that lost it than none, but not at once: that it has ended may be known in a moment.
                 await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-                placement = self._router.choose(hashes, num_tokens, losses.refused_by(self._clients))
+                excluded = losses.refused_by(self._clients) | losses.strangers_among(self._generations)
+                placement = self._router.choose(hashes, num_tokens, excluded)
             if placement is not None:
                 client = self._clients.get(placement.replica)
                 if client is not None:
@@ -360,14 +305,14 @@ class ReplicaStreams:
                     await self._arrival.wait()
 
     async def _lines_of(
-        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: _Ticket
+        self, replica: str, client: httpx.AsyncClient, body: bytes, ticket: Ticket
     ) -> AsyncGenerator[dict[str, Any] | None, None]:
         """None when a replica has taken the request, and its lines.
 
         Raises:
             ValueError: it refuses the request, as any would.
             RefusedError: it does not take it now.
-            _MovedError: the request was called away, or the replica is drained.
+            MovedError: the request was called away, or the replica is drained.
             LostError: there is no last line, or that one is not the end.
         """
         async with aclosing(answer_lines(replica, client, body, self._headers)) as lines:
@@ -383,7 +328,7 @@ class ReplicaStreams:
                     # The last line was not the end.
                     if replica in self._router.replicas:
                         raise LostError(f"{replica}: it ended the request before its end") from None
-                    raise _MovedError from None  # it is drained
+                    raise MovedError from None  # it is drained
                 finally:
                     ticket.scope = None
                 yield line

@@ -7,6 +7,7 @@ Nothing here uses torch, unless a GGUF file has to be converted first; transform
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import transformers
+import xxhash
 from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
@@ -129,6 +131,24 @@ def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
     if not getattr(tokenizer, "chat_template", None):
         return None
     return ChatFormat.of(tokenizer, config.tool_call_parser, config.reasoning_parser)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Names a tokenizer by how it makes tokens of a text; None has a name, too.
+
+    Args:
+        tokenizer: of transformers. Of one without a fast backend, its class and vocabulary count.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        rules = json.loads(backend.to_str())
+        for state in ("truncation", "padding"):  # of its last use
+            rules.pop(state, None)
+    elif tokenizer is not None:
+        rules = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    else:
+        rules = None
+    return xxhash.xxh3_64_hexdigest(json.dumps(rules, sort_keys=True).encode())
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class _Front:
         """Called by Serve, which starts another one instead when it fails: one that does not hold on to replicas of the past.
 
         Raises:
-            RuntimeError: all replicas are of another kind than those that it began with, or it follows the registry no more.
+            RuntimeError: there are replicas, but none like those that it began with; or it follows the registry no more.
         """
         if any(task.done() for task in self._tasks):
             raise RuntimeError("the ingress follows the registry, or the file of keys, no more")

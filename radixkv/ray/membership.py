@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from radixkv.cluster import ReplicaSet
-from radixkv.cluster.replica_set import MismatchError
+from radixkv.cluster.generations import MismatchError
 from radixkv.ray.registry import Listing, changes
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Membership:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether there are replicas, but only of another kind than those that the set began with."""
+        """Whether there are replicas, but none that can get the requests that those got that the set began with."""
         return bool(self._refused) and not self._replicas.available
 
     def follow(self, listing: Listing) -> None:

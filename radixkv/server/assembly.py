@@ -13,7 +13,7 @@ from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.metrics import ServerMetrics
 from radixkv.server.served import ServedModel
-from radixkv.server.service import Service, max_characters
+from radixkv.server.service import Service, max_token_characters
 from radixkv.server.tenants import Tenants
 from radixkv.server.time_limits import TimeLimits
 from radixkv.server.token_text import TokenTexts
@@ -50,7 +50,7 @@ def assemble_service(
         tenants=tenants,
         metrics=ServerMetrics(llm),
         token_texts=TokenTexts(llm.loaded.tokenizer),
-        max_characters=max_characters(llm.loaded),
+        max_token_characters=max_token_characters(llm.loaded),
         started=int(time.time()),
         drain=drain,
         time_limits=TimeLimits(config.queue_timeout, config.first_token_timeout, config.request_timeout),

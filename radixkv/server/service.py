@@ -36,7 +36,7 @@ class Service:
     Attributes:
         model_name: the name by which requests select the model, and by which answers call it.
         started: start time, in seconds since 1970.
-        max_characters: of the longest text that could fit into the model; longer ones are refused untokenized.
+        max_token_characters: of the longest token: texts that could not fit into the model are refused untokenized.
         encoder: writes the large parts of responses.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
         other_names: by which requests select the model, too.
@@ -54,7 +54,7 @@ class Service:
     tenants: Tenants
     metrics: ServerMetrics
     token_texts: TokenTexts
-    max_characters: int
+    max_token_characters: int
     started: int
     drain: Callable[[], None]
     encoder: EncoderThread = field(default_factory=EncoderThread)
@@ -94,9 +94,10 @@ class Service:
         """
         self.check_num_tokens(name, sum(1 for text in texts if text), "texts")
         num_characters = sum(len(text) for text in texts)
-        if num_characters > self.max_characters:
+        max_model_len = self.llm.loaded.max_model_len
+        if num_characters > max_model_len * self.max_token_characters:
             raise PromptTooLongError(
-                f"{name}: {num_characters} characters cannot fit into the model's {self.llm.loaded.max_model_len} tokens"
+                f"{name}: {num_characters} characters cannot fit into the model's {max_model_len} tokens"
             )
 
     def check_chat_length(
@@ -151,6 +152,6 @@ def response_id(request_id: str, body: GenerationRequest) -> str:
     return request_id if body.request_id is None else f"{request_id.partition('-')[0]}-{body.request_id}"
 
 
-def max_characters(loaded: TextInterface) -> int:
-    """Characters of the longest possible prompt: as if every token were the longest of the vocabulary."""
-    return loaded.max_model_len * max(len(token) for token in loaded.require_tokenizer().get_vocab())
+def max_token_characters(loaded: TextInterface) -> int:
+    """Characters of the longest token of the vocabulary."""
+    return max(len(token) for token in loaded.require_tokenizer().get_vocab())

@@ -125,16 +125,16 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
 
     async def main() -> None:
         async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
-            true = (await describe(engine)).as_json()
+            true = (await describe(engine, 0.0)).as_json()
         lies: list[tuple[Any, bytes, str]] = [
             ([], b"", "TypeError"),
             ({**true, "identity": []}, held + load, "identity: expected an object"),
             ({**true, "capacity": {}}, held + load, "num_blocks"),
-            ({**true, "identity": {"block_size": 16}}, held + load, "describes no replica: version: expected"),
+            ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
             (
                 {**true, "identity": {**true["identity"], "block_size": 0}},
                 held + load,
-                "describes no replica: block_size",
+                "block_size: expected at least 1, got 0",
             ),
             ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
             ({**true, "identity": {**true["identity"], "model": "another"}}, load, "expected to be told first"),
@@ -156,10 +156,10 @@ def test_who_is_no_replica_leaves_the_set_as_it_was() -> None:
         for number, (_, _, message) in enumerate(lies):
             with pytest.raises(ConnectionError, match=message):
                 await replicas.add("liar", str(number))
-            assert (replicas.names, replicas.description) == ([], None)
+            assert (replicas.names, replicas.generations.newest) == ([], None)
         await replicas.add("honest", "honest")
-        assert replicas.description is not None
-        assert replicas.description.as_json() == true
+        assert replicas.generations.newest is not None
+        assert replicas.generations.newest.as_json() == true
         await replicas.close()
 
     asyncio.run(main())

@@ -118,7 +118,7 @@ def test_a_token_makes_old_refusals_forgotten() -> None:
     losses, client = Losses("one", 4), client_of(answering())
     losses.note_refusal("a", client, RefusedError(QueueFullError("full", 1)))
     assert losses.refused_by({"a": client}) == {"a"}
-    losses.progress()
+    losses.progress(None)
     assert losses.refused_by({"a": client}) == set()
     assert losses.wait_until(0.0, 1.0) == 1.0
 

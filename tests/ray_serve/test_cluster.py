@@ -30,8 +30,18 @@ NUM_STREAMS = 8
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights, and the default model's tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
+    return made_model(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    return made_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+def made_model(folder: Path, seed: int) -> Path:
+    """A tiny model in this folder."""
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=64,
@@ -162,24 +172,23 @@ async def answers(url: str, begun: asyncio.Event | None = None) -> list[str]:
         return await asyncio.gather(*(answer(http, number, 600, begun) for number in range(NUM_STREAMS)))
 
 
-async def under_load(url: str, change: Callable[[], Awaitable[object]], max_tokens: int = 20) -> int:
-    """Make a change while clients send one request after the other; the number of requests, none of which failed."""
+async def under_load(url: str, change: Callable[[], Awaitable[object]], max_tokens: int = 20) -> list[set[str]]:
+    """Make a change while clients send one request after the other, each the same; what they got. None may fail."""
     done = asyncio.Event()
 
-    async def send(number: int) -> int:
-        count = 0
+    async def send(number: int) -> set[str]:
+        texts = set()
         async with client(url) as http:
             while not done.is_set():
-                await answer(http, number, max_tokens)
-                count += 1
-        return count
+                texts.add(await answer(http, number, max_tokens))
+        return texts
 
     senders = [asyncio.ensure_future(send(number)) for number in range(NUM_STREAMS)]
     try:
         await change()
     finally:
         done.set()
-    return sum(await asyncio.gather(*senders))
+    return await asyncio.gather(*senders)
 
 
 def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[..., str]) -> None:
@@ -206,9 +215,28 @@ def test_streams_survive_a_killed_replica_which_is_replaced(deploy: Callable[...
 def test_an_update_loses_no_request(deploy: Callable[..., str]) -> None:
     url = deploy(replicas=2)
     before = set(engines())
-    updated = asyncio.run(under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, max_queue=100)))
-    assert updated > 0
+    texts = asyncio.run(under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, max_queue=100)))
+    assert [len(each) for each in texts] == [1] * NUM_STREAMS
     asyncio.run(until(lambda: not before & set(engines())))
+
+
+def test_an_update_of_the_weights_loses_no_request_and_mixes_no_answer(deploy: Callable[..., str], other: Path) -> None:
+    async def texts(url: str) -> list[str]:
+        async with client(url) as http:
+            return await asyncio.gather(*(answer(http, number, 20) for number in range(NUM_STREAMS)))
+
+    async def main() -> None:
+        url = deploy(replicas=2)
+        old_engines = set(engines())
+        old = await texts(url)
+        given = await under_load(url, lambda: asyncio.to_thread(deploy, replicas=2, model=str(other)))
+        await until(lambda: not old_engines & set(engines()))
+        new = await texts(url)
+        for number, (one, another) in enumerate(zip(old, new, strict=True)):
+            assert one != another
+            assert {one, another} >= given[number] > set()
+
+    asyncio.run(main())
 
 
 @pytest.mark.nightly
@@ -218,8 +246,8 @@ def test_replicas_follow_the_load(deploy: Callable[..., str]) -> None:
 
     async def main() -> None:
         await until(lambda: len(engines()) == 1)  # those of the application before end meanwhile
-        count = await under_load(url, lambda: until(lambda: len(engines()) == 4), max_tokens=200)
-        assert count > 0
+        texts = await under_load(url, lambda: until(lambda: len(engines()) == 4), max_tokens=200)
+        assert [len(each) for each in texts] == [1] * NUM_STREAMS
         # As many as one replica is for: the others go, while requests run.
         async with client(url) as http:
             while len(engines()) > 1:

@@ -168,12 +168,22 @@ def test_the_page_of_an_ingress_shows_its_replicas(page: Page) -> None:
             "name": "one",
             "up": True,
             "draining": False,
+            "generation": "5f1c0a77",
             "running": 3,
             "waiting": 1,
             "blocks": 5000,
             "cached_blocks": 1200,
         },
-        {"name": "two", "up": False, "draining": False, "running": 0, "waiting": 0, "blocks": 0, "cached_blocks": 0},
+        {
+            "name": "two",
+            "up": False,
+            "draining": False,
+            "generation": None,
+            "running": 0,
+            "waiting": 0,
+            "blocks": 0,
+            "cached_blocks": 0,
+        },
     ]
     page.log_in(TENANT_B)
     assert not page.one("#replicas").is_displayed()
@@ -188,7 +198,7 @@ def test_the_page_of_an_ingress_shows_its_replicas(page: Page) -> None:
     page.wait(lambda: page.one("#replicas").is_displayed())
     # In one call: each answer of the server replaces the rows.
     rows = page.script("[...document.querySelectorAll('#replicas tbody tr')].map(row => row.innerText.split('\\t'))")
-    assert rows == [["one", "up", "3", "1", "1,200 of 5,000"], ["two", "down", "0", "0", "0 of 0"]]
+    assert rows == [["one", "up", "5f1c0a77", "3", "1", "1,200 of 5,000"], ["two", "down", "", "0", "0", "0 of 0"]]
     assert page.one("#tree-title").text == "Replicas"
     assert not page.one("#tree-empty").is_displayed()
 

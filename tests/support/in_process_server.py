@@ -12,7 +12,7 @@ import httpx
 from radixkv import LLM, AsyncLLM
 from radixkv.server.app import create_app
 from radixkv.server.metrics import ServerMetrics
-from radixkv.server.service import Service, max_characters
+from radixkv.server.service import Service, max_token_characters
 from radixkv.server.tenants import Tenants
 from radixkv.server.token_text import TokenTexts
 
@@ -25,7 +25,7 @@ def make_service(llm: AsyncLLM, **changes: Any) -> Service:
         "tenants": Tenants(),
         "metrics": ServerMetrics(llm),
         "token_texts": TokenTexts(llm.loaded.tokenizer),
-        "max_characters": max_characters(llm.loaded),
+        "max_token_characters": max_token_characters(llm.loaded),
         "started": int(time.time()),
         "drain": llm.start_draining,
         "engine": llm,

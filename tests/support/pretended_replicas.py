@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ import httpx
 from radixkv import SamplingParams
 from radixkv.cluster import ClusterLLM, ReplicaSet, ReplicaStreams
 from radixkv.cluster.records import Kind, encode_load, encode_record
+from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 
 SECRET = "a secret of the replicas"
@@ -21,6 +21,7 @@ HANGING = 600
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
 IDENTITY = {
     "version": "0",
+    "tokenizer": "none",
     "model": "tiny",
     "weights": "none",
     "dtype": "float32",
@@ -108,6 +109,7 @@ class Cluster:
         self.timeouts: list[float] = []
         self.answers: dict[str, Handler] = {}
         self.events: dict[str, list[bytes]] = {}
+        self.identities: dict[str, dict[str, Any]] = {}
 
     def connect(self, url: str) -> httpx.AsyncClient:
         async def events() -> AsyncIterator[bytes]:
@@ -123,7 +125,9 @@ class Cluster:
                 self.timeouts.append(request.extensions["timeout"]["read"])
                 if url in self.hung:
                     await asyncio.Event().wait()
-                return httpx.Response(200, json={"instance": url, "identity": IDENTITY, "capacity": CAPACITY})
+                identity = {**IDENTITY, **self.identities.get(url, {})}
+                description = {"instance": url, "started": 0.0, "identity": identity, "capacity": CAPACITY}
+                return httpx.Response(200, json=description)
             if request.url.path == "/events":
                 return httpx.Response(200, stream=Body(events))
             if request.url.path == "/clear" and url == "http://broken":
@@ -141,7 +145,5 @@ class Cluster:
 
 
 def llm_of(replicas: ReplicaSet, max_queue: int | None = None) -> ClusterLLM:
-    loaded: Any = SimpleNamespace(
-        name="tiny", max_model_len=100, vocab_size=50, eos_token_ids=frozenset(), tokenizer=None
-    )
+    loaded = TextInterface(None, "tiny", 100, 50, frozenset(), None, {})
     return ClusterLLM(loaded, replicas, max_queue=max_queue)

@@ -117,6 +117,7 @@ function showReplicas(replicas) {
     replicas.map((replica) => [
       replica.name,
       replica.draining ? "draining" : replica.up ? "up" : "down",
+      replica.generation ?? "",
       count(replica.running),
       count(replica.waiting),
       `${count(replica.cached_blocks)} of ${count(replica.blocks)}`,

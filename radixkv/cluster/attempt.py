@@ -1,0 +1,92 @@
+"""One attempt to answer a request: it can be called away from its replica, or must be the only one of its kind there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+
+from radixkv.cluster.losses import LostError
+
+
+class MovedError(Exception):
+    """The stream is to go elsewhere."""
+
+
+class Ticket:
+    """A request on a replica, which can be called away from there.
+
+    Args:
+        replica: the name.
+        generation: the replica's.
+        begun: whether the request has tokens already.
+
+    Attributes:
+        accepted: whether the replica has taken it.
+        scope: in which it waits for its next line; None: it does not wait.
+    """
+
+    __slots__ = ("_begun", "_died", "_generation", "_interrupted", "_replica", "accepted", "scope")
+
+    def __init__(self, replica: str, generation: str | None, *, begun: bool) -> None:
+        self.accepted = False
+        self.scope: asyncio.Timeout | None = None
+        self._replica = replica
+        self._generation = generation
+        self._begun = begun
+        self._interrupted = self._died = False
+
+    def begin(self) -> None:
+        """The request has tokens; if it was called away as one that has none, it must stay."""
+        if not self._begun:
+            self._begun, self._interrupted = True, False
+
+    def abandon(self) -> None:
+        """Leave the replica, which has died."""
+        self._died = True
+        self._interrupt()
+
+    def move(self, elsewhere: Container[str | None]) -> None:
+        """Leave the replica, which is drained, if one of these generations can go on with the request."""
+        if not self._begun or self._generation in elsewhere:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        if self.scope is not None:
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+    def check(self) -> None:
+        """Raise if it was interrupted.
+
+        Raises:
+            LostError, MovedError: why.
+        """
+        if self._died:
+            raise LostError(f"{self._replica}: it died", died=self.accepted)
+        if self._interrupted:
+            raise MovedError
+
+
+class Trial:
+    """The turn of a suspected request on a replica, until that has computed a token of it.
+
+    Args:
+        lock: of the replica, one request's at a time; None: the request is not suspected, and waits for no turn.
+    """
+
+    __slots__ = ("_lock", "_running")
+
+    def __init__(self, lock: asyncio.Lock | None) -> None:
+        self._lock = lock
+        self._running = False
+
+    async def begin(self) -> None:
+        """Wait for the turn."""
+        if self._lock is not None:
+            self._running = await self._lock.acquire()
+
+    def end(self) -> None:
+        """Let the next one have it; again: nothing."""
+        if self._lock is not None and self._running:
+            self._lock.release()
+            self._running = False

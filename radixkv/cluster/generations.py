@@ -1,0 +1,107 @@
+"""Which replicas are up, and which of them run the same.
+
+A generation is all replicas that run the same model with the same options: each can continue what another has begun. There
+is one, but during an update, while those of the old one are replaced::
+
+    replicas                        requests go    an answer that has begun goes on
+    one 5f1c0a77    two 5f1c0a77    to both        at either
+    one 5f1c0a77    two 91e24bd0    to both        where it is
+    one 91e24bd0    two 91e24bd0    to both        at either
+
+So all of them must read a prompt as the same tokens, in blocks of the same size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from radixkv.cluster.description import ReplicaDescription
+
+_log = logging.getLogger(__name__)
+
+
+class MismatchError(ValueError):
+    """A replica cannot get the requests that the others get; the message names both and what differs."""
+
+
+class Generations:
+    """The replicas that are up, by generation.
+
+    Attributes:
+        names: of the generation of each replica that is up, by the replica's name.
+        num_changes: how often a replica has come or gone.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.num_changes = 0
+        self._first: ReplicaDescription | None = None
+        self._up: dict[str, ReplicaDescription] = {}
+        # Those that are up, or were last.
+        self._last: list[ReplicaDescription] = []
+        self._announced: set[str] = set()
+
+    def check(self, replica: object, description: ReplicaDescription) -> None:
+        """Refuse a replica that cannot get the same requests as the first one that ever was up.
+
+        Args:
+            replica: for the message.
+            description: its own.
+
+        Raises:
+            MismatchError: something differs.
+        """
+        difference = None if self._first is None else self._first.difference_in_prompts(description)
+        if self._first is not None and difference is not None:
+            raise MismatchError(
+                f"{replica} cannot answer what the first replica does, of {self._first.identity['model']}: {difference}"
+            )
+
+    def add(self, name: str, description: ReplicaDescription) -> None:
+        """A replica is up."""
+        newest = self.newest
+        self._first = self._first or description
+        self._up[name], self.names[name] = description, description.generation
+        self._last = list(self._up.values())
+        self.num_changes += 1
+        if newest is not None and description.generation not in self._announced:
+            difference = newest.difference(description)
+            if difference is not None:
+                _log.warning(
+                    "replica %r is of another generation, %s: answers that have begun do not move between them; %s",
+                    name,
+                    description.generation,
+                    difference,
+                )
+        self._announced.add(description.generation)
+
+    def remove(self, name: str) -> None:
+        """A replica is up no more."""
+        if self._up.pop(name, None) is not None:
+            del self.names[name]
+            self._last = list(self._up.values()) or self._last
+            self.num_changes += 1
+
+    @property
+    def newest(self) -> ReplicaDescription | None:
+        """The description of the generation that was begun last, of those that are up, or were last; None: none ever was.
+
+        A generation begins with the replica of it that was started first: that one of an old one is started anew, does not
+        make it new.
+        """
+        begun: dict[str, ReplicaDescription] = {}
+        for each in sorted(self._last, key=lambda each: each.started):
+            begun.setdefault(each.generation, each)
+        return max(begun.values(), key=lambda each: each.started, default=None)
+
+    @property
+    def capacities(self) -> list[Mapping[str, int]]:
+        """Of the replicas that are up, or were last, see `ReplicaDescription`."""
+        return [each.capacity for each in self._last]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a sequence that each of them takes."""
+        length: int = min(each.identity["max_model_len"] for each in self._last)
+        return length

@@ -1,0 +1,304 @@
+"""Replicas of new weights take the place of old ones: no request is lost, and no answer is made of both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.held_steps import HeldSteps
+from support.pretended_replicas import CAPACITY, IDENTITY
+from support.pretended_replicas import Cluster as PretendedCluster
+from support.pretended_replicas import llm_of as pretended_llm
+from support.replica_servers import LocalReplica, ingress_client, local_replicas, tiny_llm
+
+from radixkv import AsyncLLM, SamplingParams
+from radixkv.cluster import MismatchError, ReplicaDescription, ReplicaSet
+from radixkv.cluster.attempt import MovedError, Ticket
+from radixkv.cluster.generations import Generations
+from radixkv.errors import ReplicasLostError
+from radixkv.model.tokenizer import tokenizer_digest
+from radixkv.prompts import Prompt
+
+PROMPT = Prompt(list(range(100, 200)))
+SAMPLED = SamplingParams(seed=5, max_tokens=60, ignore_eos=True)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(600):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def answer(replicas: ReplicaSet, params: SamplingParams = SAMPLED) -> list[int]:
+    return [
+        token_id
+        async for delta in replicas.streams.generate(PROMPT, params, "one")
+        for token_id in delta.outputs[0].token_ids
+    ]
+
+
+def described(started: float, **identity: Any) -> ReplicaDescription:
+    return ReplicaDescription(str(started), started, {**IDENTITY, **identity}, CAPACITY)
+
+
+async def drain(replica: LocalReplica) -> None:
+    replica.llm.start_draining()
+
+
+@asynccontextmanager
+async def one_more(replicas: ReplicaSet, llm: Any, path: Path, name: str) -> AsyncIterator[LocalReplica]:
+    replica = LocalReplica(AsyncLLM(llm), path)
+    await replica.start()
+    try:
+        await replicas.add(name, replica.url)
+        yield replica
+    finally:
+        await replica.kill()
+        await replica.llm.shutdown()
+
+
+async def begun_on(replicas: ReplicaSet, server: LocalReplica, steps: HeldSteps, name: str) -> asyncio.Task[list[int]]:
+    """An answer that has tokens of this replica, and gets no more before its steps are allowed."""
+    task = asyncio.ensure_future(answer(replicas))
+    steps.allow(8)
+    await until(lambda: server.llm.stats.num_decoding and replicas.streams.num_streams(name))
+    ticket = next(iter(replicas.streams._tickets[replicas._clients[name]]))
+    await until(lambda: ticket._begun)
+    return task
+
+
+class TestGenerations:
+    def test_a_generation_is_as_old_as_its_first_replica(self) -> None:
+        generations = Generations()
+        assert generations.newest is None
+        old, new, restarted = described(1), described(2, weights="new"), described(3)
+        for name, description in {"a": old, "b": new, "c": restarted}.items():
+            generations.add(name, description)
+        assert generations.newest is new
+        assert generations.names["a"] == generations.names["c"] != generations.names["b"]
+        generations.remove("b")
+        assert generations.newest is old
+        assert set(generations.names) == {"a", "c"}
+
+    def test_where_none_is_up_the_last_ones_count(self) -> None:
+        generations = Generations()
+        generations.add("a", described(1))
+        generations.add("b", described(2, max_model_len=50))
+        assert (generations.max_model_len, len(generations.capacities)) == (50, 2)
+        generations.remove("b")
+        generations.remove("a")
+        generations.remove("a")
+        assert generations.max_model_len == 100
+        assert generations.newest is not None
+        assert not generations.names
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("version", "1"), ("tokenizer", "x"), ("vocab_size", 51), ("block_size", 8)]
+    )
+    def test_other_prompts_are_refused_even_when_none_is_up(self, name: str, value: Any) -> None:
+        generations = Generations()
+        generations.check("any", described(1, **{name: value}))
+        generations.add("a", described(1))
+        generations.remove("a")
+        with pytest.raises(MismatchError, match=f"^it cannot answer what the first replica does, of tiny: {name}: "):
+            generations.check("it", described(2, **{name: value}))
+        generations.check("it", described(2, weights="new", model="new", dtype="bfloat16", chat_template="new"))
+
+    def test_each_generation_is_announced_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        generations = Generations()
+        for name, weights in [("a", "old"), ("b", "old"), ("c", "new"), ("d", "new"), ("e", "old")]:
+            generations.add(name, described(1, weights=weights))
+        (record,) = caplog.records
+        assert "replica 'c' is of another generation" in record.getMessage()
+        assert record.getMessage().endswith("weights: 'old', and 'new' there")
+
+
+def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
+    """A request that is called away because it has no token, and gets one just then, can go on only where it is."""
+
+    async def main() -> None:
+        ticket = Ticket("a", "old", begun=False)
+        ticket.move({"new"})
+        ticket.begin()
+        ticket.check()
+        ticket.move({"new"})
+        ticket.check()
+        ticket.move({"old"})
+        with pytest.raises(MovedError):
+            ticket.check()
+
+    asyncio.run(main())
+
+
+def test_a_drained_replica_keeps_what_only_it_can_go_on_with(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
+            expected = await answer(replicas)
+            steps = await old.llm.call(HeldSteps)
+            task = await begun_on(replicas, old, steps, "0")
+            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+                assert len(set(replicas.generations.names.values())) == 2
+                await drain(old)
+                steps.allow_all()
+                await until(lambda: replicas.available == ["new"])
+                assert await answer(replicas) != expected
+                assert await task == expected
+                await replicas.remove("new")
+
+    asyncio.run(main())
+
+
+def test_within_a_generation_answers_move_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer), tiny_llm(default_tokenizer)]
+        async with local_replicas(tmp_path, *llms) as (replicas, servers):
+            expected = await answer(replicas)
+            here = next(name for name in "01" if servers[int(name)].llm.stats.num_evictable_blocks)
+            steps = await servers[int(here)].llm.call(HeldSteps)
+            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+                task = await begun_on(replicas, servers[int(here)], steps, here)
+                await replicas.remove(here)
+                assert not task.done()
+                assert await task == expected
+                steps.allow_all()
+                await replicas.remove("new")
+
+    asyncio.run(main())
+
+
+def test_what_has_no_token_moves_to_any_generation(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
+            await answer(replicas)
+            steps = await old.llm.call(HeldSteps)
+            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+                task = asyncio.ensure_future(answer(replicas))
+                await until(lambda: replicas.streams.num_streams("0") and steps.is_holding)
+                await replicas.remove("0")
+                assert await task == await answer(replicas)
+                steps.allow_all()
+                await replicas.remove("new")
+
+    asyncio.run(main())
+
+
+def test_what_a_lost_generation_has_begun_is_continued_by_none_other(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0) as (replicas, (old,)):
+            expected = await answer(replicas)
+            steps = await old.llm.call(HeldSteps)
+            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+                replicas._router.report("new", 100_000, 10, 100)  # type: ignore[union-attr]
+                task = await begun_on(replicas, old, steps, "0")
+                await old.kill()
+                steps.allow_all()
+                with pytest.raises(ReplicasLostError, match="there is no replica of the generation that began it"):
+                    await task
+                assert await answer(replicas) != expected  # by the new one
+                await replicas.remove("new")
+            await old.start()
+
+    asyncio.run(main())
+
+
+def test_it_waits_for_its_generation_to_come_back(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=600) as (replicas, (old,)):
+            expected = await answer(replicas)
+            steps = await old.llm.call(HeldSteps)
+            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+                replicas._router.report("new", 100_000, 10, 100)  # type: ignore[union-attr]
+                task = await begun_on(replicas, old, steps, "0")
+                await old.kill()
+                steps.allow_all()
+                await until(lambda: "0" not in replicas.available)
+                await old.start()
+                assert await task == expected
+                await replicas.remove("new")
+
+    asyncio.run(main())
+
+
+def test_an_update_under_load_loses_no_request_and_mixes_no_answer(default_tokenizer: Any, tmp_path: Path) -> None:
+    body = {"prompt": PROMPT.token_ids, "seed": 5, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
+    old = [tiny_llm(default_tokenizer) for _ in range(2)]
+
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, *old) as (replicas, servers),
+            ingress_client(replicas, default_tokenizer) as client,
+        ):
+            answers: list[tuple[int, ...]] = []
+            updated = False
+
+            async def ask() -> tuple[int, ...]:
+                response = await client.post("/v1/completions", json=body)
+                assert response.status_code == 200, response.text
+                return tuple(response.json()["choices"][0]["token_ids"])
+
+            async def keep_asking() -> None:
+                while not updated:
+                    answers.append(await ask())
+
+            before = await ask()
+            load = [asyncio.ensure_future(keep_asking()) for _ in range(6)]
+            news = []
+            for number, server in enumerate(servers):
+                new = LocalReplica(AsyncLLM(tiny_llm(default_tokenizer, seed=1)), tmp_path / f"new{number}.sock")
+                await new.start()
+                news.append(new)
+                await replicas.add(f"new{number}", new.url)
+                count = len(answers)
+                await until(lambda count=count: len(answers) > count + 12)
+                await drain(server)
+                await replicas.remove(str(number))
+                assert await server.llm.shutdown(grace_seconds=600)
+            updated = True
+            await asyncio.gather(*load)
+            after = await ask()
+            assert before != after
+            assert set(answers) == {before, after}
+            for new in news:
+                await replicas.remove(replicas.names[0])
+                await new.kill()
+                await new.llm.shutdown()
+
+    asyncio.run(main())
+
+
+def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it() -> None:
+    async def main() -> None:
+        cluster = PretendedCluster()
+        cluster.identities["http://new"] = {
+            "weights": "new",
+            "sampling_defaults": {"top_k": 5},
+            "eos_token_ids": [7],
+            "max_model_len": 60,
+        }
+        replicas = cluster.replicas()
+        await replicas.add("old", "http://old")
+        llm = pretended_llm(replicas)
+        assert (llm.loaded.max_model_len, llm.loaded.sampling_defaults) == (100, {})
+        await replicas.add("new", "http://new")
+        assert llm.loaded.max_model_len == 60
+        await replicas.remove("old")
+        assert (llm.loaded.sampling_defaults, llm.loaded.eos_token_ids) == ({"top_k": 5}, frozenset({7}))
+        assert llm.loaded is llm.loaded
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_tokenizers_are_told_apart_by_what_they_do(default_tokenizer: Any) -> None:
+    class Slow:
+        def get_vocab(self) -> dict[str, int]:
+            return {"b": 1, "a": 0}
+
+    digest = tokenizer_digest(default_tokenizer)
+    default_tokenizer("sea", truncation=True, max_length=1, padding="max_length")
+    assert tokenizer_digest(default_tokenizer) == digest
+    assert len({digest, tokenizer_digest(None), tokenizer_digest(Slow())}) == 3
