@@ -92,13 +92,15 @@ class Ingress(_Front):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, registry: DeploymentHandle, engines: DeploymentHandle, server: ServerConfig, model: ModelConfig
     ) -> None:
+        from radixkv.server.handover import Handover
         from radixkv.server.run import listener_for, uvicorn_config
 
         await super().__init__(registry, engines, server, model)
         self._listening = ExitStack()
-        listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
-        self._server = uvicorn.Server(uvicorn_config(server, self._app, server.grace_seconds + _SECONDS_TO_READ))
-        self._serving = asyncio.ensure_future(self._server.serve([listener]))
+        self._listener = self._listening.enter_context(listener_for(server, self._tenants, shared=True))
+        self._handover = Handover(self._app)
+        self._server = uvicorn.Server(uvicorn_config(server, self._handover, server.grace_seconds + _SECONDS_TO_READ))
+        self._serving = asyncio.ensure_future(self._server.serve([self._listener]))
 
     async def check_health(self) -> None:
         """See `_Front`.
@@ -111,7 +113,8 @@ class Ingress(_Front):
             raise RuntimeError("the server has stopped")
 
     async def __del__(self) -> None:
-        """Called by Serve before it ends the process: listen no more, and finish what runs."""
+        """Called by Serve before it ends the process: leave the port to the successor, and finish what runs."""
+        await self._handover.begin(self._server, self._listener)
         self._server.should_exit = True
         await asyncio.wait([self._serving], timeout=self._config.grace_seconds)
         await self._end()

@@ -1,0 +1,65 @@
+"""A server leaves its port to another one, which listens there already, and no connection is reset.
+
+A socket that stops listening resets what the kernel has connected to it and the server has not accepted; and a server that
+closes an idle connection may do so while a request is on its way. So::
+
+    answers say "connection: close"     clients connect anew, to either server
+    nothing is left to accept           no connection reaches this one from now on
+    for a while                         connections that have had no request, or no answer since, get one
+    the server shuts down               what runs, runs to its end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# In which clients that send one request after the other have learned that they must connect anew.
+_SECONDS_TO_MOVE = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+class Handover:
+    """The application of a server that can be succeeded.
+
+    Args:
+        app: the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if self._begun and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_last)
+
+    async def begin(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        """Returns when the server, which has this application, listens no more and can be told to exit.
+
+        Args:
+            server: that serves.
+            listener: its only socket, of which another process has a counterpart (`SO_REUSEPORT`).
+        """
+        self._begun = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _SECONDS_TO_MOVE
+        arrivals = select.poll()
+        arrivals.register(listener, select.POLLIN)
+        while arrivals.poll(0) and loop.time() < until:
+            await asyncio.sleep(0)  # in which the loop accepts
+        # At once; the loop's own closing may come after another connection.
+        listener.shutdown(socket.SHUT_RD)
+        for listening in server.servers:
+            listening.close()
+        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)  # in which what was accepted last is counted
+        while server.server_state.connections and loop.time() < until:
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
