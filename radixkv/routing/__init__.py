@@ -2,6 +2,7 @@
 
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.prefill_rate import PrefillRate
-from radixkv.routing.router import Placement, Router, prompt_hashes
+from radixkv.routing.replica_state import Placement
+from radixkv.routing.router import Router, prompt_hashes
 
 __all__ = ["BlockIndex", "Placement", "PrefillRate", "Router", "prompt_hashes"]

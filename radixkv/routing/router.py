@@ -18,27 +18,29 @@ among idle ones, to the one that was sent the least lately.
 
 What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
+
+Several routers over the same replicas know what the others have sent, because each replica says what it has taken and
+computed (`expect`, `settle`). So they agree, but for what has happened since.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 from radixkv.cache.arguments import check_count, is_number
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
+from radixkv.routing.replica_state import Placement, ReplicaState
 
-# Seconds in which what was sent to a replica counts half.
-_HALF_LIFE = 300.0
 # What a token that is computed counts where nobody waits, for its time and its room. Of 1 to 4, it is what answered soonest,
 # or nearly so, on synthetic traces and a public one; with less, fewer tokens are found, and with more, loads differ more.
 _LEAST_WEIGHT = 3.0
+# Of the prompts that other routers have sent to one replica; what exceeds them is known from its reports alone.
+_MAX_OTHERS_BLOCKS = 1 << 20
 
 
 def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[int]:
@@ -50,77 +52,6 @@ def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[
     encoded, block_bytes = encode_prompt(token_ids), block_size * TOKEN_BYTES
     whole = len(encoded) // block_bytes * block_bytes
     return next_hashes(namespace_hash(namespace), encoded[:whole], block_bytes)
-
-
-@dataclass(eq=False, slots=True)
-class Placement:
-    """A request and where it was sent.
-
-    Attributes:
-        replica: the name.
-        block_hashes: of its prompt's whole blocks.
-        num_hit_tokens: tokens of the prompt that the replica was expected to hold.
-        num_tokens: tokens that it was expected to compute.
-        sent: when, by the router's clock.
-    """
-
-    replica: str
-    block_hashes: Sequence[int]
-    num_hit_tokens: int
-    num_tokens: int
-    sent: float
-    prefilled: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Replica:
-    """What is known of one replica.
-
-    Attributes:
-        number: its bit in the index.
-        queued: tokens that were sent to it and are not computed yet, as far as is known.
-        waiting: the requests they belong to, in the order in which they were sent.
-        decoding: requests that have their first token and have not ended.
-        progressed: when the first of those began to be computed, at the earliest.
-        seconds_per_token: of prefill, as it reported last; None: it does not know yet.
-        sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
-        expected: hashes of the blocks that it will hold, or holds while no event has said so.
-        others_queued, others_waiting, others_decoding: tokens, and requests without and with their first token, that others
-            have sent to it, as it reported last.
-    """
-
-    number: int
-    queued: int = 0
-    waiting: dict[Placement, None] = field(default_factory=dict)
-    decoding: set[Placement] = field(default_factory=set)
-    progressed: float = 0.0
-    seconds_per_token: float | None = None
-    sent_tokens: float = 0.0
-    sent_at: float = 0.0
-    expected: set[int] = field(default_factory=set)
-    others_queued: int = 0
-    others_waiting: int = 0
-    others_decoding: int = 0
-
-    def seconds_left(self, now: float, seconds_per_token: float) -> float:
-        """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
-        done, head = now - self.progressed, next(iter(self.waiting)).num_tokens * seconds_per_token
-        return self.queued * seconds_per_token - (done if done < head else head)
-
-    def expected_depth(self, block_hashes: Sequence[int], held: int) -> int:
-        """How many of a prompt's leading blocks it will hold, given how many it holds."""
-        low, high = held - 1, len(block_hashes)
-        probe = held
-        while high - low > 1:
-            if block_hashes[probe] in self.expected:
-                low = probe
-            else:
-                high = probe
-            probe = (low + high) // 2
-        return low + 1
-
-    def recently_sent(self, now: float) -> float:
-        return self.sent_tokens * math.pow(2.0, (self.sent_at - now) / _HALF_LIFE)
 
 
 class Router:
@@ -161,8 +92,9 @@ class Router:
         self._seconds_per_token = seconds_per_token
         self._settle_seconds = settle_seconds
         self._clock = clock
-        self._replicas: dict[str, _Replica] = {}
-        self._settling: deque[tuple[float, Placement]] = deque()
+        self._replicas: dict[str, ReplicaState] = {}
+        # When it is to be settled, the request, and how many of its blocks are meant.
+        self._settling: deque[tuple[float, Placement, int]] = deque()
 
     @property
     def replicas(self) -> list[str]:
@@ -179,7 +111,7 @@ class Router:
             raise ValueError(f"name: a replica {name!r} is there already")
         used = {replica.number for replica in self._replicas.values()}
         number = next(number for number in range(len(used) + 1) if number not in used)
-        self._replicas[name] = _Replica(number)
+        self._replicas[name] = ReplicaState(number)
 
     def remove(self, name: str) -> None:
         """Choose a replica no more, and forget what it holds; one that is not there is ignored."""
@@ -198,7 +130,7 @@ class Router:
             self._held.discard(event.block_hashes, replica.number)
         elif isinstance(event, AllCleared):
             self._held.clear(replica.number)
-            replica.expected.clear()
+            replica.clear()
 
     def report(
         self,
@@ -210,12 +142,12 @@ class Router:
     ) -> None:
         """Take note of what a replica says that it has to do, for all routers that send it requests.
 
-        What exceeds what was sent from here is others': so several routers that know nothing of each other agree, as late as
-        the reports come. Those of replicas that are not there are ignored.
+        What exceeds what was sent from here, and what is expected of others, counts as well. Reports of replicas that are
+        not there are ignored.
 
         Args:
             name: the replica's.
-            queued_tokens: of prompts, that it has not computed yet.
+            queued_tokens: of prompts, that it has to compute still.
             num_queued: requests to which these belong.
             num_decoding: requests that have their first token and have not ended.
             seconds_per_token: of prefill, see `PrefillRate`; None: it does not know yet.
@@ -232,10 +164,63 @@ class Router:
         if seconds_per_token != replica.seconds_per_token:
             replica.seconds_per_token = seconds_per_token
             self._average_speeds()
-        of_others = max(0, num_queued - len(replica.waiting))
-        replica.others_waiting = of_others
-        replica.others_queued = queued_tokens * of_others // num_queued if of_others else 0
+        unknown = max(0, num_queued - len(replica.waiting))
+        replica.unknown_waiting = unknown
+        replica.unknown_queued = queued_tokens * unknown // num_queued if unknown else 0
         replica.others_decoding = max(0, num_decoding - len(replica.decoding))
+
+    def expect(self, name: str, request: Hashable, block_hashes: Sequence[int], num_prompt_tokens: int) -> None:
+        """Take note that another router has sent a replica a request: it counts like one that was sent from here.
+
+        So routers agree which replica will hold what, before any has computed it. `settle` must be called of it, or `reset`.
+        A request that is known already is ignored, and so are those to replicas that are not there, and those beyond a
+        million blocks of one replica.
+
+        Args:
+            name: the replica's.
+            request: what the replica calls it.
+            block_hashes: from `prompt_hashes`.
+            num_prompt_tokens: of the whole prompt.
+        """
+        replica = self._replicas.get(name)
+        if replica is None or request in replica.others:
+            return
+        if (
+            replica.num_others_blocks + len(block_hashes) > _MAX_OTHERS_BLOCKS
+            or len(replica.others) >= _MAX_OTHERS_BLOCKS
+        ):
+            return
+        held = max((depth for mask, depth in self._held.hits(block_hashes) if mask >> replica.number & 1), default=0)
+        depth = replica.expected_depth(block_hashes, held)
+        num_hit_tokens = min(depth * self.block_size, num_prompt_tokens - 1)
+        placement = Placement(
+            name, block_hashes, num_hit_tokens, num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
+        )
+        replica.enqueue(placement, self._clock())
+        replica.others[request] = placement
+        replica.num_others_blocks += len(block_hashes)
+
+    def settle(self, name: str, request: Hashable, *, computed: bool) -> None:
+        """A request of another router waits no longer; one that is not expected is ignored.
+
+        Args:
+            name: the replica's.
+            request: what the replica calls it.
+            computed: whether its prompt was computed; else it ended before that.
+        """
+        replica = self._replicas.get(name)
+        placement = None if replica is None else replica.others.pop(request, None)
+        if replica is not None and placement is not None:
+            replica.num_others_blocks -= len(placement.block_hashes)
+            self._leave_queue(placement, computed=computed)
+
+    def reset(self, name: str) -> None:
+        """Forget what a replica holds and what others have sent to it, because it is about to tell both anew."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            for request in list(replica.others):
+                self.settle(name, request, computed=False)
+            self.update(name, AllCleared())
 
     def holder(self, block_hashes: Sequence[int]) -> str | None:
         """The replica that holds, or will hold, most of a prefix; None: no replica holds any of it.
@@ -281,8 +266,8 @@ class Router:
                 hits[number] = depth
         num_queued = num_requests = 0
         for replica in self._replicas.values():
-            num_queued += replica.queued + replica.others_queued
-            num_requests += len(replica.waiting) + replica.others_waiting
+            num_queued += replica.queued + replica.unknown_queued
+            num_requests += len(replica.waiting) + replica.unknown_waiting
         requests_per_token = num_requests / num_queued if num_queued else 0.0
         block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0
@@ -297,7 +282,7 @@ class Router:
                 hit = num_prompt_tokens - 1  # the last token is always computed
             rate = replica.seconds_per_token or self._seconds_per_token
             num_decoding = len(replica.decoding) + replica.others_decoding
-            waiting = rate * replica.others_queued
+            waiting = rate * replica.unknown_queued
             if replica.waiting:
                 waiting += replica.seconds_left(now, rate)
             num_lacking = num_prompt_tokens - hit
@@ -311,40 +296,34 @@ class Router:
                 lowest, chosen, chosen_name, chosen_hit = seconds, replica, name, hit
         if chosen is None:
             return None
-        placement = Placement(chosen_name, block_hashes, chosen_hit, num_prompt_tokens - chosen_hit, now)
-        if not chosen.waiting:
-            chosen.progressed = now
-        chosen.waiting[placement] = None
-        chosen.queued += placement.num_tokens
-        chosen.sent_tokens = chosen.recently_sent(now) + placement.num_tokens
-        chosen.sent_at = now
-        chosen.expected.update(block_hashes[chosen_hit // block_size :])
+        placement = Placement(
+            chosen_name, block_hashes, chosen_hit, num_prompt_tokens - chosen_hit, chosen_hit // block_size
+        )
+        chosen.enqueue(placement, now)
         return placement
 
     def prefilled(self, placement: Placement) -> None:
         """The request's first token has come."""
         if placement.prefilled:
             return
-        replica, now = self._replicas.get(placement.replica), self._clock()
-        self._leave_queue(placement, now)
+        self._leave_queue(placement, computed=True)
+        replica = self._replicas.get(placement.replica)
         if replica is not None:
             replica.decoding.add(placement)
-            replica.progressed = now
 
     def finish(self, placement: Placement) -> None:
         """The request has ended, in whatever way."""
         if not placement.prefilled:
-            self._leave_queue(placement, self._clock())
+            self._leave_queue(placement, computed=False)
         elif (replica := self._replicas.get(placement.replica)) is not None:
             replica.decoding.discard(placement)  # not there if the replica was removed meanwhile, and is back
 
-    def _leave_queue(self, placement: Placement, now: float) -> None:
-        placement.prefilled = True
+    def _leave_queue(self, placement: Placement, *, computed: bool) -> None:
+        placement.prefilled, now = True, self._clock()
         replica = self._replicas.get(placement.replica)
-        if replica is not None and placement in replica.waiting:
-            del replica.waiting[placement]
-            replica.queued -= placement.num_tokens
-        self._settling.append((now + self._settle_seconds, placement))
+        if replica is not None:
+            replica.dequeue(placement, now, computed=computed)
+        self._settling.append((now + self._settle_seconds, placement, len(placement.block_hashes)))
         self._settle(now)
 
     def _average_speeds(self) -> None:
@@ -357,12 +336,21 @@ class Router:
         """Expect no longer what events must have reported by now.
 
         That takes about as long as a choice does. So it is done between choices, and for a few placements at a time.
+
+        Where a request ended before it was computed, others that wait may need its blocks all the same: those are expected
+        for another while.
         """
         for _ in range(2):
             if not self._settling or self._settling[0][0] > now:
                 return
-            _, placement = self._settling.popleft()
+            _, placement, end = self._settling.popleft()
             replica = self._replicas.get(placement.replica)
-            if replica is not None:
-                first = placement.num_hit_tokens // self.block_size
-                replica.expected.difference_update(placement.block_hashes[first:])
+            if replica is None:
+                continue
+            hashes, first = placement.block_hashes, placement.first_expected
+            awaited = first
+            if first < end and not self._held.replicas(hashes[end - 1]) >> replica.number & 1:
+                awaited = replica.awaited_depth(hashes, first, end)
+                if awaited > first:
+                    self._settling.append((now + self._settle_seconds, placement, awaited))
+            replica.expected.difference_update(hashes[awaited:end])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from radixkv.observe.simulate.replicas.choosers import PowerOfTwo, Prefix, Round
 from radixkv.observe.simulate.replicas.cluster import Cluster, imbalance, least_imbalance
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.replicas.report import parse_replicas, parse_routers, run_router, stretch_for
-from radixkv.observe.simulate.synthetic import documents
+from radixkv.observe.simulate.synthetic import chats, documents
 from radixkv.observe.simulate.trace import Trace, TracedRequest
 from radixkv.routing import Router
 
@@ -60,6 +61,24 @@ def test_one_cache_finds_what_any_replica_computed() -> None:
     apart = Cluster(trace, 2, 10, COST).run(RoundRobin(2, 0))
     shared = Cluster(trace, 2, 10, COST, one_cache=True).run(RoundRobin(2, 0))
     assert (apart.num_hit_blocks, shared.num_hit_blocks) == (2, 4)
+
+
+def test_replicas_say_what_they_have_to_do_as_long_as_there_is_something() -> None:
+    reports: list[tuple[float, int, int, int]] = []
+
+    class Listening(RoundRobin):
+        def report(
+            self, replica: int, queued_tokens: int, num_queued: int, num_decoding: int, rate: float | None
+        ) -> None:
+            reports.append((round(cluster.now, 1), queued_tokens, num_queued, num_decoding))
+
+    # 20 tokens and one in 22 seconds; the first block of the second prompt is not cached yet when it comes.
+    cluster = Cluster(trace_of((0.0, [1, 2], 4), (1.0, [1, 3], 0)), 1, 100, COST)
+    cluster.run(Listening(1, 0))
+    assert reports[:2] == [(0.2, 21, 1, 0), (0.4, 21, 1, 0)]
+    assert (1.2, 20 + 21, 2, 0) in reports
+    assert (11.0, 11 + 21, 2, 0) in reports
+    assert reports[-1][1:] == (0, 0, 0)
 
 
 def test_imbalance_is_the_busiest_against_the_average() -> None:
@@ -142,14 +161,15 @@ def test_unknown_routers_are_refused() -> None:
         CliRunner().invoke(app, ["simulate", "chats", "--replicas", "2", "--blocks", "1%,2%"], catch_exceptions=False)
 
 
-def test_several_ingresses_agree_well_enough() -> None:
-    """Each knows the others only by the replicas' reports: how fast a replica is must not be mixed up with their prompts."""
-    trace = documents(num_requests=800)
+@pytest.mark.parametrize("make", [documents, chats])
+def test_several_ingresses_agree(make: Callable[..., Trace]) -> None:
+    """Of conversations that overload replicas, four ingresses found four fifths of what one finds, and documents later."""
+    trace = make(num_requests=1500)
     num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
     stretch = stretch_for(trace, 4, num_blocks, cost, 0.85)
     alone, several = (run_router(trace, "prefix", 4, num_blocks, cost, stretch, count) for count in (1, 4))
-    assert several.hit_rate > 0.95 * alone.hit_rate
-    assert several.p99 < 1.5 * alone.p99
+    assert several.hit_rate > 0.98 * alone.hit_rate
+    assert several.p99 < 1.2 * alone.p99
 
 
 def test_each_ingress_knows_how_fast_replicas_are_although_others_use_them_all_the_time() -> None:

@@ -88,7 +88,9 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
     router.prefilled(placement)
     router.finish(placement)
     clock.now = 5.9
-    assert send(router, 1, 2, 3).num_hit_tokens == 3 * BLOCK
+    second = send(router, 1, 2, 3)
+    assert second.num_hit_tokens == 3 * BLOCK
+    router.finish(second)
     clock.now = 6.1
     router.report("b", 0, 0, 0)
     assert send(router, 1, 2, 3).num_hit_tokens == 0

@@ -12,7 +12,7 @@ from radixkv.routing import Placement, Router
 
 
 class Chooser(Protocol):
-    """Chooses replicas, numbered from 0 on. `finish` and `prefilled` are called for every request, with its number."""
+    """Chooses replicas, numbered from 0 on. `expect`, `settle`, `prefilled` and `finish` are called for every request."""
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
         """The replica for a request.
@@ -22,6 +22,12 @@ class Chooser(Protocol):
             blocks: hashes of its prompt's blocks.
             num_tokens: of its prompt.
         """
+
+    def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
+        """A replica has told all ingresses that it has got a request, see `Router.expect`."""
+
+    def settle(self, replica: int, request: int) -> None:
+        """It has told them that the request's prompt is computed, see `Router.settle`."""
 
     def prefilled(self, request: int) -> None:
         """The request's first token has come."""
@@ -54,6 +60,12 @@ class _Counting:
 
     def _choose(self, request: int, blocks: Sequence[int]) -> int:
         raise NotImplementedError
+
+    def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
+        pass
+
+    def settle(self, replica: int, request: int) -> None:
+        pass
 
     def prefilled(self, request: int) -> None:
         pass
@@ -155,7 +167,7 @@ class RayPrefixAffinity(PowerOfTwo):
 
 
 class Prefix:
-    """`radixkv.routing.Router`, one for each ingress, which gets the events of all replicas and knows only its own requests.
+    """`radixkv.routing.Router`, one for each ingress, which hears from all replicas, also of the other ingresses' requests.
 
     Args:
         num_replicas: that they choose from.
@@ -167,6 +179,8 @@ class Prefix:
         self._routers = routers
         self._random = random.Random(seed)
         self._placements: dict[int, tuple[Router, Placement]] = {}
+        # Of requests whose prompts are not known to be computed.
+        self._senders: dict[int, Router] = {}
         for router in routers:
             for number in range(num_replicas):
                 router.add(str(number))
@@ -176,7 +190,18 @@ class Prefix:
         placement = router.choose(blocks, num_tokens)
         assert placement is not None
         self._placements[request] = router, placement
+        self._senders[request] = router
         return int(placement.replica)
+
+    def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
+        for router in self._routers:
+            if router is not self._senders[request]:
+                router.expect(str(replica), request, blocks, num_tokens)
+
+    def settle(self, replica: int, request: int) -> None:
+        del self._senders[request]
+        for router in self._routers:
+            router.settle(str(replica), request, computed=True)
 
     def prefilled(self, request: int) -> None:
         router, placement = self._placements[request]

@@ -1,15 +1,14 @@
 """Events of several replicas in the order of time.
 
 A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
-cache is a `PrefixCache` with the trace's blocks as tokens, and reports changes to the router a moment later, and its
-load five times a second at most.
+cache is a `PrefixCache` with the trace's blocks as tokens. A moment later it tells all routers what has changed: of its
+cache, and which requests it has got and computed; its load it reports five times a second.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -26,9 +25,10 @@ from radixkv.routing import PrefillRate
 
 # Stands for the last token of a prompt, which is always computed, so that all blocks of the trace can be hits.
 _LAST_TOKEN = np.array([2**31 - 1], dtype=np.int32)
-# Until the router knows of a change of a replica's cache, and of its load.
+# Until routers know what has changed.
 _SECONDS_TO_PUBLISH = 0.1
-_SECONDS_TO_REPORT = 0.2
+# As long as there is something to do.
+_SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass(slots=True)
@@ -57,8 +57,9 @@ class _Replica:
 
     Attributes:
         cache: another replica may share it.
-        queue: requests that wait for the one that is being computed.
-        prompt_tokens: to be computed of that; 0: there is none.
+        queue: requests that wait for the one that is being computed, and how much of each was not cached when it came.
+        prompt_tokens: of that, to be computed when it began; 0: there is none.
+        begins, ends: when it began to be computed, and when it will be.
         progress: steps that sequences could have taken part in, as of `progressed_at`.
         decoding: where each sequence ends, and the request: a heap.
         num_changes: of what decides how long a step takes.
@@ -68,8 +69,10 @@ class _Replica:
 
     number: int
     cache: PrefixCache
-    queue: deque[int] = field(default_factory=deque)
+    queue: dict[int, int] = field(default_factory=dict)
     prompt_tokens: int = 0
+    begins: float = 0.0
+    ends: float = 0.0
     progress: float = 0.0
     progressed_at: float = 0.0
     decoding: list[tuple[float, int]] = field(default_factory=list)
@@ -126,7 +129,9 @@ class Cluster:
             hashes = next_hashes(seed, encode(request.prompt), TOKEN_BYTES)
             chosen = chooser.choose(number, hashes, self._num_prompt_tokens(request))
             replica = self._replicas[chosen]
-            replica.queue.append(number)
+            num_cached = replica.cache.match(request.prompt) * self._trace.block_size
+            replica.queue[number] = self._num_prompt_tokens(request) - num_cached
+            self._announce(replica, number, hashes)
             self._report_later(replica)
             self._start(replica)
         while self._pending:
@@ -150,7 +155,7 @@ class Cluster:
         """Begin the next prompt, if there is one and its blocks fit."""
         if replica.prompt_tokens or not replica.queue:
             return
-        number = replica.queue[0]
+        number = next(iter(replica.queue))
         request = self._trace.requests[number]
         prompt = np.concatenate([request.prompt, _LAST_TOKEN])
         table = replica.cache.open(prompt)
@@ -163,10 +168,11 @@ class Cluster:
                 return  # until one of them ends
         else:
             self._tables[number] = table
-        replica.queue.popleft()
+        del replica.queue[number]
         self.outcome.num_hit_blocks += num_hits
         num_tokens = (len(request.prompt) - num_hits) * self._trace.block_size + 1
         seconds = self._cost.prefill_seconds(num_tokens, len(replica.decoding))
+        replica.begins, replica.ends = self.now, self.now + seconds
         self._change(replica, num_tokens)
         self._note_busy(replica, seconds)
         self._later(seconds, lambda: self._prefilled(replica, number, num_hits, seconds))
@@ -179,6 +185,7 @@ class Cluster:
         if table is not None:
             replica.cache.append(table, request.prompt[num_hits:])
             self._publish_events(replica)
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.settle(replica.number, number))
         num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
         self._change(replica, 0, begins=(num_tokens, number))
         self._start(replica)
@@ -228,17 +235,29 @@ class Cluster:
         if events:
             self._later(_SECONDS_TO_PUBLISH, publish)
 
+    def _announce(self, replica: _Replica, number: int, hashes: Sequence[int]) -> None:
+        num_tokens = self._num_prompt_tokens(self._trace.requests[number])
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.expect(replica.number, number, hashes, num_tokens))
+
     def _report_later(self, replica: _Replica) -> None:
         if not replica.reporting:
             replica.reporting = True
-            self._later(_SECONDS_TO_REPORT, lambda: self._report(replica))
+            self._later(_SECONDS_BETWEEN_REPORTS, lambda: self._report(replica))
 
     def _report(self, replica: _Replica) -> None:
         replica.reporting = False
-        waiting = sum(self._num_prompt_tokens(self._trace.requests[number]) for number in replica.queue)
-        num_queued = len(replica.queue) + bool(replica.prompt_tokens)
-        num_tokens, seconds_per_token = waiting + replica.prompt_tokens, replica.rate.seconds_per_token
-        self._chooser.report(replica.number, num_tokens, num_queued, len(replica.decoding), seconds_per_token)
+        num_queued, num_decoding = len(replica.queue) + bool(replica.prompt_tokens), len(replica.decoding)
+        rate = replica.rate.seconds_per_token
+        self._chooser.report(replica.number, self._num_queued_tokens(replica), num_queued, num_decoding, rate)
+        if num_queued or num_decoding:
+            self._report_later(replica)
+
+    def _num_queued_tokens(self, replica: _Replica) -> int:
+        """What is left of the prompt that is being computed, and of those that wait what was not cached when they came."""
+        left = 0
+        if replica.prompt_tokens:
+            left = round(replica.prompt_tokens * (replica.ends - self.now) / (replica.ends - replica.begins))
+        return left + sum(replica.queue.values())
 
     def _note_busy(self, replica: _Replica, seconds: float) -> None:
         busy, longest = self.outcome.busy[replica.number], self.outcome.longest

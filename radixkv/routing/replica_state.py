@@ -1,0 +1,126 @@
+"""What a router knows of one replica: which requests it has to compute, and which blocks it will hold for that."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Seconds in which what was sent to a replica counts half.
+_HALF_LIFE = 300.0
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """A request and where it was sent.
+
+    Attributes:
+        replica: the name.
+        block_hashes: of its prompt's whole blocks.
+        num_hit_tokens: tokens of the prompt that the replica was expected to hold.
+        num_tokens: tokens that it was expected to compute.
+        first_expected: the first of its blocks that is expected because of this request; those before it are held, or
+            expected because of others.
+        prefilled: whether it has its first token, or has ended.
+    """
+
+    replica: str
+    block_hashes: Sequence[int]
+    num_hit_tokens: int
+    num_tokens: int
+    first_expected: int
+    prefilled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class ReplicaState:
+    """What is known of one replica.
+
+    Attributes:
+        number: its bit in the index.
+        queued: tokens that are known to be sent to it and are not computed yet.
+        waiting: the requests they belong to, those that other routers sent included, in the order in which they were sent.
+        others: of these, the ones that other routers sent, by the replica's names for them.
+        num_others_blocks: the whole blocks of the prompts of `others`.
+        decoding: requests from here that have their first token and have not ended.
+        progressed: when the first of `waiting` began to be computed, at the earliest.
+        seconds_per_token: of prefill, as it reported last; None: it does not know yet.
+        sent_tokens: that were to be computed, of which the older ones count less; as of `sent_at`.
+        expected: hashes of the blocks that it will hold, or holds while no event has said so.
+        unknown_queued, unknown_waiting: tokens, and the requests they belong to, that it has to compute as well, as it
+            reported last.
+        others_decoding: requests that others sent and that have their first token, as it reported last.
+    """
+
+    number: int
+    queued: int = 0
+    waiting: dict[Placement, None] = field(default_factory=dict)
+    others: dict[object, Placement] = field(default_factory=dict)
+    num_others_blocks: int = 0
+    decoding: set[Placement] = field(default_factory=set)
+    progressed: float = 0.0
+    seconds_per_token: float | None = None
+    sent_tokens: float = 0.0
+    sent_at: float = 0.0
+    expected: set[int] = field(default_factory=set)
+    unknown_queued: int = 0
+    unknown_waiting: int = 0
+    others_decoding: int = 0
+
+    def enqueue(self, placement: Placement, now: float) -> None:
+        """A request was sent to it."""
+        if not self.waiting:
+            self.progressed = now
+        self.waiting[placement] = None
+        self.queued += placement.num_tokens
+        self.sent_tokens = self.recently_sent(now) + placement.num_tokens
+        self.sent_at = now
+        self.expected.update(placement.block_hashes[placement.first_expected :])
+
+    def dequeue(self, placement: Placement, now: float, *, computed: bool) -> None:
+        """A request waits no longer; one that does not wait is ignored."""
+        if computed or placement is next(iter(self.waiting), None):
+            self.progressed = now
+        if placement in self.waiting:
+            del self.waiting[placement]
+            self.queued -= placement.num_tokens
+
+    def seconds_left(self, now: float, seconds_per_token: float) -> float:
+        """Until all that waits is computed, given that the first prompt has made progress; only while there is one."""
+        done, head = now - self.progressed, next(iter(self.waiting)).num_tokens * seconds_per_token
+        return self.queued * seconds_per_token - (done if done < head else head)
+
+    def expected_depth(self, block_hashes: Sequence[int], held: int) -> int:
+        """How many of a prompt's leading blocks it will hold, given how many it holds."""
+        low, high = held - 1, len(block_hashes)
+        probe = held
+        while high - low > 1:
+            if block_hashes[probe] in self.expected:
+                low = probe
+            else:
+                high = probe
+            probe = (low + high) // 2
+        return low + 1
+
+    def awaited_depth(self, block_hashes: Sequence[int], first: int, end: int) -> int:
+        """How many leading blocks, ``end`` at most, a request that waits has in common with a prompt; at least ``first``."""
+        depth = first
+        for placement in self.waiting:
+            others = placement.block_hashes
+            if depth < min(end, len(others)) and others[depth] == block_hashes[depth]:
+                # A block's hash covers all before it: what two prompts have in common is a prefix.
+                until = range(min(end, len(others)))
+                depth = bisect_left(until, True, lo=depth + 1, key=lambda at: others[at] != block_hashes[at])
+        return depth
+
+    def clear(self) -> None:
+        """It holds nothing any more, and what waits is computed from its first block on."""
+        self.expected.clear()
+        for placement in self.waiting:
+            placement.first_expected = 0
+            self.expected.update(placement.block_hashes)
+
+    def recently_sent(self, now: float) -> float:
+        """Tokens that it was sent, of which older ones count less."""
+        return self.sent_tokens * math.pow(2.0, (self.sent_at - now) / _HALF_LIFE)

@@ -1,0 +1,240 @@
+"""Routers over the same replicas that hear of each other's requests decide alike, and count nothing twice."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored
+from radixkv.routing import Placement, Router
+
+BLOCK = 16
+NAMES = ("a", "b", "c")
+
+
+def hashes_of(stem: int, fork: int, length: int) -> list[int]:
+    """Of a prompt: those of one stem have the blocks before the fork in common."""
+    return [1000 * stem + (at if at < fork else 100 * fork + at) for at in range(1, length + 1)]
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request, as its replica sees it."""
+
+    number: int
+    by: int
+    placement: Placement
+    num_prompt_tokens: int
+
+
+class Routers(RuleBasedStateMachine):
+    """Two routers, and replicas that compute what they are sent; all that a replica says arrives at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.routers = [
+            Router(BLOCK, decode_weight=10.0, seconds_per_token=0.001, clock=lambda: self.now) for _ in range(2)
+        ]
+        for each in self.routers:
+            for name in NAMES:
+                each.add(name)
+        self.held: dict[str, set[int]] = {name: set() for name in NAMES}
+        self.waiting: list[Sent] = []
+        self.decoding: list[Sent] = []
+        self.numbers = itertools.count()
+        self.read_anew = False  # then it is not known any more in which order requests of different routers came
+
+    def tell(self, name: str, event: BlocksStored | BlocksRemoved | AllCleared) -> None:
+        for each in self.routers:
+            each.update(name, event)
+
+    def report(self, name: str) -> None:
+        waiting = [sent for sent in self.waiting if sent.placement.replica == name]
+        num_decoding = sum(sent.placement.replica == name for sent in self.decoding)
+        for each in self.routers:
+            each.report(name, sum(sent.placement.num_tokens for sent in waiting), len(waiting), num_decoding, 0.001)
+
+    @rule(
+        by=st.integers(0, 1),
+        stem=st.integers(0, 2),
+        fork=st.integers(0, 6),
+        length=st.integers(0, 6),
+        rest=st.integers(1, BLOCK - 1),
+    )
+    def send(self, by: int, stem: int, fork: int, length: int, rest: int) -> None:
+        hashes, num_tokens = hashes_of(stem, fork, length), length * BLOCK + rest
+        other = copy.deepcopy(self.routers[1 - by]).choose(hashes, num_tokens)
+        placement = self.routers[by].choose(hashes, num_tokens)
+        assert placement is not None
+        assert other is not None
+        if not self.read_anew:
+            expected = (other.replica, other.num_hit_tokens, other.num_tokens)
+            assert (placement.replica, placement.num_hit_tokens, placement.num_tokens) == expected
+        sent = Sent(next(self.numbers), by, placement, num_tokens)
+        for _ in range(2):  # a record that comes again changes nothing
+            self.routers[1 - by].expect(placement.replica, sent.number, hashes, num_tokens)
+        self.waiting.append(sent)
+
+    def end_waiting(self, sent: Sent, *, computed: bool, told: bool = True) -> None:
+        self.waiting.remove(sent)
+        own, name = self.routers[sent.by], sent.placement.replica
+        (own.prefilled if computed else own.finish)(sent.placement)
+        for _ in range(2 * told):
+            self.routers[1 - sent.by].settle(name, sent.number, computed=computed)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 1000))
+    def compute(self, which: int) -> None:
+        sent = self.waiting[which % len(self.waiting)]
+        name, hashes = sent.placement.replica, sent.placement.block_hashes
+        self.held[name].update(hashes)
+        self.tell(name, BlocksStored(tuple(hashes), None, (), BLOCK, 0, ""))
+        self.end_waiting(sent, computed=True)
+        self.decoding.append(sent)
+        self.report(name)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which: int) -> None:
+        self.end_waiting(self.waiting[which % len(self.waiting)], computed=False)
+
+    @precondition(lambda self: self.decoding)
+    @rule(which=st.integers(0, 1000))
+    def end(self, which: int) -> None:
+        sent = self.decoding.pop(which % len(self.decoding))
+        self.routers[sent.by].finish(sent.placement)
+        self.report(sent.placement.replica)
+
+    @rule(name=st.sampled_from(NAMES))
+    def evict(self, name: str) -> None:
+        """All that no request waits for."""
+        needed = {block for sent in self.waiting for block in sent.placement.block_hashes}
+        gone = self.held[name] - needed
+        self.held[name] -= gone
+        self.tell(name, BlocksRemoved(tuple(gone), 0, ""))
+
+    @rule(name=st.sampled_from(NAMES), again=st.booleans())
+    def clear(self, name: str, again: bool) -> None:
+        """The cache is cleared, or its reader begins anew: then it is told all that there is."""
+        if not again:
+            self.held[name].clear()
+            self.tell(name, AllCleared())
+            return
+        self.read_anew = True
+        for sent in [sent for sent in self.waiting if sent.placement.replica == name][:1]:
+            self.end_waiting(sent, computed=False, told=False)
+        for number, each in enumerate(self.routers):
+            each.reset(name)
+            each.update(name, BlocksStored(tuple(self.held[name]), None, (), BLOCK, 0, ""))
+            for sent in self.waiting:
+                if sent.placement.replica == name and sent.by != number:
+                    each.expect(name, sent.number, sent.placement.block_hashes, sent.num_prompt_tokens)
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 6.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        for name in NAMES:
+            self.report(name)
+
+    @invariant()
+    def what_waits_is_found_where_it_was_sent(self) -> None:
+        for sent in self.waiting:
+            name, hashes = sent.placement.replica, list(sent.placement.block_hashes)
+            for each in self.routers:
+                assert self.depth(each, name, hashes) == len(hashes)
+
+    @invariant()
+    def nothing_is_counted_twice(self) -> None:
+        for name in NAMES:
+            num_waiting = sum(sent.placement.replica == name for sent in self.waiting)
+            first, second = (each._replicas[name] for each in self.routers)
+            assert first.queued == second.queued or self.read_anew
+            for state in (first, second):
+                assert len(state.waiting) == num_waiting
+                assert state.queued == sum(placement.num_tokens for placement in state.waiting)
+                assert state.unknown_waiting == state.unknown_queued == 0
+
+    @staticmethod
+    def depth(of: Router, name: str, hashes: list[int]) -> int:
+        state = of._replicas[name]
+        held = max((depth for mask, depth in of._held.hits(hashes) if mask >> state.number & 1), default=0)
+        return state.expected_depth(hashes, held)
+
+    def teardown(self) -> None:
+        while self.waiting:
+            self.end_waiting(self.waiting[0], computed=False)
+        while self.decoding:
+            self.end(0)
+        for _ in range(len(NAMES)):
+            self.now += 6.0
+            for _ in range(200):
+                self.report("a")
+        for each in self.routers:
+            assert not each._settling
+            for state in each._replicas.values():
+                assert (state.queued, state.num_others_blocks) == (0, 0)
+                assert not any((state.expected, state.waiting, state.others, state.decoding))
+
+
+TestRouters = Routers.TestCase
+TestRouters.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_when_the_first_prompt_ends_the_next_one_begins() -> None:
+    times = [0.0]
+    router = Router(BLOCK, seconds_per_token=0.001, clock=lambda: times[-1])
+    router.add("a")
+    for number in range(2):
+        router.expect("a", number, [], 100)
+    times.append(0.09)
+    router.settle("a", 1, computed=False)
+    state = router._replicas["a"]
+    assert state.seconds_left(times[-1], 0.001) == pytest.approx(0.01)
+    router.expect("a", 2, [], 100)
+    router.settle("a", 0, computed=False)
+    assert state.seconds_left(times[-1], 0.001) == pytest.approx(0.1)
+
+
+def test_others_requests_beyond_the_bound_are_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.routing.router._MAX_OTHERS_BLOCKS", 10)
+    router = Router(BLOCK)
+    router.add("a")
+    for number in range(20):
+        router.expect("a", number, [3 * number, 3 * number + 1, 3 * number + 2], 50)
+    state = router._replicas["a"]
+    assert (len(state.others), state.num_others_blocks, len(state.expected)) == (3, 9, 9)
+    router.settle("a", 0, computed=True)
+    for number in range(100, 120):
+        router.expect("a", number, [], 1)
+    assert len(state.others) == 10
+    router.expect("gone", 0, [1], 20)
+    router.settle("gone", 0, computed=True)
+    assert router.replicas == ["a"]
+
+
+def test_a_request_that_is_aborted_leaves_its_prefix_to_those_that_wait_for_it() -> None:
+    """Its replica computes the prefix all the same, for the next one; that was expected no longer."""
+    times = [0.0]
+    router = Router(BLOCK, clock=lambda: times[-1])
+    router.add("a")
+    first, second = (router.choose([1, 2, 3, number], 70) for number in (4, 5))
+    assert first is not None
+    assert second is not None
+    router.finish(first)
+    for seconds in (6.0, 12.0):
+        times.append(seconds)
+        router.report("a", 70, 1, 0)
+        assert router.holder([1, 2, 3, 4]) == router.holder([1, 2, 3, 5]) == "a"
+        assert router._replicas["a"].expected == {1, 2, 3, 5}
+    router.finish(second)
+    times.append(20.0)
+    router.report("a", 0, 0, 0)
+    router.report("a", 0, 0, 0)
+    assert router.holder([1, 2, 3, 4]) is None
