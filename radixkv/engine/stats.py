@@ -34,7 +34,8 @@ class EngineStats:
         cache: the cache's own counters.
         drafts: drafted and accepted tokens by source, since the engine was made.
         tiers: what has happened below the pool; None where there are no tiers.
-        num_queued_tokens: prompt tokens that are still to be computed. Of a waiting prompt all count, cached ones too.
+        num_queued_tokens: prompt tokens that are still to be computed. Of a waiting prompt those count that were not cached
+            when it was looked up last.
         num_queued: groups of sequences whose prompts these are of: waiting ones, and those whose prompts are in progress.
         num_decoding: running groups whose prompts are computed.
         prefill_seconds_per_token: what a prompt token takes, see `PrefillRate`; None: not known yet.
@@ -81,9 +82,7 @@ def engine_stats(engine: Engine) -> EngineStats:
     waiting = {group.request.request_id for group in scheduler.waiting} - running
     pending = [group.num_pending for group in scheduler.running]
     num_prefilling = sum(count > 1 for count in pending)
-    num_queued_tokens = sum(count for count in pending if count > 1) + sum(
-        len(group.prompt) for group in scheduler.waiting
-    )
+    num_queued_tokens = sum(count for count in pending if count > 1) + scheduler.waiting.num_uncached_tokens
     return EngineStats(
         num_running=len(running),
         num_waiting=len(waiting),

@@ -163,7 +163,7 @@ def test_unknown_routers_are_refused() -> None:
 
 @pytest.mark.parametrize("make", [documents, chats])
 def test_several_ingresses_agree(make: Callable[..., Trace]) -> None:
-    """Of conversations that overload replicas, four ingresses found four fifths of what one finds, and documents later."""
+    """Four found four fifths of what one finds of conversations that overload replicas, and answered documents later."""
     trace = make(num_requests=1500)
     num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
     stretch = stretch_for(trace, 4, num_blocks, cost, 0.85)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -74,6 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.driver.num_free_seqs >= 0
             ranks = [group.rank for group in self.driver.scheduler.running]
             assert ranks == sorted(ranks)
+            waiting = self.driver.scheduler.waiting
+            assert waiting.num_uncached_tokens == sum(map(waiting.num_uncached, waiting))
+            assert all(1 <= waiting.num_uncached(group) <= len(group.prompt) for group in waiting)
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
@@ -106,6 +110,57 @@ def test_the_most_cached_goes_first_and_equals_in_order_of_arrival() -> None:
         driver.add(_STEMS[0][:shared] + tail(number, 5))
     driver.run()
     assert [number - first for number in numbers(driver.admitted)] == [3, 1, 4, 0, 2]
+
+
+def test_of_waiting_prompts_what_is_cached_does_not_count_as_queued() -> None:
+    driver = SchedulerDriver(max_num_seqs=1)
+    warm(driver, _STEMS[0])
+    waiting, cache = driver.scheduler.waiting, driver.cache
+    before = (cache.stats, cache.version)
+
+    def counted(prompt: list[int], **options: Any) -> int:
+        num_tokens = waiting.num_uncached_tokens
+        driver.add(prompt, **options)
+        return waiting.num_uncached_tokens - num_tokens
+
+    assert counted(_STEMS[0][:32] + tail(0, 5)) == 5
+    assert counted(_STEMS[0][:39]) == 1  # for its logits
+    assert counted(_STEMS[1]) == 40
+    assert counted(_STEMS[0], namespace="another") == 40
+    assert counted(_STEMS[0], prompt_logprobs=0) == 40  # of cached tokens there are none
+    assert (cache.stats, cache.version) == before
+    driver.abort(driver.requests[-1])
+    assert waiting.num_uncached_tokens == 5 + 1 + 40 + 40
+    driver.run()
+    assert waiting.num_uncached_tokens == 0
+
+
+def test_of_a_preempted_answer_what_is_still_cached_does_not_count_as_queued() -> None:
+    driver = SchedulerDriver(num_blocks=16, block_size=4, max_num_seqs=2)
+    for number in range(2):
+        driver.add(tail(number, 24), max_new=30)
+    while not driver.preempted:
+        driver.step()
+    waiting = driver.scheduler.waiting
+    (group,) = waiting
+    # The other one has taken some of its blocks in the same step.
+    assert 1 <= waiting.num_uncached_tokens <= len(group.prompt) - driver.cache.match(group.prompt) < 24
+    driver.run()
+    assert waiting.num_uncached_tokens == 0
+
+
+def test_preempted_answers_go_on_in_order_of_arrival_whatever_is_cached_of_them() -> None:
+    driver = SchedulerDriver()
+    warm(driver, _STEMS[0])
+    waiting = driver.scheduler.waiting
+    for prompt in (tail(0, 30), _STEMS[0][:30]):
+        driver.add(prompt)
+        (group,) = driver.scheduler.groups_of(driver.requests[-1])
+        waiting.remove(group)
+        group.started = True
+        waiting.add(group)
+    assert [group.request for group in waiting.candidates("", look_up=True)] == driver.requests
+    assert waiting.num_uncached_tokens == 30 + 1
 
 
 def test_priorities_come_before_what_is_cached_and_before_age() -> None:
@@ -316,19 +371,21 @@ def test_a_line_that_cannot_move_costs_no_look_ups(monkeypatch: pytest.MonkeyPat
 def test_a_prompt_is_looked_up_again_only_when_the_tree_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SchedulerDriver()
     warm(driver, _STEMS[0])
-    for number in range(50):
-        driver.add(_STEMS[0] + tail(number, 3))
     queue, cache = driver.scheduler.waiting, driver.cache
     looked_up: list[int] = []
     match = cache.match
     monkeypatch.setattr(cache, "match", lambda tokens, namespace: looked_up.append(1) or match(tokens, namespace))
+    for number in range(50):
+        driver.add(_STEMS[0] + tail(number, 3))
+    assert len(looked_up) == 50
     queue.candidates("", look_up=True)
-    assert len(looked_up) == 32
-    queue.candidates("", look_up=True)
-    assert len(looked_up) == 32
+    assert len(looked_up) == 50
     cache.clear()
-    queue.candidates("", look_up=True)
-    assert len(looked_up) == 64
+    for _ in range(2):
+        queue.candidates("", look_up=True)
+        assert len(looked_up) == 50 + 32
+    # What the first 32 lack now, and the others as far as was known when they came.
+    assert queue.num_uncached_tokens == 32 * 43 + 18 * 3
 
 
 def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
