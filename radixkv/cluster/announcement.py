@@ -14,9 +14,11 @@ from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import encode_held, encode_load
+from radixkv.cluster.unfinished import UnfinishedRequest, UnfinishedRequests
 from radixkv.engine.engine import Engine
 from radixkv.engine.stats import GAUGES
 from radixkv.errors import EngineDeadError
+from radixkv.prompts import Prompt
 
 # Between two looks at what there is to do.
 _SECONDS_BETWEEN_LOADS = 0.2
@@ -35,6 +37,19 @@ class Announcements:
         self._llm = llm
         self._wakers: set[asyncio.Event] = set()
         self._farewells: set[asyncio.Task[None]] = set()
+        self._unfinished = UnfinishedRequests()
+
+    def unfinished(self, prompt: Prompt, sender: int) -> UnfinishedRequest:
+        """A request has come, which is announced where there are several readers. Whoever calls this must `end` it.
+
+        Args:
+            prompt: of the request.
+            sender: who sent it, see `TakenRequest`.
+
+        Raises:
+            InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
+        """
+        return self._unfinished.add(prompt, sender)
 
     def announce(self) -> None:
         """Let every reader know at once what has changed."""
@@ -42,7 +57,7 @@ class Announcements:
             waker.set()
 
     async def subscribe(self) -> AsyncGenerator[bytes, None]:
-        """The records for one reader: what is held, then each change. They end when it is too slow, or the engine is dead."""
+        """The records for one reader: all that there is, then each change. They end if it is too slow, or the engine dead."""
         llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -63,8 +78,12 @@ class Announcements:
                 feed, held = await llm.call(begin)
             except EngineDeadError:
                 return
+            taken = self._unfinished.join(feed)
             for record in encode_held(held):
                 yield record
+            for record in taken:
+                yield record
+                await asyncio.sleep(0)  # hashing a long prompt takes milliseconds
             sent: dict[str, Any] = {}
             silent = 0
             while llm.death is None and not feed.overflowed:
@@ -83,6 +102,8 @@ class Announcements:
                     yield records
         finally:
             self._wakers.discard(awake)
+            for feed in begun:
+                self._unfinished.leave(feed)
             # A task of its own: this one may be cancelled.
             farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)

@@ -1,4 +1,4 @@
-"""The changes of a cache, as records for one reader."""
+"""The changes of a cache, and what else happens meanwhile, as records for one reader."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class BlockFeed(TreeObserver):
         max_hashes: that may wait; beyond, the reader is too slow, and must begin anew.
 
     Attributes:
+        block_size: tokens per block.
         overflowed: whether it was too slow.
     """
 
     def __init__(self, block_size: int, wake: Callable[[], object], max_hashes: int = 1 << 20) -> None:
         self.overflowed = False
-        self._block_size = block_size
+        self.block_size = block_size
         self._wake = wake
         self._max_bytes = max_hashes * HASH_BYTES
         self._records: list[bytes] = []
@@ -38,32 +39,8 @@ class BlockFeed(TreeObserver):
             records, self._records, self._num_bytes = self._records, [], 0
         return b"".join(records)
 
-    def on_insert(self, node: Node, start: int) -> None:
-        self._add(Kind.STORED, self._hashes(node, start))
-
-    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
-        self._add(Kind.REMOVED, self._hashes(node, start))
-
-    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
-        if namespace is None:
-            self._append(encode_record(Kind.CLEARED))
-            return
-        for node in nodes:
-            self._add(Kind.REMOVED, self._hashes(node, 0))
-
-    def _hashes(self, node: Node, start: int) -> bytes:
-        """Of the whole blocks only: a partly filled one has another name when it is full."""
-        if not node.blocks:
-            return b""
-        whole = node.num_tokens // self._block_size
-        hashes = node.block_hashes(self._block_size * TOKEN_BYTES)[start:whole]
-        return encode_hashes(hashes)
-
-    def _add(self, kind: Kind, hashes: bytes) -> None:
-        if hashes:
-            self._append(encode_record(kind, hashes))
-
-    def _append(self, record: bytes) -> None:
+    def append(self, record: bytes) -> None:
+        """Add a record behind those that are there, on any thread."""
         with self._lock:
             if self.overflowed:
                 return
@@ -74,3 +51,28 @@ class BlockFeed(TreeObserver):
                 self.overflowed, self._records = True, []
         if was_empty or self.overflowed:
             self._wake()
+
+    def on_insert(self, node: Node, start: int) -> None:
+        self._add(Kind.STORED, self._hashes(node, start))
+
+    def on_remove(self, node: Node, start: int, evicted: bool) -> None:
+        self._add(Kind.REMOVED, self._hashes(node, start))
+
+    def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
+        if namespace is None:
+            self.append(encode_record(Kind.CLEARED))
+            return
+        for node in nodes:
+            self._add(Kind.REMOVED, self._hashes(node, 0))
+
+    def _hashes(self, node: Node, start: int) -> bytes:
+        """Of the whole blocks only: a partly filled one has another name when it is full."""
+        if not node.blocks:
+            return b""
+        whole = node.num_tokens // self.block_size
+        hashes = node.block_hashes(self.block_size * TOKEN_BYTES)[start:whole]
+        return encode_hashes(hashes)
+
+    def _add(self, kind: Kind, hashes: bytes) -> None:
+        if hashes:
+            self.append(encode_record(kind, hashes))

@@ -1,13 +1,18 @@
-"""What a replica reports, as a stream of records: which blocks it holds, and its load.
+"""What a replica reports, as a stream of records: which blocks it holds, which requests have come to it, and its load.
 
 ::
 
     byte      kind
-    4 bytes   bytes that follow, little-endian
-    ...       STORED, REMOVED: hashes of blocks, 8 bytes each, little-endian; LOAD: a JSON object; HELD, CLEARED: nothing
+    4 bytes   bytes that follow
+    ...       STORED, REMOVED: hashes of blocks, 8 bytes each
+              TAKEN: the request's number, its sender, the number of its prompt's tokens, the hashes of its whole blocks
+              ENDED: the request's number, and a byte: 1 where its prompt was computed, 0 where it ended before
+              LOAD: a JSON object
+              HELD, CLEARED: nothing
 
-It begins with HELD (what was known is forgotten) and STORED for all that the replica holds; then every change
-follows in order.
+Numbers are little-endian, and have 8 bytes where nothing else is said. A stream begins with HELD (what was known is
+forgotten), STORED for all that the replica holds, and TAKEN for the requests that it has not computed yet; then every change
+follows in order. The blocks of a prompt that was computed are STORED before it has ENDED.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -24,6 +30,8 @@ from numpy.typing import NDArray
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
 
 _HEADER = struct.Struct("<BI")
+_TAKEN = struct.Struct("<QQQ")
+_ENDED = struct.Struct("<Q?")
 _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
 # So few at once, because the reader has other work to do in between.
@@ -40,6 +48,25 @@ class Kind(IntEnum):
     REMOVED = 2
     CLEARED = 3
     LOAD = 4
+    TAKEN = 5
+    ENDED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    """A request that has come to a replica.
+
+    Attributes:
+        number: by which the replica calls it.
+        sender: who sent it, as it calls itself.
+        num_tokens: of its prompt.
+        block_hashes: of its prompt's whole blocks.
+    """
+
+    number: int
+    sender: int
+    num_tokens: int
+    block_hashes: Sequence[int]
 
 
 def encode_record(kind: Kind, payload: bytes = b"") -> bytes:
@@ -62,6 +89,50 @@ def encode_hashes(block_hashes: Sequence[int]) -> bytes:
 def encode_load(load: Mapping[str, Any]) -> bytes:
     """What a replica has to do."""
     return encode_record(Kind.LOAD, json.dumps(load, separators=(",", ":")).encode())
+
+
+def encode_taken(request: TakenRequest) -> bytes:
+    """That a request has come."""
+    numbers = _TAKEN.pack(request.number, request.sender, request.num_tokens)
+    return encode_record(Kind.TAKEN, numbers + encode_hashes(request.block_hashes))
+
+
+def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
+    """What `encode_taken` was given.
+
+    Raises:
+        ValueError: it is something else, or more blocks than a prompt of so many tokens has.
+    """
+    num_hash_bytes = len(payload) - _TAKEN.size
+    if num_hash_bytes < 0 or num_hash_bytes % HASH_BYTES:
+        raise ValueError(f"expected a request and the hashes of its blocks, got {len(payload)} bytes")
+    number, sender, num_tokens = _TAKEN.unpack_from(payload)
+    num_blocks = num_hash_bytes // HASH_BYTES
+    if num_tokens < max(1, num_blocks * block_size):
+        raise ValueError(f"expected a prompt of at least {max(1, num_blocks * block_size)} tokens, got {num_tokens}")
+    return TakenRequest(number, sender, num_tokens, _hashes(payload[_TAKEN.size :]))
+
+
+def encode_ended(number: int, *, computed: bool) -> bytes:
+    """That a request waits no longer.
+
+    Args:
+        number: as in its `TakenRequest`.
+        computed: whether its prompt was computed.
+    """
+    return encode_record(Kind.ENDED, _ENDED.pack(number, computed))
+
+
+def decode_ended(payload: bytes) -> tuple[int, bool]:
+    """The request's number, and whether its prompt was computed.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if len(payload) != _ENDED.size:
+        raise ValueError(f"expected {_ENDED.size} bytes, got {len(payload)}")
+    number, computed = _ENDED.unpack(payload)
+    return number, computed
 
 
 class RecordReader:
@@ -91,10 +162,15 @@ class RecordReader:
 
 
 def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
-    """What a record other than LOAD means to a router."""
+    """What a record of a cache's blocks means to a router."""
     if kind in (Kind.HELD, Kind.CLEARED):
         return AllCleared()
-    hashes = tuple(np.frombuffer(payload, dtype=_HASH).tolist())
+    hashes = tuple(_hashes(payload))
     if kind is Kind.STORED:
         return BlocksStored(hashes, None, (), block_size, 0, "")
     return BlocksRemoved(hashes, 0, "")
+
+
+def _hashes(payload: bytes) -> list[int]:
+    hashes: list[int] = np.frombuffer(payload, dtype=_HASH).tolist()
+    return hashes

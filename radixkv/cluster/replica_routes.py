@@ -43,11 +43,13 @@ from radixkv.cluster.announcement import Announcements
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
+from radixkv.cluster.unfinished import UnfinishedRequest
 from radixkv.cluster.wire import (
     decode_pin,
     decode_prompts,
     decode_request,
     decode_selection,
+    decode_sender,
     decode_shares,
     encode_beams,
     encode_delta,
@@ -136,8 +138,15 @@ class _Replica:
 
     async def generate(self, request: Request) -> Response:
         prompt, params, priority, tenant = decode_request(await request.body())
-        (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant)
-        return _Lines(self._llm, stream)
+        sender = decode_sender(request.headers)
+        # At once: the engine takes it between two steps.
+        unfinished = self._announcements.unfinished(prompt, sender)
+        try:
+            (stream,) = await self._llm.submit([prompt], params, priority=priority, tenant=tenant)
+        except BaseException:
+            unfinished.end()
+            raise
+        return _Lines(self._llm, stream, unfinished)
 
     async def events(self, request: Request) -> Response:
         return _Records(self._announcements.subscribe(), media_type="application/octet-stream")
@@ -214,9 +223,10 @@ class _Records(StreamingResponse):
 class _Lines(StreamingResponse):
     """A line for each piece; when the ingress goes away, the request is aborted."""
 
-    def __init__(self, llm: AsyncLLM, stream: RequestStream) -> None:
+    def __init__(self, llm: AsyncLLM, stream: RequestStream, unfinished: UnfinishedRequest) -> None:
         self._stream = stream
-        self._lines = _lines(llm, stream)
+        self._unfinished = unfinished
+        self._lines = _lines(llm, stream, unfinished)
         super().__init__(self._lines, media_type="application/x-ndjson")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -224,22 +234,26 @@ class _Lines(StreamingResponse):
             async with aclosing(self._lines):
                 await super().__call__(scope, receive, send)
         finally:
+            self._unfinished.end()
             # A generator that was closed before its first step has not run its own cleanup.
             self._stream.close()
 
 
-async def _lines(llm: AsyncLLM, stream: RequestStream) -> AsyncGenerator[bytes, None]:
+async def _lines(llm: AsyncLLM, stream: RequestStream, unfinished: UnfinishedRequest) -> AsyncGenerator[bytes, None]:
     try:
         has_begun = False
         async for delta in stream:
             if not isinstance(delta, RequestOutput):
                 if llm.cut_short:  # the beams alone do not show that only complete ones are among them
                     raise DrainingError("the search was aborted: the replica stops")
+                unfinished.end(computed=True)
                 yield encode_beams(delta)
                 continue
+            had_begun, has_begun = has_begun, has_begun or any(output.token_ids for output in delta.outputs)
+            if has_begun:
+                unfinished.end(computed=True)
             # Of a long prompt these are hundreds of kilobytes, and the same each time.
-            yield encode_delta(replace(delta, prompt_logprobs=None) if has_begun else delta)
-            has_begun = has_begun or any(output.token_ids for output in delta.outputs)
+            yield encode_delta(replace(delta, prompt_logprobs=None) if had_begun else delta)
     except EngineError as error:  # the status is sent, so it is a line of its own
         yield encode_error(error)
 

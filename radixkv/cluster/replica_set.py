@@ -23,7 +23,7 @@ from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.member import Member
-from radixkv.cluster.records import Kind, RecordReader, as_event
+from radixkv.cluster.records import Kind, RecordReader, as_event, decode_ended, decode_taken
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.wire import encode_pin, encode_shares
 from radixkv.routing import Router, prompt_hashes
@@ -361,6 +361,18 @@ class ReplicaSet:
             self._put_up(member, client)
         router, streams = self._router, self._streams
         assert router is not None and streams is not None
+        if kind is Kind.HELD:
+            router.reset(member.name)
+            return
+        if kind is Kind.TAKEN:
+            taken = decode_taken(payload, router.block_size)
+            if taken.sender != streams.sender:
+                router.expect(member.name, taken.number, taken.block_hashes, taken.num_tokens)
+            return
+        if kind is Kind.ENDED:
+            number, computed = decode_ended(payload)
+            router.settle(member.name, number, computed=computed)
+            return
         if kind is not Kind.LOAD:
             router.update(member.name, as_event(kind, payload, router.block_size))
             return

@@ -29,7 +29,7 @@ from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import MovedError, Ticket, Trial
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.received import Received
-from radixkv.cluster.wire import decode_beams, decode_delta, encode_request
+from radixkv.cluster.wire import decode_beams, decode_delta, encode_request, encode_sender
 from radixkv.engine.resumable import check_resumable
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import Prompt, with_answer_form
@@ -71,6 +71,9 @@ class ReplicaStreams:
         max_attempts: replicas that may lose a request before its next token.
         wait_seconds: for a replica to come, where there is none; see `replica_is_up`.
 
+    Attributes:
+        sender: by which requests from here are known among those that a replica has taken.
+
     Raises:
         ValueError: ``max_attempts`` is below 1.
     """
@@ -90,10 +93,11 @@ class ReplicaStreams:
         self._router = router
         self._clients = clients
         self._generations = generations
-        self._headers = {"Authorization": f"Bearer {secret}"}
+        self._seeds = random.SystemRandom()
+        self.sender = self._seeds.getrandbits(64)
+        self._headers = {"Authorization": f"Bearer {secret}", **encode_sender(self.sender)}
         self._max_attempts = max_attempts
         self._wait_seconds = wait_seconds
-        self._seeds = random.SystemRandom()
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()

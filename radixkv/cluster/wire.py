@@ -34,6 +34,9 @@ from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.clearing import NamespaceSelection
 from radixkv.tools.grammar import AnswerFrame
 
+# Of a request to a replica: the number, in hexadecimal digits, by which its sender knows it again among those of others.
+SENDER_HEADER = "radixkv-sender"
+
 # What any replica would answer, by its name; of refused requests, each other `ValueError` and `TypeError`, too.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
     {
@@ -94,6 +97,24 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchPara
     )
     kind = BeamSearchParams if sent["use_beam_search"] else SamplingParams
     return prompt, kind(**params), sent["priority"], sent["tenant"]
+
+
+def encode_sender(sender: int) -> dict[str, str]:
+    """The header that says who has sent a request."""
+    return {SENDER_HEADER: f"{sender:x}"}
+
+
+def decode_sender(headers: Mapping[str, str]) -> int:
+    """Who has sent a request; 0: it does not say.
+
+    Raises:
+        ValueError: it is not a number of 64 bits.
+    """
+    text = headers.get(SENDER_HEADER, "0")
+    sender = int(text, 16)
+    if not 0 <= sender < 1 << 64:
+        raise ValueError(f"{SENDER_HEADER}: expected a number of 64 bits, got {text!r:.40}")
+    return sender
 
 
 def encode_delta(delta: RequestOutput) -> bytes:

@@ -19,8 +19,8 @@ among idle ones, to the one that was sent the least lately.
 What a replica holds is known from its cache's events (`radixkv.cache.events`). Those come late: what is being computed
 counts as held where it was sent, until its first token, and for a while after that, by when the events must be there.
 
-Several routers over the same replicas know what the others have sent, because each replica says what it has taken and
-computed (`expect`, `settle`). So they agree, but for what has happened since.
+Several routers over the same replicas know what the others have sent, because each replica says what has come to it and
+what it has computed (`expect`, `settle`). So they agree, but for what has happened since.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 
 from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, CacheEvent
-from radixkv.cache.arguments import check_count, is_number
+from radixkv.cache.arguments import check_count, check_namespace, is_number
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
@@ -47,8 +47,9 @@ def prompt_hashes(token_ids: TokenIds, namespace: str, block_size: int) -> list[
     """Hashes of the whole blocks of a prompt, as they are in the events of a cache with this block size.
 
     Raises:
-        InvalidArgumentError: there are no tokens, or they are no token ids.
+        InvalidArgumentError: there are no tokens, or they are no token ids, or ``namespace`` is not a string.
     """
+    check_namespace(namespace)
     encoded, block_bytes = encode_prompt(token_ids), block_size * TOKEN_BYTES
     whole = len(encoded) // block_bytes * block_bytes
     return next_hashes(namespace_hash(namespace), encoded[:whole], block_bytes)

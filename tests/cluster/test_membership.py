@@ -142,10 +142,22 @@ def test_removing_a_replica_ends_the_wait_for_it() -> None:
     asyncio.run(main())
 
 
-def test_events_that_nobody_understands_put_a_replica_down(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "record",
+    [
+        encode_load({"draining": False}),
+        encode_record(Kind.STORED, bytes(7)),
+        encode_record(Kind.TAKEN, bytes(23)),
+        encode_record(Kind.TAKEN, bytes(24)),
+        encode_record(Kind.ENDED, bytes(10)),
+        b"\xff\0\0\0\0",
+    ],
+    ids=["a load", "blocks", "half a request", "a request without tokens", "an end", "of no kind"],
+)
+def test_events_that_nobody_understands_put_a_replica_down(record: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         cluster = Cluster()
-        cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), encode_load({"draining": False})]
+        cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), record]
         replicas = cluster.replicas()
         await replicas.add("a", "http://a")
         await until(lambda: not replicas.available)

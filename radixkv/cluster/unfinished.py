@@ -1,0 +1,121 @@
+"""The requests that have come to a replica and are not computed yet, announced to the readers of its events.
+
+An ingress knows the requests that it has sent. Only where there are several does it need to hear of requests: then each hears
+of those of all, its own included, which it recognises by their sender.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from radixkv.cache import InvalidArgumentError
+from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.records import TakenRequest, encode_ended, encode_taken
+from radixkv.prompts import Prompt
+from radixkv.routing import prompt_hashes
+
+
+class UnfinishedRequests:
+    """All that a replica has. It belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._feeds: list[BlockFeed] = []
+        self._requests: dict[int, UnfinishedRequest] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, prompt: Prompt, sender: int) -> UnfinishedRequest:
+        """A request has come; it is announced if there is another reader than the one that knows it.
+
+        Args:
+            prompt: of the request.
+            sender: who sent it.
+
+        Raises:
+            InvalidArgumentError: its tokens or its namespace are none, and there are several readers.
+        """
+        request = UnfinishedRequest(self, next(self._numbers), prompt, sender)
+        if len(self._feeds) > 1:
+            self._send(request.record(self._feeds[0].block_size))
+            request.announced = True
+        self._requests[request.number] = request
+        return request
+
+    def join(self, feed: BlockFeed) -> Iterator[bytes]:
+        """Announce requests to one more reader from now on.
+
+        Returns:
+            The records that it must get before those of its feed: of the requests that there are. Each of them may take as
+            long as hashing a prompt does.
+        """
+        self._feeds.append(feed)
+        present = list(self._requests.values())
+        for request in present:
+            request.announced = True
+        return self._records(present, feed.block_size)
+
+    @staticmethod
+    def _records(requests: list[UnfinishedRequest], block_size: int) -> Iterator[bytes]:
+        for request in requests:
+            if request.ended:
+                continue
+            try:
+                yield request.record(block_size)
+            except InvalidArgumentError:
+                continue  # the engine is about to refuse it
+
+    def leave(self, feed: BlockFeed) -> None:
+        """Announce nothing more to a reader; one that has not joined is ignored."""
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+
+    def end(self, request: UnfinishedRequest, *, computed: bool) -> None:
+        """Announce that it waits no longer to all that may have heard of it."""
+        del self._requests[request.number]
+        if request.announced:
+            self._send(encode_ended(request.number, computed=computed))
+
+    def _send(self, record: bytes) -> None:
+        for feed in self._feeds:
+            feed.append(record)
+
+
+class UnfinishedRequest:
+    """A request from when it has come until its prompt is computed. Whoever added it must `end` it.
+
+    Attributes:
+        number: by which it is called.
+        announced: whether a reader may have heard of it.
+        ended: whether it waits no longer.
+    """
+
+    def __init__(self, requests: UnfinishedRequests, number: int, prompt: Prompt, sender: int) -> None:
+        self.number = number
+        self.announced = False
+        self.ended = False
+        self._requests = requests
+        self._prompt = prompt
+        self._sender = sender
+        self._record: bytes | None = None
+
+    def end(self, *, computed: bool = False) -> None:
+        """It waits no longer; again: nothing.
+
+        Args:
+            computed: whether its prompt is computed.
+        """
+        if not self.ended:
+            self.ended = True
+            self._requests.end(self, computed=computed)
+
+    def record(self, block_size: int) -> bytes:
+        """That it has come, made when it is asked for first.
+
+        Raises:
+            InvalidArgumentError: its tokens or its namespace are none.
+        """
+        if self._record is None:
+            prompt = self._prompt
+            hashes = prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
+            self._record = encode_taken(TakenRequest(self.number, self._sender, len(prompt.token_ids), hashes))
+        return self._record

@@ -1,0 +1,57 @@
+"""What a replica says of requests is what its readers hear, and what is no record of one is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixkv.cluster.records import (
+    Kind,
+    RecordReader,
+    TakenRequest,
+    decode_ended,
+    decode_taken,
+    encode_ended,
+    encode_taken,
+)
+
+BLOCK = 16
+NUMBERS = st.integers(0, 2**64 - 1)
+
+
+@given(NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.booleans(), st.integers(1, 100))
+def test_what_is_sent_of_a_request_is_what_is_read(
+    number: int, sender: int, hashes: list[int], rest: int, computed: bool, chunk: int
+) -> None:
+    taken = TakenRequest(number, sender, max(1, BLOCK * len(hashes) + rest), hashes)
+    data = encode_taken(taken) + encode_ended(number, computed=computed)
+    reader = RecordReader()
+    records = [each for at in range(0, len(data), chunk) for each in reader.read(data[at : at + chunk])]
+    assert [kind for kind, _ in records] == [Kind.TAKEN, Kind.ENDED]
+    assert decode_taken(records[0][1], BLOCK) == taken
+    assert decode_ended(records[1][1]) == (number, computed)
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_request_is_refused_in_one_way(payload: bytes) -> None:
+    for decode in (lambda: decode_taken(payload, BLOCK), lambda: decode_ended(payload)):
+        try:
+            decode()
+        except ValueError:
+            continue
+
+
+def test_why_a_request_is_refused() -> None:
+    for payload, message in (
+        (b"", "expected a request and the hashes of its blocks, got 0 bytes"),
+        (bytes(24 + 7), "expected a request and the hashes of its blocks, got 31 bytes"),
+        (bytes(24), "expected a prompt of at least 1 tokens, got 0"),
+        (struct.pack("<5Q", 1, 2, 31, 3, 4), "expected a prompt of at least 32 tokens, got 31"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decode_taken(payload, BLOCK)
+    with pytest.raises(ValueError, match="expected 9 bytes, got 8"):
+        decode_ended(bytes(8))

@@ -1,0 +1,264 @@
+"""Ingresses over the same replicas know what each of them has sent, before a replica has computed it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.held_steps import HeldSteps
+from support.pretended_replicas import LOAD, Cluster, until
+from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
+
+from radixkv import SamplingParams
+from radixkv.cluster import ReplicaSet
+from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.records import (
+    Kind,
+    TakenRequest,
+    as_event,
+    decode_ended,
+    decode_taken,
+    encode_load,
+    encode_record,
+    encode_taken,
+)
+from radixkv.cluster.unfinished import UnfinishedRequests
+from radixkv.cluster.wire import SENDER_HEADER, encode_request
+from radixkv.prompts import Prompt
+from radixkv.routing import Router, prompt_hashes
+
+FIRST = list(range(100, 150))
+LONG = list(range(200, 400))
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+async def answer(replicas: ReplicaSet, token_ids: list[int], params: SamplingParams = PARAMS) -> list[int]:
+    return [
+        token_id
+        async for delta in replicas.streams.generate(Prompt(token_ids), params, "one")
+        for token_id in delta.outputs[0].token_ids
+    ]
+
+
+def router_of(replicas: ReplicaSet) -> Router:
+    assert replicas._router is not None
+    return replicas._router
+
+
+def others_on(replicas: ReplicaSet, name: str) -> int:
+    return len(router_of(replicas)._replicas[name].others)
+
+
+@asynccontextmanager
+async def another_ingress(servers: list[LocalReplica]) -> AsyncIterator[ReplicaSet]:
+    replicas = ReplicaSet(SECRET)
+    try:
+        for number, server in enumerate(servers):
+            await replicas.add(str(number), server.url)
+        yield replicas
+    finally:
+        await replicas.close()
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes]]:
+    """What each ingress hears of all replicas."""
+    records: list[tuple[ReplicaSet, Kind, bytes]] = []
+    note = ReplicaSet._note
+
+    def listen(replicas: ReplicaSet, member: Any, client: httpx.AsyncClient, kind: Kind, payload: bytes) -> None:
+        records.append((replicas, kind, payload))
+        note(replicas, member, client, kind, payload)
+
+    monkeypatch.setattr(ReplicaSet, "_note", listen)
+    return records
+
+
+def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+        async with local_replicas(tmp_path, *llms) as (one, servers), another_ingress(servers) as two:
+            steps = [await server.llm.call(HeldSteps) for server in servers]
+            tasks = [asyncio.ensure_future(answer(one, prompt)) for prompt in (FIRST, LONG)]
+            await until(lambda: [others_on(two, name) for name in "01"] == [1, 1])
+            assert [others_on(one, name) for name in "01"] == [0, 0]  # which has sent both
+            # No step has ended, so no report says what replicas have to do: both seem to have nothing, and the first
+            # of them would get the next prompt.
+            assert all(not load["num_queued"] for load in two.loads.values())
+            holder = router_of(two).holder(prompt_hashes(LONG, "", 16))
+            assert holder == "1"
+            tasks.append(asyncio.ensure_future(answer(two, [*LONG, 7, 8, 9])))
+            await until(lambda: others_on(one, "1") == 1)
+            assert [two.streams.num_streams(name) for name in "01"] == [0, 1]
+            for each in steps:
+                each.allow_all()
+            await asyncio.gather(*tasks)
+            await until(lambda: not any(others_on(replicas, name) for replicas in (one, two) for name in "01"))
+            late = time.monotonic() + 100.0
+            for replicas in (one, two):
+                router = router_of(replicas)
+                router._clock = lambda: late
+                states = router._replicas.values()
+                await until(lambda states=states: not any(state.expected for state in states))
+                assert not any(state.waiting or state.queued for state in states)
+                assert router.holder(prompt_hashes(LONG, "", 16)) == "1"  # as its events say
+
+    asyncio.run(main())
+
+
+def test_one_that_comes_later_learns_what_waits(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer, max_num_seqs=1)) as (one, servers):
+            (server,) = servers
+            steps = await server.llm.call(HeldSteps)
+            running = asyncio.ensure_future(answer(one, FIRST, SamplingParams(max_tokens=1500, ignore_eos=True)))
+            steps.allow(3)
+            await until(lambda: server.llm.stats.num_decoding)
+            waiting = asyncio.ensure_future(answer(one, LONG))
+            await until(lambda: server.llm.num_unfinished == 2)
+            two = ReplicaSet(SECRET)
+            adding = asyncio.ensure_future(two.add("0", server.url))
+            while not adding.done():  # the replica says what it holds between two steps
+                steps.allow(1)
+                await asyncio.sleep(0)
+            await adding
+            (placement,) = router_of(two)._replicas["0"].waiting
+            assert list(placement.block_hashes) == prompt_hashes(LONG, "", 16)
+            assert placement.num_tokens == len(LONG)
+            running.cancel()
+            waiting.cancel()
+            steps.allow_all()
+            await until(lambda: not others_on(two, "0"))
+            await two.close()
+
+    asyncio.run(main())
+
+
+def test_requests_are_announced_where_there_are_several_ingresses(
+    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
+            await answer(one, FIRST)
+            async with another_ingress(servers) as two:
+                assert not {Kind.TAKEN, Kind.ENDED} & {kind for _, kind, _ in heard}
+                heard.clear()
+                await answer(one, LONG)
+                for replicas in (one, two):
+                    await until(lambda replicas=replicas: (replicas, Kind.ENDED) in [each[:2] for each in heard])
+                    of_one = [
+                        (kind, payload) for who, kind, payload in heard if who is replicas and kind is not Kind.LOAD
+                    ]
+                    taken = decode_taken(of_one[0][1], 16)
+                    assert (taken.sender, taken.num_tokens) == (one.streams.sender, len(LONG))
+                    assert list(taken.block_hashes) == prompt_hashes(LONG, "", 16)
+                    # What is not expected any longer has been reported by then.
+                    ended = [kind for kind, _ in of_one].index(Kind.ENDED)
+                    assert decode_ended(of_one[ended][1]) == (taken.number, True)
+                    events = [as_event(kind, payload, 16) for kind, payload in of_one[1:ended]]
+                    stored = {block for event in events for block in event.block_hashes}
+                    assert stored >= set(taken.block_hashes)
+
+    asyncio.run(main())
+
+
+def test_when_the_other_ingress_has_left_nothing_is_announced(
+    default_tokenizer: Any,
+    tmp_path: Path,
+    heard: list[tuple[ReplicaSet, Kind, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[BlockFeed] = []
+    leave = UnfinishedRequests.leave
+
+    def note(requests: UnfinishedRequests, feed: BlockFeed) -> None:
+        leave(requests, feed)
+        left.append(feed)
+
+    monkeypatch.setattr(UnfinishedRequests, "leave", note)
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
+            async with another_ingress(servers):
+                pass
+            await until(lambda: left)
+            heard.clear()
+            await answer(one, FIRST)
+            await until(lambda: Kind.STORED in [kind for _, kind, _ in heard])
+            assert not {Kind.TAKEN, Kind.ENDED} & {kind for _, kind, _ in heard}
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_aborted_is_expected_no_longer(
+    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+) -> None:
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers),
+            another_ingress(servers) as two,
+        ):
+            steps = await servers[0].llm.call(HeldSteps)
+            task = asyncio.ensure_future(answer(one, LONG))
+            await until(lambda: others_on(two, "0") == 1)
+            task.cancel()
+            await until(lambda: others_on(two, "0") == 0)
+            steps.allow_all()
+            (ended,) = [payload for who, kind, payload in heard if who is two and kind is Kind.ENDED]
+            assert decode_ended(ended)[1] is False
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_refused_is_expected_no_longer(
+    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+) -> None:
+    async def main() -> None:
+        async with (
+            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers),
+            another_ingress(servers) as two,
+        ):
+            with pytest.raises(ValueError, match="3000 tokens"):
+                await answer(one, [7] * 3000)
+            await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])
+            assert others_on(two, "0") == 0
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        held, load = encode_record(Kind.HELD), encode_load(LOAD)
+        first, second = (encode_taken(TakenRequest(number, 0, 40, [number, 10 * number])) for number in (1, 2))
+        cluster.events["http://a"] = [held, first, held, second, load]
+        replicas = cluster.replicas()
+        await replicas.add("a", "http://a")
+        state = router_of(replicas)._replicas["a"]
+        assert list(state.others) == [2]
+        assert (state.queued, state.expected) == (40, {2, 20})
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_senders_are_numbers(default_tokenizer: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, _):
+            body = encode_request(Prompt(FIRST), PARAMS, 0, "")
+            for sender in ("", "one", "-1", "1" + 16 * "0"):
+                headers = {"Authorization": f"Bearer {SECRET}", SENDER_HEADER: sender}
+                refused = await one._clients["0"].post("/generate", content=body, headers=headers)
+                assert refused.status_code == 400, sender
+            taken = await one._clients["0"].post(
+                "/generate", content=body, headers={"Authorization": f"Bearer {SECRET}"}
+            )
+            assert taken.status_code == 200
+
+    asyncio.run(main())

@@ -1,0 +1,153 @@
+"""Readers of a replica's events hear of its requests where there are several of them, and of each end that they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from radixkv.cache import InvalidArgumentError
+from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.records import Kind, RecordReader, decode_ended, decode_taken
+from radixkv.cluster.unfinished import UnfinishedRequest, UnfinishedRequests
+from radixkv.prompts import Prompt
+
+BLOCK = 4
+
+
+class Reader:
+    """One reader, and the numbers of the requests that are unfinished, as far as it knows."""
+
+    def __init__(self) -> None:
+        self.feed = BlockFeed(BLOCK, lambda: None)
+        self.known: set[int] = set()
+        self.num_records = 0
+
+    def read(self, data: bytes) -> None:
+        for kind, payload in RecordReader().read(data):
+            self.num_records += 1
+            if kind is Kind.TAKEN:
+                number = decode_taken(payload, BLOCK).number
+                assert number not in self.known
+                self.known.add(number)
+            else:
+                self.known.discard(decode_ended(payload)[0])
+
+
+class Unfinished(RuleBasedStateMachine):
+    """Requests come and end, readers come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = UnfinishedRequests()
+        self.present: dict[int, UnfinishedRequest] = {}
+        self.readers: list[Reader] = []
+        self.taken_among_several: set[int] = set()
+
+    @rule(length=st.integers(1, 10))
+    def take(self, length: int) -> None:
+        request = self.requests.add(Prompt(list(range(length))), 1)
+        self.present[request.number] = request
+        if len(self.readers) > 1:
+            self.taken_among_several.add(request.number)
+
+    @precondition(lambda self: self.present)
+    @rule(which=st.integers(0, 100), computed=st.booleans())
+    def end(self, which: int, computed: bool) -> None:
+        request = self.present.pop(sorted(self.present)[which % len(self.present)])
+        for _ in range(2):
+            request.end(computed=computed)
+
+    @rule(ended=st.integers(0, 3))
+    def join(self, ended: int) -> None:
+        """Some requests end while the reader gets the first records."""
+        reader = Reader()
+        records = self.requests.join(reader.feed)
+        self.taken_among_several |= self.present.keys()
+        for _ in range(min(ended, len(self.present))):
+            self.end(0, computed=True)
+        self.readers.append(reader)
+        reader.read(b"".join(records))
+
+    @precondition(lambda self: self.readers)
+    @rule(which=st.integers(0, 100))
+    def leave(self, which: int) -> None:
+        reader = self.readers.pop(which % len(self.readers))
+        self.requests.leave(reader.feed)
+        self.requests.leave(reader.feed)
+        reader.feed.take()
+        self.take(3)
+        assert reader.feed.take() == b""
+
+    @invariant()
+    def each_reader_knows_what_is_unfinished(self) -> None:
+        for reader in self.readers:
+            reader.read(reader.feed.take())
+            assert reader.known <= self.present.keys()
+        # But for the first, which has sent what there was before the second came.
+        for reader in self.readers[1:]:
+            assert reader.known == self.present.keys() & self.taken_among_several
+
+    def teardown(self) -> None:
+        for request in self.present.values():
+            request.end()
+        assert not self.requests._requests
+        for reader in self.readers:
+            reader.read(reader.feed.take())
+            assert not reader.known
+
+
+TestUnfinished = Unfinished.TestCase
+TestUnfinished.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+
+
+def test_to_a_single_reader_nothing_is_announced() -> None:
+    requests, reader, other = UnfinishedRequests(), Reader(), Reader()
+    assert not list(requests.join(reader.feed))
+
+    def announced() -> int:
+        requests.add(Prompt([1, 2, 3]), 1).end(computed=True)
+        reader.read(reader.feed.take())
+        num_records, reader.num_records = reader.num_records, 0
+        return num_records
+
+    assert announced() == 0
+    requests.join(other.feed)
+    assert announced() == 2
+    requests.leave(other.feed)
+    assert announced() == 0
+
+
+def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch: Any) -> None:
+    hashed: list[int] = []
+
+    def prompt_hashes(token_ids: list[int], namespace: str, block_size: int) -> list[int]:
+        hashed.append(len(token_ids))
+        return []
+
+    monkeypatch.setattr("radixkv.cluster.unfinished.prompt_hashes", prompt_hashes)
+    requests, readers = UnfinishedRequests(), [Reader() for _ in range(3)]
+    requests.join(readers[0].feed)
+    requests.add(Prompt([1, 2, 3]), 1)
+    ended = requests.add(Prompt([1, 2]), 1)
+    assert not hashed
+    records = requests.join(readers[1].feed)
+    ended.end()
+    assert len(list(records)) == 1
+    assert len(list(requests.join(readers[2].feed))) == 1
+    assert hashed == [3]
+
+
+@pytest.mark.parametrize("prompt", [Prompt([-1]), Prompt([]), Prompt(["a"]), Prompt([1], namespace=1)])  # type: ignore[list-item, arg-type]
+def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Prompt) -> None:
+    requests, readers = UnfinishedRequests(), [Reader() for _ in range(2)]
+    requests.join(readers[0].feed)
+    request = requests.add(prompt, 1)
+    assert not list(requests.join(readers[1].feed))
+    request.end()
+    with pytest.raises(InvalidArgumentError):
+        requests.add(prompt, 1)
+    assert not requests._requests
