@@ -162,8 +162,8 @@ class RecordReader:
 
 
 def as_event(kind: Kind, payload: bytes, block_size: int) -> CacheEvent:
-    """What a record of a cache's blocks means to a router."""
-    if kind in (Kind.HELD, Kind.CLEARED):
+    """What a record that is STORED, REMOVED or CLEARED means to a router."""
+    if kind is Kind.CLEARED:
         return AllCleared()
     hashes = tuple(_hashes(payload))
     if kind is Kind.STORED:

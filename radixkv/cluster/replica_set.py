@@ -361,29 +361,30 @@ class ReplicaSet:
             self._put_up(member, client)
         router, streams = self._router, self._streams
         assert router is not None and streams is not None
-        if kind is Kind.HELD:
-            router.reset(member.name)
-            return
-        if kind is Kind.TAKEN:
-            taken = decode_taken(payload, router.block_size)
-            if taken.sender != streams.sender:
-                router.expect(member.name, taken.number, taken.block_hashes, taken.num_tokens)
-            return
-        if kind is Kind.ENDED:
-            number, computed = decode_ended(payload)
-            router.settle(member.name, number, computed=computed)
-            return
-        if kind is not Kind.LOAD:
-            router.update(member.name, as_event(kind, payload, router.block_size))
-            return
-        was_draining = member.load.get("draining", False)
-        member.load = json.loads(payload)
-        if member.load["draining"]:
+        match kind:
+            case Kind.HELD:
+                router.reset(member.name)
+            case Kind.STORED | Kind.REMOVED | Kind.CLEARED:
+                router.update(member.name, as_event(kind, payload, router.block_size))
+            case Kind.TAKEN:
+                taken = decode_taken(payload, router.block_size)
+                if taken.sender != streams.sender:
+                    router.expect(member.name, taken.number, taken.block_hashes, taken.num_tokens)
+            case Kind.ENDED:
+                number, computed = decode_ended(payload)
+                router.settle(member.name, number, computed=computed)
+            case Kind.LOAD:
+                self._note_load(member, client, json.loads(payload), router, streams)
+
+    def _note_load(
+        self, member: Member, client: httpx.AsyncClient, load: dict[str, Any], router: Router, streams: ReplicaStreams
+    ) -> None:
+        was_draining, member.load = member.load.get("draining", False), load
+        if load["draining"]:
             router.remove(member.name)
             streams.move(client)
         elif was_draining and member.name not in router.replicas:
             router.add(member.name)
-        load = member.load
         assert member.description is not None
         self.counters.report(member.description.instance, load["counters"])
         router.report(

@@ -54,10 +54,9 @@ class UnfinishedRequests:
             request.announced = True
         return self._records(present, feed.block_size)
 
-    @staticmethod
-    def _records(requests: list[UnfinishedRequest], block_size: int) -> Iterator[bytes]:
+    def _records(self, requests: list[UnfinishedRequest], block_size: int) -> Iterator[bytes]:
         for request in requests:
-            if request.ended:
+            if request.number not in self._requests:
                 continue
             try:
                 yield request.record(block_size)
@@ -70,9 +69,8 @@ class UnfinishedRequests:
             self._feeds.remove(feed)
 
     def end(self, request: UnfinishedRequest, *, computed: bool) -> None:
-        """Announce that it waits no longer to all that may have heard of it."""
-        del self._requests[request.number]
-        if request.announced:
+        """Announce that it waits no longer to all that may have heard of it; again: nothing."""
+        if self._requests.pop(request.number, None) is not None and request.announced:
             self._send(encode_ended(request.number, computed=computed))
 
     def _send(self, record: bytes) -> None:
@@ -86,13 +84,11 @@ class UnfinishedRequest:
     Attributes:
         number: by which it is called.
         announced: whether a reader may have heard of it.
-        ended: whether it waits no longer.
     """
 
     def __init__(self, requests: UnfinishedRequests, number: int, prompt: Prompt, sender: int) -> None:
         self.number = number
         self.announced = False
-        self.ended = False
         self._requests = requests
         self._prompt = prompt
         self._sender = sender
@@ -104,9 +100,7 @@ class UnfinishedRequest:
         Args:
             computed: whether its prompt is computed.
         """
-        if not self.ended:
-            self.ended = True
-            self._requests.end(self, computed=computed)
+        self._requests.end(self, computed=computed)
 
     def record(self, block_size: int) -> bytes:
         """That it has come, made when it is asked for first.

@@ -91,6 +91,17 @@ class ReplicaState:
         done, head = now - self.progressed, next(iter(self.waiting)).num_tokens * seconds_per_token
         return self.queued * seconds_per_token - (done if done < head else head)
 
+    def depth(self, block_hashes: Sequence[int], held: Sequence[tuple[int, int]]) -> int:
+        """How many of a prompt's leading blocks it holds or will hold.
+
+        Args:
+            block_hashes: of the prompt.
+            held: from `BlockIndex.hits`, of the same prompt.
+        """
+        return self.expected_depth(
+            block_hashes, max((depth for mask, depth in held if mask >> self.number & 1), default=0)
+        )
+
     def expected_depth(self, block_hashes: Sequence[int], held: int) -> int:
         """How many of a prompt's leading blocks it will hold, given how many it holds."""
         low, high = held - 1, len(block_hashes)

@@ -191,14 +191,11 @@ class Router:
             or len(replica.others) >= _MAX_OTHERS_BLOCKS
         ):
             return
-        held = max((depth for mask, depth in self._held.hits(block_hashes) if mask >> replica.number & 1), default=0)
-        depth = replica.expected_depth(block_hashes, held)
+        depth = replica.depth(block_hashes, self._held.hits(block_hashes))
         num_hit_tokens = min(depth * self.block_size, num_prompt_tokens - 1)
-        placement = Placement(
-            name, block_hashes, num_hit_tokens, num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
+        replica.others[request] = self._place(
+            name, replica, block_hashes, num_prompt_tokens, num_hit_tokens, self._clock()
         )
-        replica.enqueue(placement, self._clock())
-        replica.others[request] = placement
         replica.num_others_blocks += len(block_hashes)
 
     def settle(self, name: str, request: Hashable, *, computed: bool) -> None:
@@ -233,12 +230,7 @@ class Router:
             block_hashes: from `prompt_hashes`.
         """
         held = self._held.hits(block_hashes)
-        depths = {
-            name: replica.expected_depth(
-                block_hashes, max((depth for mask, depth in held if mask >> replica.number & 1), default=0)
-            )
-            for name, replica in self._replicas.items()
-        }
+        depths = {name: replica.depth(block_hashes, held) for name, replica in self._replicas.items()}
         depth = max(depths.values(), default=0)
         if depth == 0:
             return None
@@ -297,11 +289,7 @@ class Router:
                 lowest, chosen, chosen_name, chosen_hit = seconds, replica, name, hit
         if chosen is None:
             return None
-        placement = Placement(
-            chosen_name, block_hashes, chosen_hit, num_prompt_tokens - chosen_hit, chosen_hit // block_size
-        )
-        chosen.enqueue(placement, now)
-        return placement
+        return self._place(chosen_name, chosen, block_hashes, num_prompt_tokens, chosen_hit, now)
 
     def prefilled(self, placement: Placement) -> None:
         """The request's first token has come."""
@@ -318,6 +306,21 @@ class Router:
             self._leave_queue(placement, computed=False)
         elif (replica := self._replicas.get(placement.replica)) is not None:
             replica.decoding.discard(placement)  # not there if the replica was removed meanwhile, and is back
+
+    def _place(
+        self,
+        name: str,
+        replica: ReplicaState,
+        block_hashes: Sequence[int],
+        num_prompt_tokens: int,
+        num_hit_tokens: int,
+        now: float,
+    ) -> Placement:
+        """A request was sent to a replica that holds, or will hold, so much of its prompt."""
+        num_lacking, first_expected = num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
+        placement = Placement(name, block_hashes, num_hit_tokens, num_lacking, first_expected)
+        replica.enqueue(placement, now)
+        return placement
 
     def _leave_queue(self, placement: Placement, *, computed: bool) -> None:
         placement.prefilled, now = True, self._clock()

@@ -16,6 +16,7 @@ import select
 import socket
 
 import uvicorn
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # In which clients that send one request after the other have learned that they must connect anew.
@@ -37,7 +38,7 @@ class Handover:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_last(message: Message) -> None:
             if self._begun and message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+                MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
         await self._app(scope, receive, send_last)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from radixkv.cache import BlocksRemoved, BlocksStored, PrefixCache
+from radixkv.cache import AllCleared, BlocksRemoved, BlocksStored, PrefixCache
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import Kind, RecordReader, as_event, encode_held
 
@@ -15,7 +15,7 @@ def replay(data: bytes, chunk: int) -> set[int]:
     reader, held = RecordReader(), set[int]()
     for start in range(0, len(data), chunk):
         for kind, payload in reader.read(data[start : start + chunk]):
-            event = as_event(kind, payload, 4)
+            event = AllCleared() if kind is Kind.HELD else as_event(kind, payload, 4)
             if isinstance(event, BlocksStored):
                 held |= set(event.block_hashes)
             elif isinstance(event, BlocksRemoved):

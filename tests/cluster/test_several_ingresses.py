@@ -15,7 +15,7 @@ from support.held_steps import HeldSteps
 from support.pretended_replicas import LOAD, Cluster, until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
-from radixkv import SamplingParams
+from radixkv import LLM, SamplingParams
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.feed import BlockFeed
 from radixkv.cluster.records import (
@@ -66,6 +66,13 @@ async def another_ingress(servers: list[LocalReplica]) -> AsyncIterator[ReplicaS
         await replicas.close()
 
 
+@asynccontextmanager
+async def two_ingresses(folder: Path, *llms: LLM) -> AsyncIterator[tuple[ReplicaSet, ReplicaSet, list[LocalReplica]]]:
+    """Over a replica of each engine."""
+    async with local_replicas(folder, *llms) as (one, servers), another_ingress(servers) as two:
+        yield one, two, servers
+
+
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes]]:
     """What each ingress hears of all replicas."""
@@ -83,7 +90,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes
 def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> None:
         llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with local_replicas(tmp_path, *llms) as (one, servers), another_ingress(servers) as two:
+        async with two_ingresses(tmp_path, *llms) as (one, two, servers):
             steps = [await server.llm.call(HeldSteps) for server in servers]
             tasks = [asyncio.ensure_future(answer(one, prompt)) for prompt in (FIRST, LONG)]
             await until(lambda: [others_on(two, name) for name in "01"] == [1, 1])
@@ -200,10 +207,7 @@ def test_a_request_that_is_aborted_is_expected_no_longer(
     default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async def main() -> None:
-        async with (
-            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers),
-            another_ingress(servers) as two,
-        ):
+        async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, servers):
             steps = await servers[0].llm.call(HeldSteps)
             task = asyncio.ensure_future(answer(one, LONG))
             await until(lambda: others_on(two, "0") == 1)
@@ -220,10 +224,7 @@ def test_a_request_that_is_refused_is_expected_no_longer(
     default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async def main() -> None:
-        async with (
-            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers),
-            another_ingress(servers) as two,
-        ):
+        async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, _):
             with pytest.raises(ValueError, match="3000 tokens"):
                 await answer(one, [7] * 3000)
             await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])

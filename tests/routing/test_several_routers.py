@@ -164,8 +164,7 @@ class Routers(RuleBasedStateMachine):
     @staticmethod
     def depth(of: Router, name: str, hashes: list[int]) -> int:
         state = of._replicas[name]
-        held = max((depth for mask, depth in of._held.hits(hashes) if mask >> state.number & 1), default=0)
-        return state.expected_depth(hashes, held)
+        return state.depth(hashes, of._held.hits(hashes))
 
     def teardown(self) -> None:
         while self.waiting:
